@@ -1,0 +1,110 @@
+"""Configuration of inference: the vLLM server that we start, and the pool of servers that an orchestrator talks to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from transport.config import Config
+
+
+class LoraServingConfig(Config):
+    """Adapter slots of a server."""
+
+    max_rank: int = Field(default=8, ge=1)
+    """Largest LoRA rank that an adapter may have."""
+
+    max_adapters: int = Field(default=4, ge=1)
+    """Adapters held at once."""
+
+
+class InferenceConfig(Config):
+    """One vLLM server, started as a subprocess with our plugin."""
+
+    model: str
+    """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`)."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs `api_key_file`."""
+
+    port: int = Field(default=8000, ge=1, le=65535)
+    """TCP port. Refused before anything is started when it is taken."""
+
+    api_key_file: Path | None = None
+    """A file holding the bearer token that requests must carry."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of weights and activations."""
+
+    max_model_len: int = Field(default=2048, ge=16)
+    """Longest prompt plus completion, in tokens."""
+
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Most sequences that run at once."""
+
+    max_num_batched_tokens: int = Field(default=65536, ge=16)
+    """Most tokens of one engine step. Above the longest prompt, prefills are never chunked."""
+
+    kv_cache_gib: int = Field(default=1, ge=1)
+    """KV cache on a CPU, in GiB. On a GPU vLLM sizes it."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share one copy of the model."""
+
+    return_routed_experts: bool = False
+    """Return the experts each token was routed to (MoE models), for router replay."""
+
+    lora: LoraServingConfig | None = None
+    """Serve LoRA adapters. Unset: full weights are updated."""
+
+    seed: int = 0
+    """Seed of the engine's sampling."""
+
+    startup_timeout_seconds: float = Field(default=300.0, gt=0)
+    """How long the server may take to answer its health check."""
+
+    extra_args: list[str] = []
+    """Further arguments for vLLM's own command line, as they are."""
+
+    log_file: Path | None = None
+    """Where vLLM's output goes. Unset: standard error."""
+
+
+class PoolConfig(Config):
+    """The servers an orchestrator sends rollouts to, and how it treats them."""
+
+    urls: list[str] = Field(default=["http://127.0.0.1:8000"], min_length=1)
+    """Base URLs, one a server."""
+
+    protocol: Literal["binary", "openai"] = "binary"
+    """`binary`: our plugin's route. `openai`: a stock vLLM over JSON (`/v1/completions`), whose weights we cannot update unless it
+    serves vLLM's LoRA or weight-transfer routes."""
+
+    api_key_file: Path | None = None
+    """A file holding the bearer token to send."""
+
+    max_concurrent_requests_per_server: int = Field(default=256, ge=1)
+    """Requests in flight to one server; further ones wait in the pool."""
+
+    request_timeout_seconds: float = Field(default=600.0, gt=0)
+    """Deadline of one request, retries included."""
+
+    connect_timeout_seconds: float = Field(default=5.0, gt=0)
+    """Deadline of one TCP connect."""
+
+    max_retries: int = Field(default=3, ge=0)
+    """Further attempts after a lost connection or a failed server; the first comes at once, elsewhere if possible."""
+
+    health_interval_seconds: float = Field(default=2.0, gt=0)
+    """Between health checks of one server."""
+
+    startup_timeout_seconds: float = Field(default=600.0, gt=0)
+    """How long to wait for the first healthy server."""
+
+    update_timeout_seconds: float = Field(default=300.0, gt=0)
+    """Deadline of one weight update of one server."""
+
+    probe_tolerance: float = Field(default=0.02, gt=0)
+    """Largest difference of a probe's log-probability between trainer and server. 0.02 suits float32; bfloat16 needs 0.2 or so."""

@@ -1,0 +1,1 @@
+"""Floor 2: the trainer: batches in, optimizer steps, weights out."""

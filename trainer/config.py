@@ -1,0 +1,56 @@
+"""Configuration of the trainer process group. What differs between runs is in each run's `[training]` (`orchestrator/config.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from transport.config import Config, TransportConfig
+
+
+class TrainerConfig(Config):
+    """The trainer."""
+
+    output_dir: Path
+    """The job's directory."""
+
+    model: str
+    """A local directory, a hub name, or a model that `make-model` builds."""
+
+    seed: int = 0
+    """Initial adapter weights and everything random in the trainer."""
+
+    resume: bool = False
+    """Go on from the newest checkpoint. False: the trainer's directory must not hold a checkpoint yet."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of weights and activations. The optimizer's state is float32."""
+
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of one rank. Unset: torch decides."""
+
+    processes: int = Field(default=1, ge=1)
+    """Ranks, started by `torchrun` when more than one."""
+
+    max_tokens: int = Field(default=8192, ge=16)
+    """Tokens of one micro-batch of one rank. A longer sample is refused."""
+
+    router_replay: bool = True
+    """Route tokens in training to the experts inference chose, where the batch says which."""
+
+    max_runs: int = Field(default=1, ge=1)
+    """Runs trained at once."""
+
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints kept of each run."""
+
+    keep_broadcasts: int = Field(default=3, ge=2)
+    """Weight broadcasts kept of each run."""
+
+    transport: TransportConfig = TransportConfig()
+    """The wire to the orchestrators."""

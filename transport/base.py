@@ -1,0 +1,50 @@
+"""The interface of a wire: what `zmq` and `filesystem` both are. The contract tests run over each implementation.
+
+The orchestrator's end is asynchronous and never blocks the loop; the trainer's end is synchronous, as a training loop is.
+Delivery is at least once: resending after a `Ready` is the owner's business (`orchestrator.sender`), dropping what it has is
+the trainer's.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from transport.messages import Bye, Hello, ToOrchestrator
+from transport.records import Batch
+
+
+class TrainerLink(Protocol):
+    """The orchestrator's end of the wire."""
+
+    async def start(self, hello: Hello) -> None:
+        """Begins to connect; every `Ready` that follows (the first, and one after each reconnect) comes by `receive`."""
+
+    def acknowledged(self, step: int) -> None:
+        """Tells the link what to claim in the `Hello` of its next reconnect."""
+
+    async def send(self, batch: Batch) -> None:
+        """Hands a batch over. Its arrays are sent by reference and must not change until it is acknowledged."""
+
+    async def receive(self) -> ToOrchestrator:
+        """The next message from the trainer. Waits without limit; the caller owns the deadline."""
+
+    async def close(self) -> None:
+        """Says `Bye`, waits briefly for what is queued, frees everything. Safe to call twice."""
+
+
+class BatchReceiver(Protocol):
+    """The trainer's end of the wire."""
+
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
+        """The next valid message with its run id, or None after `timeout` seconds. A bad one is counted, logged with its
+        sender, answered with `Rejected`, and never returned."""
+
+    def send(self, run_id: str, message: ToOrchestrator) -> None:
+        """Sends to a run that has said `Hello`; to any other it is a logged no-op."""
+
+    @property
+    def rejected(self) -> int:
+        """How many messages were refused so far."""
+
+    def close(self) -> None:
+        """Says `Bye` to every run and frees everything. Safe to call twice."""

@@ -1,0 +1,47 @@
+"""The base of every configuration model, and the configuration of the wire between orchestrator and trainer.
+
+Each package keeps its configuration beside what it configures; all of them derive from `Config`, so that an unknown key is
+always an error and a field's docstring is its documentation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""An id that becomes part of a path or of a frame: letters, digits, `_`, `.`, `-`, 64 characters at most."""
+
+
+class Config(BaseModel):
+    """Base of every configuration model: unknown keys are refused, field docstrings are descriptions."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class TransportConfig(Config):
+    """The wire between an orchestrator and the trainer. Both ends need the same values."""
+
+    kind: Literal["zmq", "filesystem"] = "zmq"
+    """`zmq` streams batches over a socket; `filesystem` exchanges them through a shared directory."""
+
+    address: str | None = None
+    """ZMQ endpoint, `ipc://PATH` or `tcp://HOST:PORT`. Unset: a socket in the job's directory (or in the temporary
+    directory when that path would be too long for a UNIX socket)."""
+
+    server_public_key_file: Path | None = None
+    """CURVE public key of the trainer. Required at both ends for a `tcp://` address that is not loopback."""
+
+    secret_key_file: Path | None = None
+    """This end's CURVE secret key. Required for a `tcp://` address that is not loopback."""
+
+    max_batch_bytes: int = Field(default=8 * 2**30, gt=0)
+    """A batch that claims more than this many bytes is refused before anything is allocated for it."""
+
+    credit: int = Field(default=4, ge=1)
+    """How many unacknowledged batches the trainer holds for one run."""
+
+    heartbeat_seconds: float = Field(default=5.0, gt=0)
+    """A peer silent for three of these is taken for lost; the link reconnects and says so."""

@@ -1,0 +1,121 @@
+"""The records that travel: a turn, a rollout, a sample, a batch.
+
+Plain data and its validation; nothing here knows a wire, a model or a loop. Arrays are numpy; bulk arrays may be views of
+received bytes and are never copied on the way. Shape suffixes in names: `T` tokens, `S` samples, `L` layers, `K` experts a
+token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+RoutingArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""Routed experts `[tokens, layers, top_k]`: uint8 up to 256 experts, uint16 above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call: what went in, what came out, and which weights answered.
+
+    `routed_experts` holds the rows of positions `routed_experts_start ... len(prompt) + len(completion) - 2` of the
+    concatenation prompt + completion: the last token was never fed back, so it has no row.
+    """
+
+    prompt_ids: Int32Array
+    completion_ids: Int32Array
+    log_probabilities: Float32Array
+    """One per completion token, at the sampling temperature, natural logarithm."""
+    policy_version: int
+    """The weights that were loaded when the call began (the oldest that may have produced a token of it)."""
+    finish_reason: str
+    """`stop`, `length` or `abort`."""
+    routed_experts: RoutingArray | None = None
+    routed_experts_start: int = 0
+    server: str = ""
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One attempt at an example: its turns in order of time, and a reward or an error."""
+
+    rollout_id: str
+    group_id: int
+    environment: str
+    example_index: int
+    turns: list[Turn] = field(default_factory=list)
+    reward: float | None = None
+    error: str | None = None
+    """Why it failed, for a person; None for one that completed."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    """Whatever the environment kept; `state_columns` picks fields of it for the saved records. JSON-serialisable."""
+    advantage: float = 0.0
+    filtered_by: str | None = None
+    """Name of the enforcing filter that removed it."""
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The smallest policy version of any turn."""
+        return min(turn.policy_version for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A flat token sequence ready to train on: one or more turns merged."""
+
+    rollout_id: str
+    environment: str
+    policy_version: int
+    """The oldest of its turns."""
+    reward: float
+    token_ids_T: Int32Array
+    loss_mask_T: UInt8Array
+    """1 where the token was written by the model and trains."""
+    log_probabilities_T: Float32Array
+    """Of the inference engine; 0 where the mask is 0."""
+    advantages_T: Float32Array
+    routed_experts: tuple[RoutingArray, ...] = ()
+    """Chunks whose rows add up to T - 1 (the last token has no routing), or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInfo:
+    """What a batch's header says of one sample."""
+
+    rollout_id: str
+    environment: str
+    policy_version: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The samples of one training step of one run, as columns over all tokens."""
+
+    run_id: str
+    step: int
+    """The step this batch trains, counted from 1. Policy version `step` is the weights after it."""
+    samples: tuple[SampleInfo, ...]
+    token_ids_T: Int32Array
+    loss_mask_T: UInt8Array
+    log_probabilities_T: Float32Array
+    advantages_T: Float32Array
+    sample_offsets: Int64Array
+    """`[S + 1]`: sample i is the tokens `sample_offsets[i]:sample_offsets[i + 1]`."""
+    routed_experts: tuple[tuple[RoutingArray, ...], ...] = ()
+    """One tuple of chunks a sample, rows adding up to that sample's tokens - 1; empty when the model has no experts."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        columns = (self.token_ids_T, self.loss_mask_T, self.log_probabilities_T, self.advantages_T, self.sample_offsets)
+        chunks = sum(chunk.nbytes for sample in self.routed_experts for chunk in sample)
+        return sum(column.nbytes for column in columns) + chunks
