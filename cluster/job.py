@@ -1,0 +1,170 @@
+"""Runs the workers of one job to their end: the shell around `cluster.lifecycle`, with real processes, signals and a clock.
+
+Everything that can happen arrives in one place, `_apply`: a child's death (SIGCHLD), a worker's word (its notification
+socket), a deadline, SIGTERM or Ctrl-C. Nothing is left behind: each worker's guardian kills what the worker leaves, and
+this process, a subreaper itself, kills what a killed guardian leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster import launch
+from cluster.lifecycle import (
+    ENDED,
+    BecameReady,
+    Begin,
+    Event,
+    Exited,
+    Kill,
+    Lifecycle,
+    Outcome,
+    Spawn,
+    State,
+    StopRequested,
+    Terminate,
+    Tick,
+    Worker,
+)
+from cluster.process import Process
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell's."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What there is to show of a worker."""
+
+    name: str
+    state: State
+    since: float
+    """When it entered that state, `time.time()`."""
+    pid: int | None
+    """Of the command itself; None before it is known and after its end."""
+    status: str
+    """The last `STATUS=` it sent."""
+
+
+class Job:
+    """Supervises workers. One at a time in a process, whose children it takes for its own: it reaps every child and, at the
+    end, kills every descendant. It must run in the main thread, on asyncio's own loop (uvloop keeps SIGCHLD to itself)."""
+
+    def __init__(self, workers: Sequence[Worker], on_change: Callable[[Job], None] = lambda job: None) -> None:
+        """`on_change` is called, on the loop, after anything that `views` shows has changed."""
+        self.lifecycle = Lifecycle(workers)
+        self._on_change = on_change
+        self._processes: dict[str, Process] = {}
+        self._since = dict.fromkeys(self.lifecycle.workers, time.time())
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> State:
+        """Of the job as a whole."""
+        return self.lifecycle.state
+
+    def views(self) -> list[WorkerView]:
+        """The workers as they are, in their order."""
+        return [self._view(name) for name in self.lifecycle.workers]
+
+    def _view(self, name: str) -> WorkerView:
+        process, state = self._processes.get(name), self.lifecycle.states[name]
+        pid = process.main_pid if process and state not in ENDED else None
+        return WorkerView(name, state, self._since[name], pid, process.status if process else "")
+
+    async def run(self) -> Outcome:
+        """Starts the workers and returns when all of them have ended. Raises `OSError` when a worker's log cannot be opened, and
+        whatever `on_change` raises; whatever happens, no process is left."""
+        self._loop = asyncio.get_running_loop()
+        self._finished: asyncio.Future[Outcome] = self._loop.create_future()
+        launch.become_subreaper()
+        self._loop.set_exception_handler(self._callback_failed)
+        handled = self._install_signal_handlers()
+        try:
+            self._apply(Begin(time.monotonic()))
+            return await self._finished
+        finally:
+            self._loop.set_exception_handler(None)
+            for number in handled:
+                self._loop.remove_signal_handler(number)
+            if self._timer:
+                self._timer.cancel()
+            launch.kill_descendants()
+            for process in self._processes.values():
+                self._loop.remove_reader(process.notifications.fileno())
+                process.close()
+
+    def stop(self, reason: str, code: int) -> None:
+        """Ends the job in order; a second call kills. `code` is the job's exit code, should the workers stop cleanly."""
+        self._apply(StopRequested(reason, code, time.monotonic()))
+
+    def _install_signal_handlers(self) -> list[signal.Signals]:
+        handlers: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGCHLD: self._collect_exits,
+            signal.SIGINT: lambda: self.stop("interrupted by Ctrl-C", INTERRUPTED),
+            signal.SIGTERM: lambda: self.stop("stopped by SIGTERM", 0),
+            signal.SIGHUP: lambda: self.stop("the terminal has gone", 0),
+        }
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup: meant to outlive its terminal
+            del handlers[signal.SIGHUP]
+        for number, handler in handlers.items():
+            self._loop.add_signal_handler(number, handler)
+        return list(handlers)
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in a callback must end the job, not leave it waiting for a callback that never comes."""
+        loop.default_exception_handler(context)
+        if not self._finished.done():
+            self._finished.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    def _apply(self, event: Event) -> None:
+        """Handles one event and does what follows from it."""
+        before = dict(self.lifecycle.states)
+        instructions = self.lifecycle.handle(event)
+        for name, state in self.lifecycle.states.items():
+            if state is not before[name]:
+                self._since[name] = time.time()
+        for instruction in instructions:
+            match instruction:
+                case Spawn(name):
+                    self._spawn(name)
+                case Terminate(name):
+                    self._processes[name].terminate()
+                case Kill(name):
+                    self._processes[name].kill()
+        self._set_timer()
+        if self.lifecycle.outcome is not None and not self._finished.done():
+            self._finished.set_result(self.lifecycle.outcome)
+        self._on_change(self)
+
+    def _spawn(self, name: str) -> None:
+        process = Process(self.lifecycle.workers[name])
+        self._processes[name] = process
+        self._loop.add_reader(process.notifications.fileno(), self._listen, name)
+
+    def _listen(self, name: str) -> None:
+        if self._processes[name].listen():
+            self._apply(BecameReady(name, time.monotonic()))
+        else:
+            self._on_change(self)
+
+    def _collect_exits(self) -> None:
+        """Reaps every child. Those that are no guardian are orphans of a killed one: adopted, reaped, of no meaning."""
+        names = {process.guardian_pid: name for name, process in self._processes.items()}
+        for pid, code in launch.reap():
+            if pid in names:
+                self._processes[names[pid]].listen()  # last words that are still queued
+                self._apply(Exited(names[pid], code, time.monotonic()))
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self.lifecycle.deadline is not None:
+            delay = max(0.0, self.lifecycle.deadline - time.monotonic())
+            self._timer = self._loop.call_later(delay, lambda: self._apply(Tick(time.monotonic())))

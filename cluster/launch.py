@@ -1,0 +1,148 @@
+"""The guardian of one worker: a small process between the supervisor and a command, which sees that nothing outlives either.
+
+It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE COMMAND...`), and imports only the standard library,
+so that it costs some 10 MB and a few milliseconds. It starts the command in a session of its own and waits. SIGTERM and
+SIGINT go on to the command. SIGHUP, which the kernel sends when the supervisor dies however it dies, kills the command and
+everything below it. When the command ends, whatever it left behind is killed too: as a *subreaper* the guardian inherits
+every orphan below it, even one that left its session. The exit code is the command's, or 128 + the signal that ended it.
+`cluster.process` is the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+COMMAND_NOT_STARTED = 127
+"""Exit code when the command could not be executed, as in a shell."""
+
+
+def _prctl(option: int, argument: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {argument}): {os.strerror(error)}")
+
+
+def become_subreaper() -> None:
+    """Makes this process the parent of every orphan below it. Linux only; `OSError` where the kernel refuses."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal_number: int, parent: int) -> None:
+    """Asks the kernel to send `signal_number` when the parent's thread that started this process ends; sends it at once
+    if `parent` is no longer the parent, since then it ended before we could ask."""
+    _prctl(PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal_number)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, from `/proc`, zombies excluded."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(entry))
+    found: list[int] = []
+    frontier = [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collects every child that has ended, adopted ones too: `(pid, exit code)`, 128 + signal for a killed one."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        code = os.waitstatus_to_exitcode(status)
+        ended.append((pid, 128 - code if code < 0 else code))
+
+
+def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
+    """Kills and reaps everything below this process, which must be a subreaper, until nothing is left. Returns what would
+    not die in time (a process in an uninterruptible sleep)."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        reap()
+        remaining = descendants(os.getpid())
+        if not remaining or time.monotonic() > deadline:
+            return remaining
+        for pid in remaining:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _execute(command: list[str], nice: int, guardian: int) -> None:
+    """In the child: becomes the command. Never returns."""
+    try:
+        os.setsid()
+        os.nice(nice)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and an ignored signal survives exec
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        die_with_parent(signal.SIGKILL, guardian)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]!r}: {error.strerror}\n".encode())
+    finally:
+        os._exit(COMMAND_NOT_STARTED)
+
+
+def _announce(pid: int) -> None:
+    """Tells the supervisor, in systemd's words, which process is the worker's main one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(ConnectionRefusedError):
+            sender.sendto(f"MAINPID={pid}".encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def guard(command: list[str], nice: int, parent: int) -> int:
+    """Runs `command` as the module says; returns its exit code."""
+    watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    become_subreaper()
+    die_with_parent(signal.SIGHUP, parent)
+    guardian = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _execute(command, nice, guardian)
+    _announce(worker)
+    while True:
+        number = signal.sigwait(watched)
+        if number == signal.SIGHUP:
+            kill_descendants()
+            return 128 + signal.SIGKILL
+        codes = dict(reap())  # before forwarding, so that a signal never goes to a recycled pid
+        if worker in codes:
+            kill_descendants()
+            return codes[worker]
+        if number != signal.SIGCHLD:
+            os.kill(worker, number)
+
+
+if __name__ == "__main__":
+    sys.exit(guard(sys.argv[3:], nice=int(sys.argv[2]), parent=int(sys.argv[1])))

@@ -1,0 +1,84 @@
+"""systemd's notification protocol, both ends: `notify` is what a role says, `NotifySocket` is where a supervisor listens.
+
+A role speaks to `$NOTIFY_SOCKET` alike under systemd, in a container and under `cluster.job`; without that variable it
+speaks to nobody. Source of the protocol: sd_notify(3).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import struct
+
+logger = logging.getLogger(__name__)
+
+MAX_DATAGRAM = 4096
+CREDENTIALS = struct.Struct("3i")
+"""`struct ucred`: pid, uid, gid."""
+
+
+def notify(state: str) -> bool:
+    """Sends `READY=1`, `STATUS=...`, `WATCHDOG=1` or `STOPPING=1` (several lines may be joined by newlines).
+
+    Never blocks, so that it may be called on an event loop. Returns whether it was handed over: False without
+    `$NOTIFY_SOCKET`, and, with a warning, when the listener is gone or does not keep up.
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        try:
+            sender.sendto(state.encode(), socket.MSG_DONTWAIT, _path(address))
+        except OSError as error:
+            logger.warning("cannot notify the supervisor at $NOTIFY_SOCKET of %r: %s", state, error.strerror)
+            return False
+    return True
+
+
+def _path(address: str) -> str:
+    """An address as the kernel wants it: `@name` means a name in the abstract namespace."""
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+class NotifySocket:
+    """Receives the notifications of one worker.
+
+    The socket lives in the abstract namespace: nothing on disk, so nothing is left there however we end. Anyone on the
+    machine could send to it, so messages are taken from this user's processes only.
+    """
+
+    def __init__(self) -> None:
+        self.address = f"@counterpoint-{os.getpid()}-{secrets.token_hex(8)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(_path(self.address))
+
+    def fileno(self) -> int:
+        """For a selector or `loop.add_reader`."""
+        return self._socket.fileno()
+
+    def receive(self) -> dict[str, str] | None:
+        """The next message's assignments, `{"READY": "1"}`; None when nothing is queued."""
+        while True:
+            try:
+                data, ancillary, _flags, _sender = self._socket.recvmsg(
+                    MAX_DATAGRAM, socket.CMSG_SPACE(CREDENTIALS.size)
+                )
+            except BlockingIOError:
+                return None
+            uids = [
+                CREDENTIALS.unpack(content[: CREDENTIALS.size])[1]
+                for level, kind, content in ancillary
+                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS
+            ]
+            if uids != [os.getuid()]:
+                logger.warning("dropped a notification from another user (uid %s)", uids)
+                continue
+            lines = data.decode(errors="replace").splitlines()
+            return {key: value for key, separator, value in (line.partition("=") for line in lines) if separator}
+
+    def close(self) -> None:
+        """Frees the address. Safe to call twice."""
+        self._socket.close()

@@ -1,0 +1,100 @@
+"""One worker as an operating-system process: started under its guardian (`cluster.launch`), stopped, killed, and listened to.
+
+Children are made with `posix_spawn`, in a process group of their own, so that a Ctrl-C on the terminal reaches the supervisor
+alone, which then stops them in order. The guardian sees to it that none survives the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections import deque
+from pathlib import Path
+
+from cluster import launch
+from cluster.lifecycle import Worker
+from cluster.notify import NotifySocket
+
+SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+"""Meant for the supervisor itself when systemd runs it; a worker has its own."""
+
+RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
+
+
+class Process:
+    """A started worker. Start it from the main thread: the kernel ties its life to the thread that started it."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Starts it. Raises `OSError` when the log file cannot be opened."""
+        self.worker = worker
+        self.notifications = NotifySocket()
+        self.main_pid: int | None = None
+        """The command's own process, once the guardian has named it."""
+        self.status = ""
+        """The last `STATUS=` it sent."""
+        try:
+            self.guardian_pid = self._spawn()
+        except OSError:
+            self.notifications.close()
+            raise
+
+    def _spawn(self) -> int:
+        worker = self.worker
+        worker.log_file.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
+        environment |= worker.environment
+        environment |= {"NOTIFY_SOCKET": self.notifications.address, "PYTHONUNBUFFERED": "1"}
+        guardian = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(worker.nice)]
+        return os.posix_spawn(
+            sys.executable,
+            [*guardian, *worker.command],
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(worker.log_file), flags, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setpgroup=0,
+            setsigmask=(),
+            setsigdef=RESET_SIGNALS,
+        )
+
+    def terminate(self) -> None:
+        """Asks the command to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Has the guardian kill everything below itself."""
+        self._signal(signal.SIGHUP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it ended, and its exit is about to be noticed
+            os.kill(self.guardian_pid, number)
+
+    def listen(self) -> bool:
+        """Takes what the worker has said; returns whether `READY=1` was among it."""
+        ready = False
+        while (message := self.notifications.receive()) is not None:
+            ready = ready or message.get("READY") == "1"
+            self.status = message.get("STATUS", self.status)
+            if message.get("MAINPID", "").isdigit():
+                self.main_pid = int(message["MAINPID"])
+        return ready
+
+    def close(self) -> None:
+        """Frees the notification address."""
+        self.notifications.close()
+
+
+def last_lines(log_file: Path, count: int = 20) -> list[str]:
+    """The end of a worker's output; empty when it wrote none."""
+    try:
+        with open(log_file, encoding="utf-8", errors="replace") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 64 * 1024))
+            return [line.rstrip() for line in deque(file, maxlen=count)]
+    except FileNotFoundError:
+        return []
