@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+
+Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
 """An id that becomes part of a path or of a frame: letters, digits, `_`, `.`, `-`, 64 characters at most."""
 
 

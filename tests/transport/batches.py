@@ -1,0 +1,84 @@
+"""Batches for the tests of this package: small ones by hand, arbitrary ones by hypothesis, and how to compare two."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies
+
+from transport.arrays import AnyArray
+from transport.records import Batch, RoutingArray, SampleInfo
+
+NAMES = strategies.text(max_size=20)
+
+
+def make_batch(
+    run_id: str = "default",
+    step: int = 1,
+    lengths: tuple[int, ...] = (5, 3),
+    dtype: type[np.uint8] | type[np.uint16] | None = np.uint8,
+    layers: int = 2,
+    top_k: int = 2,
+) -> Batch:
+    """A valid batch of samples of `lengths` tokens; each sample's routing comes in two chunks, or none without a dtype."""
+    random = np.random.default_rng(step)
+    tokens = sum(lengths)
+    mask = random.integers(0, 2, tokens, dtype=np.uint8)
+    return Batch(
+        run_id=run_id,
+        step=step,
+        samples=tuple(SampleInfo(f"rollout-{i}", "reverse-text", step - 1, i / 2) for i in range(len(lengths))),
+        token_ids_T=random.integers(0, 1000, tokens, dtype=np.int32),
+        loss_mask_T=mask,
+        log_probabilities_T=(-random.random(tokens) * mask).astype(np.float32),
+        advantages_T=random.standard_normal(tokens).astype(np.float32),
+        sample_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        routed_experts=tuple(
+            _chunks(random, length - 1, dtype, layers, top_k) if dtype is not None else () for length in lengths
+        )
+        if dtype is not None
+        else (),
+    )
+
+
+def _chunks(
+    random: np.random.Generator, rows: int, dtype: type[np.uint8] | type[np.uint16], layers: int, top_k: int
+) -> tuple[RoutingArray, ...]:
+    shapes = [(part, layers, top_k) for part in (rows // 2, rows - rows // 2)]
+    if dtype is np.uint8:
+        return tuple(random.integers(0, 256, shape, dtype=np.uint8) for shape in shapes)
+    return tuple(random.integers(0, 2**16, shape, dtype=np.uint16) for shape in shapes)
+
+
+@strategies.composite
+def batches(draw: strategies.DrawFn) -> Batch:
+    """Any small valid batch, values drawn from a seed and shapes by hypothesis."""
+    batch = make_batch(
+        run_id=draw(strategies.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,10}", fullmatch=True)),
+        step=draw(strategies.integers(1, 2**40)),
+        lengths=tuple(draw(strategies.lists(strategies.integers(1, 9), max_size=5))),
+        dtype=draw(strategies.sampled_from([None, np.uint8, np.uint16])),
+        layers=draw(strategies.integers(1, 3)),
+        top_k=draw(strategies.integers(1, 3)),
+    )
+    return Batch(
+        **{name: getattr(batch, name) for name in Batch.__slots__ if name != "samples"},
+        samples=tuple(
+            SampleInfo(draw(NAMES), draw(NAMES), info.policy_version, draw(strategies.floats(-1e9, 1e9)))
+            for info in batch.samples
+        ),
+    )
+
+
+def assert_equal(left: Batch, right: Batch) -> None:
+    """Same names, numbers, dtypes and shapes."""
+    assert (left.run_id, left.step, left.samples) == (right.run_id, right.step, right.samples)
+    assert [len(chunks) for chunks in left.routed_experts] == [len(chunks) for chunks in right.routed_experts]
+    for one, other in zip(_arrays(left), _arrays(right), strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        np.testing.assert_array_equal(one, other)
+
+
+def _arrays(batch: Batch) -> list[AnyArray]:
+    columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
+    return [*columns, batch.sample_offsets, *(chunk for sample in batch.routed_experts for chunk in sample)]

@@ -1,0 +1,71 @@
+"""Every way in which a batch can disagree with itself is named, with sample and field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.transport.batches import batches, make_batch
+from transport.records import Batch, SampleInfo
+from transport.validation import validate
+
+
+@given(batches())
+def test_valid_batches_pass(batch: Batch) -> None:
+    validate(batch)
+
+
+def changed(array: np.ndarray, index: int, value: float) -> np.ndarray:
+    copy = array.copy()
+    copy[index] = value
+    return copy
+
+
+GOOD = make_batch(lengths=(5, 3))
+ONE, TWO = GOOD.routed_experts
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "run id": ({"run_id": "a/b"}, "run_id"),
+    "run id with a newline": ({"run_id": "a\n"}, "run_id"),
+    "step": ({"step": 0}, "step: 0"),
+    "lengths": ({"advantages_T": GOOD.advantages_T[:-1]}, "advantages_T: 7 values where token_ids_T has 8"),
+    "dtype": ({"token_ids_T": GOOD.token_ids_T.astype(np.int64)}, "token_ids_T: int64"),
+    "NaN": (
+        {"log_probabilities_T": changed(GOOD.log_probabilities_T, 6, np.nan)},
+        r"sample 1 \(rollout-1\): log_probabilities_T is nan at its token 1",
+    ),
+    "positive": ({"log_probabilities_T": changed(GOOD.log_probabilities_T, 0, 0.01)}, "log_probabilities_T is 0.00999"),
+    "infinite": (
+        {"advantages_T": changed(GOOD.advantages_T, 4, np.inf)},
+        r"sample 0 .* advantages_T is inf at its token 4",
+    ),
+    "mask": ({"loss_mask_T": changed(GOOD.loss_mask_T, 5, 2)}, r"sample 1 .* loss_mask_T is 2 at its token 0"),
+    "token": ({"token_ids_T": changed(GOOD.token_ids_T, 1, -1)}, "token_ids_T is -1"),
+    "offsets' end": ({"sample_offsets": np.array([0, 5, 7])}, "from 0 to 7; expected from 0 to 8"),
+    "offsets' number": ({"sample_offsets": np.array([0, 8])}, "2 values for 2 samples"),
+    "an empty sample": ({"sample_offsets": np.array([0, 0, 8])}, "sample 0: sample_offsets go from 0 to 0"),
+    "reward": ({"samples": (GOOD.samples[0], SampleInfo("r", "e", 0, float("nan")))}, r"sample 1 \(r\): reward is nan"),
+    "version": ({"samples": (GOOD.samples[0], SampleInfo("r", "e", -1, 0.0))}, "policy_version is -1"),
+    "routing rows": ({"routed_experts": (ONE, TWO[1:])}, r"sample 1 .* have 1 rows for 3 tokens; expected 2"),
+    "routing samples": ({"routed_experts": (ONE,)}, "for 1 samples of 2"),
+    "routing dtype": ({"routed_experts": (ONE, (TWO[0], TWO[1].astype(np.uint16)))}, "agree in dtype"),
+    "routing top_k": ({"routed_experts": (ONE, (TWO[0], TWO[1][:, :, :1]))}, "agree in dtype, layers and top_k"),
+    "routing shape": (
+        {"routed_experts": (ONE, tuple(chunk[0] for chunk in TWO))},
+        r"expected uint8 or uint16 \[tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_batch_is_named(name: str) -> None:
+    fields, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        validate(replace(GOOD, **fields))
+
+
+def test_a_certainty_may_round_above_zero() -> None:
+    validate(replace(GOOD, log_probabilities_T=changed(GOOD.log_probabilities_T, 0, 5e-4)))

@@ -1,0 +1,140 @@
+"""Arrays as raw bytes: the specification that travels in a header, views of received bytes, and one-frame packing.
+
+`codec` uses the specifications for a batch's sidecars; inference's binary response uses `pack_arrays`. A specification is
+checked against the bytes present before anything is made of it, so a lie costs the receiver nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from transport.atomic import Buffer, as_bytes_view
+
+AnyArray = npt.NDArray[Any]
+
+DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "int32", "int64", "float32")}
+"""Every dtype that may travel, little-endian."""
+
+MAX_DIMENSIONS = 4
+
+_MAGIC = b"CPA1"
+_ALIGNMENT = 8
+_MAX_PACKED_HEADER_BYTES = 2**20
+_MAX_PACKED_CONTAINER = 4096
+"""Elements of one list or map of a packed header. Bounds what nested claims of length could make msgpack allocate."""
+
+
+class CodecError(ValueError):
+    """Received bytes that are not what they should be. `step` is the step they name, if they name one."""
+
+    def __init__(self, message: str, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+def specification(array: AnyArray) -> list[Any]:
+    """`[dtype, shape, bytes]` of an array. Raises `ValueError` for a dtype that does not travel."""
+    if array.dtype.name not in DTYPES or DTYPES[array.dtype.name] != array.dtype:
+        raise ValueError(f"dtype {array.dtype.str} does not travel; expected one of {', '.join(DTYPES)}, little-endian")
+    if array.ndim > MAX_DIMENSIONS:
+        raise ValueError(f"an array of shape {array.shape} does not travel; at most {MAX_DIMENSIONS} dimensions do")
+    return [array.dtype.name, list(array.shape), array.nbytes]
+
+
+def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
+    """The array that `specified` (see `specification`) claims `data` to be: a view, but for a small misaligned copy.
+
+    `name` says in errors which array it is. Raises `CodecError` when the claim is malformed or does not fit the bytes.
+    """
+    match specified:
+        case [str(dtype_name), list(shape), int(nbytes)] if dtype_name in DTYPES:
+            pass
+        case _:
+            raise CodecError(
+                f"{name}: {_shown(specified)} is not [dtype, shape, bytes] with a dtype of {', '.join(DTYPES)}"
+            )
+    if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and 0 <= size < 2**48 for size in shape):
+        raise CodecError(f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes")
+    dtype = DTYPES[dtype_name]
+    claimed = prod(shape) * dtype.itemsize
+    present = as_bytes_view(data)
+    if not claimed == nbytes == present.nbytes:
+        raise CodecError(
+            f"{name}: {dtype_name} {shape} takes {claimed} bytes, the header says {nbytes}, {present.nbytes} are present"
+        )
+    array = np.frombuffer(present, dtype=dtype).reshape(shape)
+    # ZMQ hands out small frames inside a larger buffer, at any address; large ones are aligned.
+    return array if array.flags.aligned else array.copy()
+
+
+def pack_arrays(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> list[Buffer]:
+    """One frame of a small header and named arrays, as a list of buffers to be written one after the other.
+
+    Layout: 4 bytes magic, uint32 little-endian length of the msgpack that follows, `[header, {name: specification}]`, then the
+    arrays in that order, each beginning at a multiple of 8. Arrays are referenced, not copied, unless they are not
+    C-contiguous. Raises `ValueError` for a dtype that does not travel or a header above 1 MiB.
+    """
+    packed: bytes = msgpack.packb([dict(header), {name: specification(array) for name, array in arrays.items()}])
+    if len(packed) > _MAX_PACKED_HEADER_BYTES:
+        raise ValueError(
+            f"a header of {len(packed)} bytes; at most {_MAX_PACKED_HEADER_BYTES} travel, bulk goes into arrays"
+        )
+    buffers: list[Buffer] = [_MAGIC + struct.pack("<I", len(packed)) + packed + _padding(8 + len(packed))]
+    for array in arrays.values():
+        buffers.append(as_bytes_view(np.ascontiguousarray(array)))
+        if padding := _padding(array.nbytes):
+            buffers.append(padding)
+    return buffers
+
+
+def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+    """Header and arrays of a frame of `pack_arrays`. Arrays are views of `data`. Raises `CodecError` for anything else."""
+    view = as_bytes_view(data)
+    if view.nbytes < 8 or view[:4] != _MAGIC:
+        raise CodecError(f"{view.nbytes} bytes that do not begin with {_MAGIC!r} are not packed arrays")
+    (length,) = struct.unpack_from("<I", view, 4)
+    if length > min(view.nbytes - 8, _MAX_PACKED_HEADER_BYTES):
+        raise CodecError(f"packed arrays: a header of {length} bytes is claimed, in a frame of {view.nbytes}")
+    match _unpack_header(view[8 : 8 + length]):
+        case [dict(header), dict(specifications)]:
+            pass
+        case other:
+            raise CodecError(f"packed arrays: the header is {_shown(other)}, not [header, specifications]")
+    offset = 8 + length + len(_padding(8 + length))
+    arrays: dict[str, AnyArray] = {}
+    for name, specified in specifications.items():
+        nbytes = specified[2] if isinstance(specified, list) and len(specified) == 3 else 0
+        if type(nbytes) is not int or nbytes < 0 or nbytes > view.nbytes - offset:
+            raise CodecError(f"packed arrays: {name!r} claims {nbytes} bytes where {view.nbytes - offset} are left")
+        arrays[name] = view_array(specified, view[offset : offset + nbytes], name)
+        offset += nbytes + len(_padding(nbytes))
+    if offset != view.nbytes:
+        raise CodecError(f"packed arrays: the header describes {offset} bytes, {view.nbytes} are present")
+    return header, arrays
+
+
+def _unpack_header(data: memoryview) -> object:
+    try:
+        unpacked: object = msgpack.unpackb(
+            data, max_array_len=_MAX_PACKED_CONTAINER, max_map_len=_MAX_PACKED_CONTAINER, max_ext_len=0
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise CodecError(f"packed arrays: the header is not msgpack: {error or type(error).__name__}") from error
+    return unpacked
+
+
+def _padding(length: int) -> bytes:
+    return bytes(-length % _ALIGNMENT)
+
+
+def _shown(value: object) -> str:
+    """A stranger's value, short enough for a log line."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:80] + "..."

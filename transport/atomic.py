@@ -1,0 +1,125 @@
+"""Files and directories that appear whole or not at all: written beside, flushed to disk, renamed.
+
+Everything of the run directory goes through here (`docs/contracts.md`, "Directories"), so that a process killed at any
+moment leaves the last good state and, at worst, a hidden `.partial` sibling that no reader looks at.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
+"""Bytes by reference. An array must be C-contiguous."""
+
+STABLE = "STABLE"
+"""The marker whose presence makes a directory exist for its readers."""
+
+_BUFFERS_A_CALL = 512
+"""Below IOV_MAX (1024 on Linux), and few enough that building the list is quick."""
+
+_BYTES_A_CALL = 64 * 2**20
+"""So that a disk that stalls is seen between calls, and a signal is handled."""
+
+
+def write_atomically(path: Path, *buffers: Buffer) -> None:
+    """Writes `buffers`, one after the other, as the file `path`, replacing one that is there. Nothing is copied or joined.
+
+    Raises `OSError` (disk full, no permission); `path` is then as it was. Blocks on the disk: not for an event loop.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            write_buffers(descriptor, buffers)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+@contextmanager
+def publish_directory(path: Path) -> Iterator[Path]:
+    """Yields an empty directory beside `path`; when the block ends, it becomes `path`, flushed and with its `STABLE` marker.
+
+    When the block raises, nothing appears. Raises `FileExistsError` when `path` is already published: a published
+    directory never changes under a reader, so remove it first (`remove_directory`). One writer a path at a time.
+    """
+    if (path / STABLE).exists():
+        raise FileExistsError(f"{path} is already published; a published directory is never overwritten")
+    partial = path.with_name(f".{path.name}.partial")
+    remove_directory(partial)  # left by a writer that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for directory, _, names in os.walk(partial):
+            for name in names:
+                _sync(Path(directory, name))
+            _sync(Path(directory))
+        (partial / STABLE).touch()
+        _sync(partial)
+        remove_directory(path)  # without STABLE: a removal that was cut short
+        partial.replace(path)
+    except BaseException:
+        remove_directory(partial)
+        raise
+    _sync(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a directory, its `STABLE` marker first, so that a removal cut short leaves nothing that counts. Missing is fine."""
+    (path / STABLE).unlink(missing_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+
+
+def published_steps(parent: Path) -> list[int]:
+    """The N of every published `step_N` directory in `parent`, ascending; empty when `parent` is missing."""
+    steps = (entry.parent.name.removeprefix("step_") for entry in parent.glob(f"step_*/{STABLE}"))
+    return sorted(int(step) for step in steps if step.isascii() and step.isdigit())
+
+
+def write_buffers(descriptor: int, buffers: Sequence[Buffer]) -> None:
+    """Writes all of `buffers` to a file descriptor by `os.writev`, by reference and without the GIL. Raises `OSError`."""
+    pending = [view for view in map(as_bytes_view, buffers) if view.nbytes]
+    start = 0
+    while start < len(pending):
+        stop, nbytes = start, 0
+        while stop < len(pending) and stop - start < _BUFFERS_A_CALL and nbytes < _BYTES_A_CALL:
+            nbytes += pending[stop].nbytes
+            stop += 1
+        written = os.writev(descriptor, pending[start:stop])
+        while start < stop and written >= pending[start].nbytes:
+            written -= pending[start].nbytes
+            start += 1
+        if written:  # the kernel may stop inside a buffer
+            pending[start] = pending[start][written:]
+
+
+def as_bytes_view(buffer: Buffer) -> memoryview:
+    """A flat view of the bytes of `buffer`, without a copy. Raises `ValueError` for an array that is not C-contiguous."""
+    if isinstance(buffer, np.ndarray):
+        if not buffer.flags.c_contiguous:
+            raise ValueError(f"an array of shape {buffer.shape} and strides {buffer.strides} is not C-contiguous")
+        return buffer.reshape(-1).view(np.uint8).data
+    return memoryview(buffer).cast("B")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

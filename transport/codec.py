@@ -1,0 +1,275 @@
+"""Batches and messages as frames, and as one file of the same frames.
+
+A message is `[kind, header]`, a batch `[b"BATCH", header, sidecar...]`. A batch's header is a row of small msgpack values,
+one after the other: a preamble, then one a sample, then one a sidecar. Nothing is nested, so neither end ever makes one long
+call into msgpack while holding the GIL, and a lying length cannot make the receiver allocate. `docs/transport.md` has the tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
+from transport.atomic import Buffer, as_bytes_view, write_buffers
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
+from transport.records import Batch, SampleInfo
+from transport.validation import MAX_NAME_LENGTH, validate
+
+__all__ = [
+    "BATCH",
+    "MAX_FRAMES",
+    "Buffer",
+    "CodecError",
+    "Message",
+    "decode",
+    "decode_message",
+    "encode",
+    "encode_message",
+    "frames_size",
+    "pack_arrays",
+    "read_file",
+    "read_frames",
+    "unpack_arrays",
+    "validate",
+    "write_file",
+]
+
+Message = Hello | Ready | Acknowledged | Rejected | Evicted | Bye
+
+BATCH = b"BATCH"
+
+MAX_FRAMES = 2**18
+"""Of one message. 256 rollouts of 78 turns make 20,000."""
+
+MAX_MESSAGE_BYTES = 2**14
+MAX_REASON_LENGTH = 2**10
+
+_KINDS: dict[bytes, type[Message]] = {
+    b"HELLO": Hello,
+    b"READY": Ready,
+    b"ACK": Acknowledged,
+    b"REJECTED": Rejected,
+    b"EVICTED": Evicted,
+    b"BYE": Bye,
+}
+_NAMES = {message: kind for kind, message in _KINDS.items()}
+_COLUMNS = 5
+
+_FILE_MAGIC = b"CPBATCH1"
+_FILE_ALIGNMENT = 8
+
+
+# --- batches ---
+
+
+def encode(batch: Batch) -> list[Buffer]:
+    """The frames of a batch: kind, header, then the columns and the routing chunks, by reference unless an array is not
+    C-contiguous. Raises `ValueError` for arrays that cannot travel; it does not look at their values (`validate` does)."""
+    chunks = [chunk for sample in batch.routed_experts for chunk in sample]
+    columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
+    arrays = [np.ascontiguousarray(array) for array in (*columns, batch.sample_offsets, *chunks)]
+    if len(arrays) + 2 > MAX_FRAMES:
+        raise ValueError(
+            f"step {batch.step}: {len(arrays) + 2} frames; at most {MAX_FRAMES} travel, merge routing chunks"
+        )
+    return [BATCH, b"".join(_header(batch, arrays)), *map(as_bytes_view, arrays)]
+
+
+def _header(batch: Batch, arrays: Sequence[AnyArray]) -> Iterator[bytes]:
+    routed = bool(batch.routed_experts)
+    yield msgpack.packb([batch.run_id, batch.step, len(batch.samples), len(arrays), routed])
+    for index, sample in enumerate(batch.samples):
+        chunks = len(batch.routed_experts[index]) if routed else 0
+        yield msgpack.packb([sample.rollout_id, sample.environment, sample.policy_version, sample.reward, chunks])
+    for array in arrays:
+        yield msgpack.packb(specification(array))
+
+
+def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
+    """The valid batch that `frames` are, its arrays views of them. Raises `CodecError` for anything else, before allocating."""
+    if not 2 <= len(frames) <= MAX_FRAMES or as_bytes_view(frames[0]) != BATCH:
+        raise CodecError(
+            f"{len(frames)} frames that are not a batch; expected {BATCH!r}, a header and {_COLUMNS} or more arrays"
+        )
+    size = frames_size(frames)
+    if size > max_batch_bytes:
+        raise CodecError(f"a batch of {size} bytes; max_batch_bytes is {max_batch_bytes}")
+    values = _values(as_bytes_view(frames[1]))
+    match next(values, None):
+        case [str(run_id), int(step), int(sample_count), int(array_count), bool(routed)] if step >= 1:
+            pass
+        case other:
+            raise CodecError(f"a batch whose preamble is {other!r:.80}")
+    try:
+        if array_count != len(frames) - 2 or array_count < _COLUMNS:
+            raise CodecError(
+                f"the header claims {array_count} arrays, {len(frames) - 2} are present, at least {_COLUMNS} expected"
+            )
+        infos, counts = _decode_samples(values, sample_count)
+        arrays = [view_array(next(values, None), frame, f"sidecar {i}") for i, frame in enumerate(frames[2:])]
+        for trailing in values:
+            raise CodecError(f"the header does not end after its last array, but goes on with {trailing!r:.80}")
+        if sum(counts) != array_count - _COLUMNS or not (routed or sum(counts) == 0):
+            raise CodecError(f"the samples claim {sum(counts)} routing chunks, {array_count - _COLUMNS} are present")
+        token_ids, mask, log_probabilities, advantages, offsets, *routing = arrays
+        left = iter(routing)
+        chunks = tuple(tuple(next(left) for _ in range(count)) for count in counts) if routed else ()
+        batch = Batch(run_id, step, infos, token_ids, mask, log_probabilities, advantages, offsets, chunks)
+        validate(batch)
+    except ValueError as error:
+        raise CodecError(str(error), step) from error
+    return batch
+
+
+def _values(header: memoryview) -> Iterator[Any]:
+    """The msgpack values of a header, one by one. The limits bound each value, as nested claims of length would otherwise
+    multiply: everything legitimate is a list of at most five with short strings."""
+    if header.nbytes >= 2**28:
+        raise CodecError(f"a header of {header.nbytes} bytes")
+    unpacker = msgpack.Unpacker(
+        max_buffer_size=max(header.nbytes, 1),
+        max_array_len=8,
+        max_map_len=0,
+        max_str_len=4 * MAX_NAME_LENGTH,
+        max_bin_len=0,
+        max_ext_len=0,
+    )
+    try:
+        unpacker.feed(header)
+        yield from unpacker
+        if unpacker.tell() != header.nbytes:
+            raise CodecError(f"the header is cut short after {unpacker.tell()} of its {header.nbytes} bytes")
+    except CodecError:
+        raise
+    except (ValueError, msgpack.UnpackException) as error:
+        raise CodecError(f"the header is not msgpack: {error or type(error).__name__}") from error
+
+
+def _decode_samples(values: Iterator[Any], count: int) -> tuple[tuple[SampleInfo, ...], list[int]]:
+    infos: list[SampleInfo] = []
+    counts: list[int] = []
+    while len(infos) < count:
+        match next(values, None):
+            case [str(rollout_id), str(environment), int(policy_version), float(reward), int(chunks)] if chunks >= 0:
+                infos.append(SampleInfo(rollout_id, environment, policy_version, reward))
+                counts.append(chunks)
+            case other:
+                raise CodecError(f"sample {len(infos)} of {count} is {other!r:.80}")
+    return tuple(infos), counts
+
+
+def frames_size(frames: Sequence[Buffer]) -> int:
+    """Bytes of all frames together."""
+    return sum(as_bytes_view(frame).nbytes for frame in frames)
+
+
+# --- messages ---
+
+
+def encode_message(message: Message) -> list[Buffer]:
+    """The two frames of a message. Long reasons are cut."""
+    fields = dataclasses.asdict(message)
+    fields = {name: value[:MAX_REASON_LENGTH] if isinstance(value, str) else value for name, value in fields.items()}
+    return [_NAMES[type(message)], msgpack.packb(fields)]
+
+
+def decode_message(frames: Sequence[Buffer]) -> Message:
+    """The message that `frames` are. Raises `CodecError` for anything else. A `Hello`'s protocol is the receiver's to compare."""
+    kind = bytes(as_bytes_view(frames[0])[:16]) if frames else b""
+    if kind not in _KINDS or len(frames) != 2 or as_bytes_view(frames[1]).nbytes > MAX_MESSAGE_BYTES:
+        raise CodecError(
+            f"{len(frames)} frames of {frames_size(frames)} bytes and kind {kind!r} are no message we know"
+        )
+    try:
+        fields = msgpack.unpackb(
+            as_bytes_view(frames[1]), max_array_len=0, max_map_len=8, max_ext_len=0, max_bin_len=0, strict_map_key=True
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise CodecError(f"{kind.decode()}: not msgpack: {error or type(error).__name__}") from error
+    expected = dataclasses.fields(_KINDS[kind])
+    if not isinstance(fields, dict) or set(fields) != {field.name for field in expected}:
+        raise CodecError(f"{kind.decode()}: {fields!r:.80}; expected {', '.join(field.name for field in expected)}")
+    for field in expected:
+        if not _fits(fields[field.name], str(field.type)):
+            raise CodecError(f"{kind.decode()}: {field.name} is {fields[field.name]!r:.80}; expected {field.type}")
+    return _KINDS[kind](**fields)
+
+
+def _fits(value: object, annotation: str) -> bool:
+    match annotation:
+        case "str":
+            return isinstance(value, str) and len(value) <= MAX_REASON_LENGTH
+        case "int | None" if value is None:
+            return True
+        case _:
+            return type(value) is int and value >= 0
+
+
+# --- files ---
+
+
+def write_file(path: Path, batch: Batch) -> None:
+    """Writes the frames of `batch` as a new file: 8 bytes magic, uint64 number of frames, then for each its uint64 length and its
+    bytes, padded to 8. Arrays are written by reference. For use inside `publish_directory`, which flushes. Raises `OSError`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_buffers(descriptor, file_buffers(encode(batch)))
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: Path) -> Batch:
+    """The batch that `write_file` wrote. Raises `CodecError` naming the file when it is not one, `OSError` as reading does."""
+    size = path.stat().st_size
+    try:
+        return decode(read_frames(path, size), size)
+    except CodecError as error:
+        raise CodecError(f"{path}: {error}", error.step) from error
+
+
+def file_buffers(frames: Sequence[Buffer]) -> list[Buffer]:
+    """Frames as the buffers of a file (see `write_file`)."""
+    buffers: list[Buffer] = [_FILE_MAGIC + struct.pack("<Q", len(frames))]
+    for frame in frames:
+        view = as_bytes_view(frame)
+        buffers += [struct.pack("<Q", view.nbytes), view, bytes(-view.nbytes % _FILE_ALIGNMENT)]
+    return buffers
+
+
+def read_frames(path: Path, max_bytes: int) -> list[Buffer]:
+    """The frames of a file of `file_buffers`, views of one buffer. Raises `CodecError` when it is no such file or larger than
+    `max_bytes` and the file's own framing, before anything is allocated for it; `OSError` as reading does."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes + 16 * MAX_FRAMES:
+            raise CodecError(f"a file of {size} bytes; max_batch_bytes is {max_bytes}")
+        content = np.empty(size, np.uint8).data
+        filled = 0
+        while filled < size and (count := file.readinto(content[filled:])):
+            filled += count
+    if filled < 16 or content[:8] != _FILE_MAGIC:
+        raise CodecError(f"{filled} bytes that do not begin with {_FILE_MAGIC!r} are not a file of frames")
+    (count,) = struct.unpack_from("<Q", content, 8)
+    if count > min(MAX_FRAMES, filled // 8):
+        raise CodecError(f"{count} frames are claimed in a file of {filled} bytes")
+    frames: list[Buffer] = []
+    offset = 16
+    for index in range(count):
+        (length,) = struct.unpack_from("<Q", content, offset) if offset + 8 <= filled else (filled,)
+        if length > filled - offset - 8:
+            raise CodecError(
+                f"frame {index} of {count} claims {length} bytes, {max(0, filled - offset - 8)} are left of the file"
+            )
+        frames.append(content[offset + 8 : offset + 8 + length])
+        offset += 8 + length + -length % _FILE_ALIGNMENT
+    if offset != filled:
+        raise CodecError(f"the {count} frames end at byte {offset} of a file of {filled}")
+    return frames

@@ -1,0 +1,127 @@
+"""Whether a batch makes sense: its columns agree with each other and hold numbers one can train on.
+
+Both ends call `validate`: the orchestrator before the batch becomes its durable record, the trainer on every batch it
+receives. Every check is one vectorised pass; a sample is looked for only once a column is known to be bad.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.config import IDENTIFIER_PATTERN
+from transport.records import Batch, RoutingArray
+
+LOG_PROBABILITY_ROUNDING = 1e-3
+"""Inference engines round a certainty to a little above 0; more than this is not rounding."""
+
+MAX_NAME_LENGTH = 256
+"""Of a rollout's id and an environment's name."""
+
+
+def validate(batch: Batch) -> None:
+    """Raises `ValueError`, naming sample and field, unless the batch is as `records.Batch` and `docs/contracts.md` say."""
+    if not re.fullmatch(IDENTIFIER_PATTERN, batch.run_id):
+        raise ValueError(f"run_id: {batch.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
+    if not 1 <= batch.step < 2**62:
+        raise ValueError(f"step: {batch.step} is not a step; they count from 1")
+    _check_columns(batch)
+    _check_offsets(batch)
+    _check_samples(batch)
+    _check_values(batch)
+    _check_routing(batch)
+
+
+def _check_columns(batch: Batch) -> None:
+    columns: list[tuple[str, npt.NDArray[Any], type[np.generic]]] = [
+        ("token_ids_T", batch.token_ids_T, np.int32),
+        ("loss_mask_T", batch.loss_mask_T, np.uint8),
+        ("log_probabilities_T", batch.log_probabilities_T, np.float32),
+        ("advantages_T", batch.advantages_T, np.float32),
+        ("sample_offsets", batch.sample_offsets, np.int64),
+    ]
+    for name, column, dtype in columns:
+        if column.dtype != dtype or column.ndim != 1:
+            raise ValueError(
+                f"{name}: {column.dtype} {list(column.shape)}; expected one dimension of {np.dtype(dtype)}"
+            )
+    tokens = len(batch.token_ids_T)
+    for name, column, _ in columns[1:4]:
+        if len(column) != tokens:
+            raise ValueError(f"{name}: {len(column)} values where token_ids_T has {tokens}")
+
+
+def _check_offsets(batch: Batch) -> None:
+    offsets, tokens = batch.sample_offsets, len(batch.token_ids_T)
+    if len(offsets) != len(batch.samples) + 1:
+        raise ValueError(f"sample_offsets: {len(offsets)} values for {len(batch.samples)} samples; expected one more")
+    if offsets[0] != 0 or offsets[-1] != tokens:
+        raise ValueError(f"sample_offsets: from {offsets[0]} to {offsets[-1]}; expected from 0 to {tokens} tokens")
+    falling = np.flatnonzero(offsets[1:] <= offsets[:-1])
+    if len(falling):
+        index = int(falling[0])
+        raise ValueError(
+            f"sample {index}: sample_offsets go from {offsets[index]} to {offsets[index + 1]}; a sample has at least one token"
+        )
+
+
+def _check_samples(batch: Batch) -> None:
+    for index, sample in enumerate(batch.samples):
+        if not math.isfinite(sample.reward):
+            raise ValueError(
+                f"sample {index} ({sample.rollout_id}): reward is {sample.reward}; expected a finite number"
+            )
+        if not 0 <= sample.policy_version < 2**62:
+            raise ValueError(f"sample {index} ({sample.rollout_id}): policy_version is {sample.policy_version}")
+        if max(len(sample.rollout_id), len(sample.environment)) > MAX_NAME_LENGTH:
+            raise ValueError(f"sample {index}: a rollout_id or environment of more than {MAX_NAME_LENGTH} characters")
+
+
+def _check_values(batch: Batch) -> None:
+    log_probabilities, advantages = batch.log_probabilities_T, batch.advantages_T
+    _refuse(batch, "token_ids_T", batch.token_ids_T, batch.token_ids_T < 0, "expected 0 or more")
+    _refuse(batch, "loss_mask_T", batch.loss_mask_T, batch.loss_mask_T > 1, "expected 0 or 1")
+    _refuse(batch, "advantages_T", advantages, ~np.isfinite(advantages), "expected a finite number")
+    bad = ~(np.isfinite(log_probabilities) & (log_probabilities <= LOG_PROBABILITY_ROUNDING))
+    _refuse(batch, "log_probabilities_T", log_probabilities, bad, "expected a finite number, 0 or less")
+
+
+def _refuse(batch: Batch, field: str, column: npt.NDArray[Any], bad_T: npt.NDArray[np.bool_], expected: str) -> None:
+    if not bad_T.any():
+        return
+    position = int(bad_T.argmax())
+    index = int(np.searchsorted(batch.sample_offsets, position, side="right")) - 1
+    raise ValueError(
+        f"sample {index} ({batch.samples[index].rollout_id}): {field} is {column[position]} at its token "
+        f"{position - batch.sample_offsets[index]}; {expected} ({int(bad_T.sum())} such in the batch)"
+    )
+
+
+def _check_routing(batch: Batch) -> None:
+    if not batch.routed_experts:
+        return
+    if len(batch.routed_experts) != len(batch.samples):
+        raise ValueError(f"routed_experts: for {len(batch.routed_experts)} samples of {len(batch.samples)}")
+    lengths = np.diff(batch.sample_offsets).tolist()
+    for index, (chunks, length) in enumerate(zip(batch.routed_experts, lengths, strict=True)):
+        where = f"sample {index} ({batch.samples[index].rollout_id}): routed_experts"
+        rows = sum(_rows(chunk, chunks[0], where) for chunk in chunks)
+        if rows != length - 1:
+            raise ValueError(f"{where} have {rows} rows for {length} tokens; expected {length - 1}")
+
+
+def _rows(chunk: RoutingArray, first: RoutingArray, where: str) -> int:
+    if chunk.dtype not in (np.uint8, np.uint16) or chunk.ndim != 3:
+        raise ValueError(
+            f"{where}: {chunk.dtype} {list(chunk.shape)}; expected uint8 or uint16 [tokens, layers, top_k]"
+        )
+    if chunk.dtype != first.dtype or chunk.shape[1:] != first.shape[1:]:
+        raise ValueError(
+            f"{where}: a chunk of {chunk.dtype} {list(chunk.shape)} beside one of {first.dtype} {list(first.shape)}; "
+            "the chunks of a sample agree in dtype, layers and top_k"
+        )
+    return len(chunk)
