@@ -1,0 +1,169 @@
+"""Rewards of one group become advantages: three built-in functions, and any other by import path.
+
+An advantage function sees the completed rollouts of a group and answers one number for each. `load_advantage` turns the
+configuration into an `Advantage`, which applies the length penalty, calls the function and refuses an answer that could not be
+trained on. `judge.py` calls it in a worker thread.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.config import AdvantageConfig
+from transport.records import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageInputs:
+    """What an advantage function may look at: the completed rollouts of one group, each with a finite reward (the length
+    penalty, if any, already subtracted). They are shared with the rest of the program: read them, do not change them."""
+
+    rollouts: list[Rollout]
+
+    @property
+    def rewards(self) -> npt.NDArray[np.float64]:
+        """`[rollouts]`, in order."""
+        return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageOutputs:
+    """What it answers: one finite number for each rollout, in order."""
+
+    advantages: list[float]
+
+
+AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
+
+
+class AdvantageError(ValueError):
+    """An advantage function failed or answered what cannot be trained on; the message names it."""
+
+
+def group_mean(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the group's mean, not divided by anything (Dr. GRPO, Liu et al., arXiv:2503.20783)."""
+    return AdvantageOutputs(_centred(inputs.rewards).tolist())
+
+
+def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the group's mean, over the group's (population) standard deviation (GRPO, Shao et al.,
+    arXiv:2402.03300). Zero where all rewards are equal."""
+    centred = _centred(inputs.rewards)
+    deviation = float(centred.std())
+    return AdvantageOutputs((centred / deviation if deviation > 0 else centred).tolist())
+
+
+def leave_one_out(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the mean of the *other* rewards (RLOO, Ahmadian et al., arXiv:2402.14740). Zero for a rollout alone."""
+    count = len(inputs.rollouts)
+    scale = count / (count - 1) if count > 1 else 0.0
+    return AdvantageOutputs((_centred(inputs.rewards) * scale).tolist())
+
+
+def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Rewards minus their mean. The first reward is subtracted before, so that equal rewards give exactly zero: a residue of
+    rounding would pass the zero-advantage filter, and dividing by its own deviation would make it 1."""
+    shifted = rewards - rewards[0]
+    centred: npt.NDArray[np.float64] = shifted - shifted.mean()
+    return centred
+
+
+BUILT_IN: dict[str, AdvantageFunction] = {
+    "group_mean": group_mean,
+    "standardised": standardised,
+    "leave_one_out": leave_one_out,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """A run's advantage function with its length penalty."""
+
+    name: str
+    """As configured; errors carry it."""
+    function: AdvantageFunction
+    length_penalty: float = 0.0
+
+    def compute(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """One advantage for each of a group's completed rollouts, in order; the rollouts stay as they are.
+
+        Raises `AdvantageError` when the function raises, or answers the wrong type or count, or a value that is not finite.
+        """
+        try:
+            outputs = self.function(AdvantageInputs(self._penalised(rollouts)))
+        except Exception as error:
+            raise AdvantageError(f"advantage function {self.name!r} raised {type(error).__name__}: {error}") from error
+        if not isinstance(outputs, AdvantageOutputs):
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned {type(outputs).__name__}; expected AdvantageOutputs"
+            )
+        return self._checked(outputs.advantages, rollouts)
+
+    def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The rollouts, as shallow copies where a penalty changes the reward: records keep the true one."""
+        if self.length_penalty == 0:
+            return list(rollouts)
+        lengths = [sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts]
+        longest = max(1, *lengths)
+        return [
+            replace(rollout, reward=(rollout.reward or 0.0) - self.length_penalty * length / longest)
+            for rollout, length in zip(rollouts, lengths, strict=True)
+        ]
+
+    def _checked(self, advantages: object, rollouts: Sequence[Rollout]) -> list[float]:
+        if not isinstance(advantages, list | tuple | np.ndarray):
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned advantages of type {type(advantages).__name__}; "
+                "expected a list of numbers"
+            )
+        if len(advantages) != len(rollouts):
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned {len(advantages)} advantages for {len(rollouts)} rollouts; "
+                "expected one each"
+            )
+        checked = []
+        for rollout, value in zip(rollouts, advantages, strict=True):
+            if not isinstance(value, int | float | np.integer | np.floating) or not math.isfinite(value):
+                raise AdvantageError(
+                    f"advantage function {self.name!r} returned {value!r} for rollout {rollout.rollout_id}; "
+                    "expected a finite number"
+                )
+            checked.append(float(value))
+        return checked
+
+
+def load_advantage(config: AdvantageConfig) -> Advantage:
+    """The configured function: a built-in by name, or `module:function`.
+
+    Raises `ValueError` naming the value and what was expected when there is no such name, module or function.
+    """
+    return Advantage(config.kind, BUILT_IN.get(config.kind) or _imported(config.kind), config.length_penalty)
+
+
+def _imported(path: str) -> AdvantageFunction:
+    module_name, colon, function_name = path.partition(":")
+    if not (colon and module_name and function_name):
+        nearest = difflib.get_close_matches(path, BUILT_IN, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"advantage.kind = {path!r}: expected one of {', '.join(BUILT_IN)} (nearest: {nearest}) "
+            "or an import path such as 'package.module:function'"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"advantage.kind = {path!r}: cannot import {module_name!r} ({error}); is it installed, or on PYTHONPATH?"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        found = "has no such name" if function is None else f"has a {type(function).__name__} there, not a function"
+        raise ValueError(f"advantage.kind = {path!r}: the module {module_name!r} {found}")
+    loaded: AdvantageFunction = function
+    return loaded

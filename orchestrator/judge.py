@@ -1,0 +1,140 @@
+"""What is done to a group when all its rollouts have ended: check, advantages, filters. One function, run in a worker thread.
+
+A rollout whose data cannot be trained on (arrays that disagree, a log-probability or reward that is not finite) is failed here,
+with a reason for a person, before it can reach a batch; its siblings and the run go on. The dispatcher reports the result to the
+scheduler as `GroupJudged`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from orchestrator.advantages import Advantage, AdvantageError
+from orchestrator.config import FilterConfig
+from orchestrator.events import GroupJudged
+from orchestrator.filters import FilterCounts, apply_filters
+from orchestrator.trajectories import OpenBranches
+from transport.records import Rollout, Turn
+
+LOG_PROBABILITY_ROUNDING = 1e-3
+"""How far above zero a log-probability may be, by rounding (the codec admits the same)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The result for one group."""
+
+    event: GroupJudged
+    """What the scheduler is told. `kept` rollouts have neither `error` nor `filtered_by`."""
+    failed: int = 0
+    """Rollouts that had completed and were failed here."""
+    caught: FilterCounts = field(default_factory=FilterCounts)
+    """What each filter caught, by environment, monitoring or enforcing."""
+
+
+def judge_group(
+    rollouts: Sequence[Rollout], advantage: Advantage, filters: Sequence[FilterConfig], *, group_scoring: bool = False
+) -> Judgement:
+    """Judges all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage` and `filtered_by`.
+
+    With `group_scoring` one failed rollout drops the whole group, since the others' rewards were relative to it. Never raises
+    for what is in a rollout or for what an advantage function does: such a group is dropped, and `event.dropped` says why.
+    """
+    group_id = rollouts[0].group_id
+    failed = 0
+    for rollout in rollouts:
+        if rollout.error is None:
+            rollout.error = find_fault(rollout)
+            failed += rollout.error is not None
+    reason = _reason_to_drop(rollouts, group_scoring)
+    if reason is not None:
+        return Judgement(GroupJudged(group_id, kept=0, filtered=0, dropped=reason), failed)
+
+    survivors = [rollout for rollout in rollouts if rollout.error is None]
+    try:
+        advantages = advantage.compute(survivors)
+    except AdvantageError as error:
+        return Judgement(GroupJudged(group_id, kept=0, filtered=0, dropped=str(error)), failed)
+    for rollout, value in zip(survivors, advantages, strict=True):
+        rollout.advantage = value
+    caught = apply_filters(filters, survivors)
+    filtered = sum(rollout.filtered_by is not None for rollout in survivors)
+    return Judgement(GroupJudged(group_id, kept=len(survivors) - filtered, filtered=filtered), failed, caught)
+
+
+def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> str | None:
+    failures = [rollout for rollout in rollouts if rollout.error is not None]
+    if len(failures) == len(rollouts):
+        return f"no rollout of {len(rollouts)} survived; the first said: {failures[0].error}"
+    if group_scoring and failures:
+        return f"scored as a group, and rollout {failures[0].rollout_id} failed: {failures[0].error}"
+    return None
+
+
+def find_fault(rollout: Rollout) -> str | None:
+    """Why this completed rollout cannot be trained on, for a person, or None when it can."""
+    if rollout.reward is None or not math.isfinite(rollout.reward):
+        return f"the reward is {rollout.reward!r}; expected a finite number"
+    if not rollout.turns:
+        return "it ended without any turn; expected at least one model call"
+    for index, turn in enumerate(rollout.turns):
+        fault = _fault_of_tokens(turn) or _fault_of_routing(turn, rollout.turns[0])
+        if fault is not None:
+            return f"turn {index}: {fault}"
+    if not any(len(turn.completion_ids) for turn in rollout.turns):
+        return "no turn has a completion token; there is nothing to train on"
+    if rollout.turns[0].routed_experts is not None:
+        return _fault_of_merging(rollout)
+    return None
+
+
+def _fault_of_tokens(turn: Turn) -> str | None:
+    for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
+        if array.ndim != 1 or array.dtype != np.int32:
+            return f"{name} has shape {array.shape} and dtype {array.dtype}; expected one dimension of int32"
+        if array.size and int(array.min()) < 0:
+            return f"{name} holds the token {int(array.min())}; expected 0 or more"
+    if not turn.prompt_ids.size:
+        return "prompt_ids is empty; expected at least one token"
+    log_probabilities = turn.log_probabilities
+    if log_probabilities.shape != turn.completion_ids.shape:
+        return f"{log_probabilities.size} log_probabilities for {turn.completion_ids.size} completion_ids; expected one each"
+    if not np.isfinite(log_probabilities).all():
+        position = int(np.argmin(np.isfinite(log_probabilities)))
+        return f"log_probabilities[{position}] is {log_probabilities[position]}; expected a finite number"
+    if log_probabilities.size and float(log_probabilities.max()) > LOG_PROBABILITY_ROUNDING:
+        return f"a log-probability is {float(log_probabilities.max())}; expected 0 or less"
+    return None
+
+
+def _fault_of_routing(turn: Turn, first: Turn) -> str | None:
+    if (turn.routed_experts is None) != (first.routed_experts is None):
+        return "routed_experts is there in some turns and missing in others; expected all or none"
+    if turn.routed_experts is None or first.routed_experts is None:
+        return None
+    shape, dtype = turn.routed_experts.shape, turn.routed_experts.dtype
+    if len(shape) != 3 or dtype not in (np.uint8, np.uint16):
+        return (
+            f"routed_experts has shape {shape} and dtype {dtype}; expected [tokens, layers, top_k] of uint8 or uint16"
+        )
+    if shape[1:] != first.routed_experts.shape[1:] or dtype != first.routed_experts.dtype:
+        return (
+            f"routed_experts has layers and top_k {shape[1:]} of {dtype}; "
+            f"turn 0 has {first.routed_experts.shape[1:]} of {first.routed_experts.dtype}"
+        )
+    return None
+
+
+def _fault_of_merging(rollout: Rollout) -> str | None:
+    """Whether the turns' routing joins up, found out now so that a batch never has to lose a rollout it has counted."""
+    branches = OpenBranches()
+    try:
+        for turn in rollout.turns:
+            branches.add(turn)
+    except ValueError as error:
+        return str(error)
+    return None
