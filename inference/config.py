@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from inference.token import is_loopback
 from transport.config import Config
 
 
@@ -71,6 +72,14 @@ class InferenceConfig(Config):
     log_file: Path | None = None
     """Where vLLM's output goes. Unset: standard error."""
 
+    @model_validator(mode="after")
+    def _guarded_beyond_loopback(self) -> InferenceConfig:
+        if self.api_key_file is None and not is_loopback(self.host):
+            raise ValueError(
+                f"host = {self.host!r} can be reached from other machines: set api_key_file, or listen on 127.0.0.1"
+            )
+        return self
+
 
 class PoolConfig(Config):
     """The servers an orchestrator sends rollouts to, and how it treats them."""
@@ -79,8 +88,8 @@ class PoolConfig(Config):
     """Base URLs, one a server."""
 
     protocol: Literal["binary", "openai"] = "binary"
-    """`binary`: our plugin's route. `openai`: a stock vLLM over JSON (`/v1/completions`), whose weights we cannot update unless it
-    serves vLLM's LoRA or weight-transfer routes."""
+    """`binary`: our plugin's routes. `openai`: a stock vLLM over JSON (`/v1/completions`), whose weights can be updated
+    only as LoRA adapters, through `/v1/load_lora_adapter`."""
 
     api_key_file: Path | None = None
     """A file holding the bearer token to send."""
@@ -107,4 +116,5 @@ class PoolConfig(Config):
     """Deadline of one weight update of one server."""
 
     probe_tolerance: float = Field(default=0.02, gt=0)
-    """Largest difference of a probe's log-probability between trainer and server. 0.02 suits float32; bfloat16 needs 0.2 or so."""
+    """Largest difference of a probe's log-probability between trainer and server. 0.02 suits float32; bfloat16 needs 0.2 or
+    so."""

@@ -1,0 +1,100 @@
+"""What a safetensors checkpoint says it holds, read from the headers alone.
+
+The plugin compares a broadcast with the checkpoint the engine started from before it touches the model: vLLM's reload takes
+the model apart first, so a tensor that is missing or misshapen is only noticed when the engine is already lost. Format:
+https://huggingface.co/docs/safetensors (8 bytes little-endian header length, then JSON).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+"""Bytes of the element types that may stand in for one another: the engine casts what it loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor as its header describes it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The model's `*.safetensors` in `directory`, sorted. Raises `ValueError` when there are none."""
+    files = sorted(path for path in directory.glob("*.safetensors") if path.name != "adapter_model.safetensors")
+    if not files:
+        raise ValueError(f"{directory}: no *.safetensors file; a checkpoint in Hugging Face format is expected")
+    return files
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of one file. Raises `ValueError`, naming file and tensor, unless every byte the header promises is there."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(
+                f"{path}: {size} bytes cannot hold the header of {length} bytes that it announces: truncated?"
+            )
+        try:
+            header = orjson.loads(file.read(length))
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f"{path}: its header is not JSON ({error}); not a safetensors file?") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"{path}: its header is not a JSON object; not a safetensors file?")
+    header.pop("__metadata__", None)
+    return {name: _entry(path, name, fields, size - 8 - length) for name, fields in header.items()}
+
+
+def _entry(path: Path, name: str, fields: object, data_bytes: int) -> TensorEntry:
+    try:
+        shape = tuple(int(extent) for extent in fields["shape"])  # type: ignore[index]
+        start, end = fields["data_offsets"]  # type: ignore[index]
+        dtype = str(fields["dtype"])  # type: ignore[index]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: the header entry of tensor {name!r} is malformed: {error!r}") from error
+    if not 0 <= start <= end <= data_bytes:
+        raise ValueError(f"{path}: tensor {name!r} ends at byte {end} of {data_bytes} bytes of data: truncated?")
+    if dtype in FLOATING and end - start != FLOATING[dtype] * math.prod(shape):
+        raise ValueError(f"{path}: tensor {name!r} is {dtype} {list(shape)} but takes {end - start} bytes")
+    return TensorEntry(shape, dtype)
+
+
+def read_manifest(directory: Path) -> dict[str, TensorEntry]:
+    """All tensors of a checkpoint. Raises `ValueError` for an unreadable one, `OSError` if a file cannot be opened."""
+    manifest: dict[str, TensorEntry] = {}
+    for path in weight_files(directory):
+        manifest.update(read_header(path))
+    return manifest
+
+
+def require_same_model(expected: dict[str, TensorEntry], update: dict[str, TensorEntry], tied_embeddings: bool) -> None:
+    """Raises `ValueError` unless `update` has the names, shapes and kinds of element of `expected`.
+
+    With tied embeddings `lm_head.weight` may be present or not: it is the embedding by another name.
+    """
+    optional = {"lm_head.weight"} if tied_embeddings else set()
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - update.keys() - optional)]
+    problems += [f"{name} is unknown to the model" for name in sorted(update.keys() - expected.keys() - optional)]
+    for name in sorted(expected.keys() & update.keys()):
+        if expected[name].shape != update[name].shape:
+            problems.append(
+                f"{name} has the shape {list(update[name].shape)}, {list(expected[name].shape)} is expected"
+            )
+        elif (
+            update[name].dtype != expected[name].dtype
+            and not {update[name].dtype, expected[name].dtype} <= FLOATING.keys()
+        ):
+            problems.append(f"{name} holds {update[name].dtype}, {expected[name].dtype} is expected")
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(f"these are not weights of the model being served: {'; '.join(problems[:3])}{more}")

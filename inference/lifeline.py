@@ -1,0 +1,49 @@
+"""Processes that die with their parent: no vLLM process may outlive the one that started it, however that one ends.
+
+`server` starts vLLM's API server through this file's command, which binds itself and becomes that program; `plugin` binds
+vLLM's engine and workers to whoever spawned them. Linux's `PR_SET_PDEATHSIG` (prctl(2)), which an exec preserves, does it
+in the kernel, so that it holds for a parent that is killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when the thread that forked it ends; ends it at once if process `parent` is gone already.
+
+    Does nothing where there is no prctl. Raises `OSError` if the kernel refuses.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        # It died between the fork and the prctl, so no signal will come.
+        os._exit(1)
+
+
+def bind_worker_to_parent() -> None:
+    """Binds a process that `multiprocessing` spawned to the process that spawned it; does nothing in a main process, whose parent
+    may be a shell that ends long before it should."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        die_with_parent(parent.pid)
+
+
+def bound_command(command: list[str]) -> list[str]:
+    """`command`, to be started by this process, so that it dies with it."""
+    return [sys.executable, "-m", "inference.lifeline", str(os.getpid()), *command]
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])

@@ -1,0 +1,93 @@
+"""The weight-transfer backend `counterpoint`: loads a published checkpoint directory into the running model.
+
+It runs in each vLLM worker, on the checkpoint as the trainer wrote it, through vLLM's layerwise reload
+(https://docs.vllm.ai/en/latest/training/layerwise/). Everything happens in `receive_weights`, after validation: a directory
+that is refused leaves the model as it was. Whether the weights are right is not for this file to say; the pool probes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from inference.checkpoint import read_manifest, require_same_model, weight_files
+
+
+@dataclass
+class DirectoryInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on."""
+
+
+@dataclass
+class DirectoryUpdateInfo(WeightTransferUpdateInfo):
+    """Where the checkpoint is."""
+
+    directory: str
+
+
+class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, DirectoryUpdateInfo]):
+    """Reads weights from a directory that every worker can see."""
+
+    init_info_cls = DirectoryInitInfo
+    update_info_cls = DirectoryUpdateInfo
+
+    def init_transfer_engine(self, init_info: DirectoryInitInfo) -> None:
+        """There is no rendezvous."""
+
+    def start_weight_update(self) -> None:
+        """The model is taken apart in `receive_weights`, once the directory is known to be good."""
+
+    def receive_weights(self, update_info: DirectoryUpdateInfo) -> None:
+        """Loads the checkpoint. Raises `ValueError`, before the model is touched, unless it is one of the model being served."""
+        directory = Path(update_info.directory)
+        tied = bool(getattr(self.model_config.hf_config, "tie_word_embeddings", False))
+        require_same_model(read_manifest(Path(self.model_config.model)), read_manifest(directory), tied)
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(_tensors(directory))
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _repack_for_cpu(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base class, but asks for no accelerator where there is none."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        """`receive_weights` has finished already."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    for path in weight_files(directory):
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
+                yield name, file.get_tensor(name)
+
+
+def _repack_for_cpu(model: torch.nn.Module) -> None:
+    """Repeats what vLLM's CPU build does at start and its reload leaves out (0.30): experts are packed for the grouped
+    GEMM, and a tied `lm_head`, which owns no weights and so is never reloaded, is dispatched anew."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    for module in model.modules():
+        if type(module).__name__ == "RoutedExperts":
+            module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
+    head = getattr(model, "lm_head", None)
+    head = getattr(head, "base_layer", head)
+    if head is not None and hasattr(head, "cpu_linear"):
+        dispatch_cpu_unquantized_gemm(head, remove_weight=False)

@@ -1,0 +1,253 @@
+"""Starts vLLM with our plugin as a subprocess, and answers for it: checks before, readiness, logs, signals, no orphan after.
+
+vLLM runs as its own program, `python -m vllm.entrypoints.openai.api_server`, in a process group of its own. This process
+imports neither torch nor vllm and only waits. Whichever of them is killed, and however, the others follow (`lifeline`).
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import orjson
+
+from inference.config import InferenceConfig
+from inference.lifeline import bound_command
+from inference.token import read_token
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+"""Between looks at the child and at its health."""
+
+STOP_SECONDS = 15.0
+"""How long vLLM may take to end by itself once told to."""
+
+EXIT_OK, EXIT_FAILED, EXIT_BAD_CONFIG = 0, 1, 2
+
+
+def serve(config: InferenceConfig, on_ready: Callable[[], None]) -> int:
+    """Runs one vLLM server until it ends or SIGTERM or SIGINT arrives; a second signal kills it. Call from the main thread.
+
+    `on_ready` is called once the server has answered its health check. Returns 0 if it was told to stop, 2 if the
+    configuration cannot work, 1 for anything else: the port is taken, the server did not start in time, the server ended by
+    itself.
+    """
+    try:
+        check_configuration(config)
+        environment = server_environment(config)
+    except ValueError as error:
+        logger.error("inference: %s", error)
+        return EXIT_BAD_CONFIG
+    try:
+        _check_port(config.host, config.port)
+        with _output(config.log_file) as output, _Signals() as signals:
+            child = _start(config, environment, output)
+            try:
+                return _watch(child, config, signals, on_ready)
+            finally:
+                _stop(child, signals)
+    except OSError as error:
+        logger.error("inference: %s", error)
+        return EXIT_FAILED
+
+
+def check_configuration(config: InferenceConfig) -> None:
+    """Raises `ValueError`, saying what to do, for a model or a combination that vLLM would only fail on after half a minute."""
+    path = Path(config.model) / "config.json"
+    try:
+        model = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(
+            f"model = {config.model!r}: there is no {path}; give a directory with a model in Hugging Face format"
+        ) from None
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ValueError(f"model = {config.model!r}: cannot read {path}: {error}") from error
+    experts = any(model.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
+    if config.return_routed_experts and not experts:
+        raise ValueError(
+            f"return_routed_experts = true, but the model in {config.model} has no experts; remove the setting"
+        )
+    if config.lora is not None and experts and _on_cpu():
+        raise ValueError(
+            f"[lora] is set, but the model in {config.model} is a mixture of experts, whose adapters vLLM cannot serve on a CPU; "
+            "train full weights, use a dense model, or use a GPU"
+        )
+
+
+def server_command(config: InferenceConfig) -> list[str]:
+    """vLLM's command line. No secret is in it."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", config.model, "--host", config.host, "--port", str(config.port)]
+    command += ["--dtype", config.dtype, "--seed", str(config.seed)]
+    command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs)]
+    command += ["--max-num-batched-tokens", str(config.max_num_batched_tokens)]
+    command += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
+    # Log-probabilities at the sampling temperature, and no sampling settings but those a request states: a model's
+    # generation_config.json may ask for top-k or top-p, which would train on another distribution than was meant.
+    command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    command += ["--disable-uvicorn-access-log", "--no-enable-log-requests"]
+    if _on_cpu():
+        command += ["--enforce-eager"]
+    if config.return_routed_experts:
+        command += ["--enable-return-routed-experts"]
+    if config.lora is None:
+        command += ["--weight-transfer-config", '{"backend": "counterpoint"}']
+    else:
+        lora = config.lora
+        command += ["--enable-lora", "--max-lora-rank", str(lora.max_rank), "--max-loras", str(lora.max_adapters)]
+    if config.api_key_file is not None:
+        command += ["--middleware", "inference.plugin.authentication.RequireToken"]
+    return command + config.extra_args
+
+
+def server_environment(config: InferenceConfig) -> dict[str, str]:
+    """The child's environment. Raises `ValueError` if the token file cannot be read."""
+    environment = dict(os.environ)
+    environment.update(
+        HF_HUB_OFFLINE="1",
+        TRANSFORMERS_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_PLUGINS="counterpoint",
+        # Spawned workers load the plugin themselves; forked ones would believe that it is loaded.
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+        VLLM_CPU_KVCACHE_SPACE=str(config.kv_cache_gib),
+    )
+    if _on_cpu():
+        # vLLM would bind a thread to each core and let it spin; its neighbours on this machine (trainer, orchestrator) need
+        # them too.
+        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
+    if config.lora is not None:
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if config.api_key_file is not None:
+        environment["VLLM_API_KEY"] = read_token(config.api_key_file)
+    return environment
+
+
+def _on_cpu() -> bool:
+    """Whether the vLLM that is installed is the CPU build, as told without importing it."""
+    try:
+        return bool(importlib.metadata.version("vllm-cpu"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _check_port(host: str, port: int) -> None:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"cannot listen on {host}:{port}: {error.strerror}; stop what uses the port or set another one",
+            ) from error
+
+
+@contextmanager
+def _output(log_file: Path | None) -> Iterator[IO[bytes] | None]:
+    if log_file is None:
+        yield None
+        return
+    with log_file.open("ab") as file:
+        yield file
+
+
+class _Signals:
+    """Counts SIGTERM and SIGINT while it is entered; the handlers that were there before return after."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received += 1
+
+
+def _start(config: InferenceConfig, environment: dict[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        bound_command(server_command(config)),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output if output is not None else sys.stderr.fileno(),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _watch(
+    child: subprocess.Popen[bytes], config: InferenceConfig, signals: _Signals, on_ready: Callable[[], None]
+) -> int:
+    """Waits for readiness, then for the end. Returns the exit code."""
+    deadline = time.monotonic() + config.startup_timeout_seconds
+    ready = False
+    while not signals.received:
+        code = child.poll()
+        if code is not None:
+            where = f"; its output is in {config.log_file}" if config.log_file else ""
+            stage = "by itself" if ready else "before it was ready"
+            logger.error("inference: vLLM on port %d ended %s with exit code %d%s", config.port, stage, code, where)
+            return EXIT_FAILED
+        if not ready and _healthy(config.host, config.port):
+            ready = True
+            logger.info("inference: vLLM is ready on http://%s:%d", config.host, config.port)
+            on_ready()
+        if not ready and time.monotonic() > deadline:
+            logger.error(
+                "inference: vLLM on port %d did not answer its health check within startup_timeout_seconds = %g",
+                config.port,
+                config.startup_timeout_seconds,
+            )
+            return EXIT_FAILED
+        time.sleep(POLL_SECONDS)
+    return EXIT_OK
+
+
+def _healthy(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1" if host == "0.0.0.0" else host, port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _stop(child: subprocess.Popen[bytes], signals: _Signals) -> None:
+    """Ends the child: SIGTERM, then SIGKILL after `STOP_SECONDS` or a second signal; then whatever is left of its process
+    group."""
+    if child.poll() is None:
+        child.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        while child.poll() is None and time.monotonic() < deadline and signals.received < 2:
+            time.sleep(POLL_SECONDS / 5)
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        logger.debug("inference: no process of vLLM's group was left")
+    child.wait()

@@ -1,0 +1,33 @@
+"""The bearer token between client and server, and when one is needed: anywhere beyond loopback."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+MAX_TOKEN_BYTES = 4096
+
+
+def read_token(path: Path) -> str:
+    """The token in `path`, without surrounding white space. Raises `ValueError`, naming the file and never the token."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"api_key_file = {str(path)!r}: cannot be read: {error.strerror}") from error
+    token = content.strip()
+    if not token or len(content) > MAX_TOKEN_BYTES or not token.isascii() or b"\n" in token:
+        raise ValueError(
+            f"api_key_file = {str(path)!r}: one line of 1 to {MAX_TOKEN_BYTES} ASCII characters is expected"
+        )
+    return token.decode()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` cannot be reached from another machine. A name other than `localhost` counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

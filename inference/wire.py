@@ -1,0 +1,124 @@
+"""The binary encoding of a model call, shared by the client and the plugin.
+
+A request is msgpack with the prompt as raw little-endian int32 bytes; a response is one frame of `transport.arrays`, whose
+arrays the client reads as views. Both ends check what they receive against what it must be before they use it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from inference.base import Completion, GenerateRequest, SamplingParameters, ServerFailure
+from transport.arrays import CodecError, pack_arrays, unpack_arrays
+from transport.atomic import as_bytes_view
+
+GENERATE_PATH = "/counterpoint/v1/generate"
+PROBE_PATH = "/counterpoint/v1/probe"
+UPDATE_PATH = "/counterpoint/v1/update"
+STATUS_PATH = "/counterpoint/v1/status"
+
+REQUEST_OVERHEAD_BYTES = 1 << 16
+"""What a request may hold besides its prompt."""
+
+MAX_RESPONSE_BYTES = 1 << 30
+"""A longer response is refused before it is read: 2**30 bytes is the routing of two million tokens of 48 layers, top-8, in
+uint8."""
+
+MAX_STOP_TOKENS = 256
+MAX_MODEL_NAME = 4096
+_INT32 = np.dtype("<i4")
+
+
+def max_request_bytes(max_model_len: int) -> int:
+    """The longest request body a server with room for `max_model_len` tokens has any use for."""
+    return _INT32.itemsize * max_model_len + REQUEST_OVERHEAD_BYTES
+
+
+def encode_request(request: GenerateRequest) -> bytes:
+    """The body of a request."""
+    body: bytes = msgpack.packb(
+        {
+            "model": request.model,
+            "prompt_ids": request.prompt_ids.astype(_INT32, copy=False).tobytes(),
+            "temperature": request.sampling.temperature,
+            "max_tokens": request.sampling.max_tokens,
+            "stop_token_ids": list(request.sampling.stop_token_ids),
+            "routed_experts_start": request.routed_experts_start,
+        }
+    )
+    return body
+
+
+def decode_request(body: bytes) -> GenerateRequest:
+    """Reads a request. The caller has bounded its size. Raises `ValueError`, naming the field, for anything malformed."""
+    try:
+        fields = msgpack.unpackb(body, max_array_len=MAX_STOP_TOKENS, max_map_len=16, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"the body is not a msgpack map: {error or type(error).__name__}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"the body is a msgpack {type(fields).__name__}, a map is expected")
+    prompt = _field(fields, "prompt_ids", bytes)
+    if not prompt or len(prompt) % _INT32.itemsize:
+        raise ValueError(f"prompt_ids: {len(prompt)} bytes are not one or more int32")
+    prompt_ids = np.frombuffer(prompt, dtype=_INT32)
+    start = _field(fields, "routed_experts_start", int)
+    if not 0 <= start <= len(prompt_ids):
+        raise ValueError(f"routed_experts_start = {start}: it must be from 0 to the prompt's {len(prompt_ids)} tokens")
+    model = _field(fields, "model", str)
+    if not 0 < len(model) <= MAX_MODEL_NAME:
+        raise ValueError(f"model: a name of {len(model)} characters; 1 to {MAX_MODEL_NAME} are allowed")
+    stop = _field(fields, "stop_token_ids", list)
+    if not all(type(token) is int and 0 <= token < 2**31 for token in stop):
+        raise ValueError("stop_token_ids: they must be non-negative int32")
+    sampling = SamplingParameters(
+        temperature=_field(fields, "temperature", float),
+        max_tokens=_field(fields, "max_tokens", int),
+        stop_token_ids=tuple(stop),
+    )
+    return GenerateRequest(model, prompt_ids, sampling, start)
+
+
+def _field(fields: dict[Any, Any], name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(
+            f"{name}: {kind.__name__} is expected, got {'nothing' if value is None else type(value).__name__}"
+        )
+    return value
+
+
+def encode_completion(completion: Completion) -> bytes:
+    """The body of a response."""
+    arrays: dict[str, Any] = {
+        "token_ids": completion.token_ids,
+        "log_probabilities": completion.log_probabilities,
+    }
+    if completion.routed_experts is not None:
+        arrays["routed_experts"] = completion.routed_experts
+    return b"".join(
+        as_bytes_view(buffer) for buffer in pack_arrays({"finish_reason": completion.finish_reason}, arrays)
+    )
+
+
+def decode_completion(body: bytes) -> Completion:
+    """Reads a response; its arrays are views of `body`. Raises `ServerFailure` for anything malformed."""
+    try:
+        header, arrays = unpack_arrays(body)
+    except CodecError as error:
+        raise ServerFailure(f"the response is malformed: {error}") from error
+    token_ids, log_probabilities = arrays.get("token_ids"), arrays.get("log_probabilities")
+    if token_ids is None or token_ids.dtype != np.int32 or token_ids.ndim != 1:
+        raise ServerFailure("the response is malformed: token_ids is not a row of int32")
+    if log_probabilities is None or log_probabilities.dtype != np.float32 or log_probabilities.ndim != 1:
+        raise ServerFailure("the response is malformed: log_probabilities is not a row of float32")
+    experts = arrays.get("routed_experts")
+    if experts is not None and experts.dtype not in (np.uint8, np.uint16):
+        raise ServerFailure(
+            f"the response is malformed: routed_experts is {experts.dtype}, uint8 or uint16 is expected"
+        )
+    return Completion(token_ids, log_probabilities, str(header.get("finish_reason")), experts)
