@@ -37,6 +37,11 @@ def notify(state: str) -> bool:
     return True
 
 
+def notify_ready() -> None:
+    """Says `READY=1`."""
+    notify("READY=1")
+
+
 def _path(address: str) -> str:
     """An address as the kernel wants it: `@name` means a name in the abstract namespace."""
     return "\0" + address[1:] if address.startswith("@") else address

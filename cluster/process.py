@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import launch
@@ -21,6 +22,11 @@ SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 """Meant for the supervisor itself when systemd runs it; a worker has its own."""
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
+
+
+def guarded(command: Sequence[str], nice: int = 0) -> list[str]:
+    """The command that runs `command` under a guardian which dies with this process."""
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(nice), *command]
 
 
 class Process:
@@ -47,10 +53,9 @@ class Process:
         environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
         environment |= worker.environment
         environment |= {"NOTIFY_SOCKET": self.notifications.address, "PYTHONUNBUFFERED": "1"}
-        guardian = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(worker.nice)]
         return os.posix_spawn(
             sys.executable,
-            [*guardian, *worker.command],
+            guarded(worker.command, worker.nice),
             environment,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -1,0 +1,8 @@
+"""Errors that are the user's to mend: shown as they are, without a traceback, and ending with exit code 2."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad configuration, a missing model, a port in use, a directory that may not be written. The message says what, where,
+    which value, what was expected and what to do."""

@@ -1,0 +1,95 @@
+"""What a job has done so far, read from the metrics files of its run and of its trainer, as they grow.
+
+Progress, summary, curves and `status` all look through this one window.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+Line = dict[str, Any]
+"""One step's metrics, by the names of the design's section 5."""
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Reads the whole lines that a JSON Lines file has gained since the last look; from its start if it was replaced."""
+
+    path: Path
+    _offset: int = 0
+    _inode: int = 0
+
+    def new_lines(self) -> list[Line]:
+        try:
+            with open(self.path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._inode or stat.st_size < self._offset:
+                    self._inode, self._offset = stat.st_ino, 0
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + len(newline)
+        return [orjson.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+@dataclass(slots=True)
+class History:
+    """The steps of one run, as its orchestrator shipped them and as the trainer trained them."""
+
+    shipped: dict[int, Line] = field(default_factory=dict)
+    trained: dict[int, Line] = field(default_factory=dict)
+    _run_id: str = ""
+    _followers: list[tuple[_Follower, dict[int, Line]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, output_dir: Path, run_id: str) -> History:
+        """The history of `run_<id>` in a job's directory; empty until `refresh`."""
+        history = cls(_run_id=run_id)
+        history._followers = [
+            (_Follower(output_dir / f"run_{run_id}" / "metrics.jsonl"), history.shipped),
+            (_Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
+        ]
+        return history
+
+    def refresh(self) -> list[Line]:
+        """Takes in what is new; returns the newly shipped steps. Raises `ValueError` (orjson's) for a line that is not JSON."""
+        fresh: list[Line] = []
+        for follower, steps in self._followers:
+            for line in follower.new_lines():
+                if line.get("run_id", self._run_id) != self._run_id:  # the trainer's file is of all its runs
+                    continue
+                if steps is self.shipped and line["step"] not in steps:
+                    fresh.append(line)
+                steps[line["step"]] = line
+        return fresh
+
+    @property
+    def last_shipped(self) -> Line:
+        """The newest shipped step's line; empty before the first."""
+        return self.shipped[max(self.shipped)] if self.shipped else {}
+
+    @property
+    def last_trained(self) -> Line:
+        """The newest trained step's line; empty before the first."""
+        return self.trained[max(self.trained)] if self.trained else {}
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """A metric over steps, from whichever of the two files has it; steps without it are left out."""
+        lines = self.shipped if any(name in line for line in self.shipped.values()) else self.trained
+        return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
+
+    def tokens_per_second(self, since: float = 0.0, steps: int | None = None) -> float | None:
+        """Completion tokens a second, over the last `steps` steps, or all, that ended after `since` (Unix seconds). The first
+        one counts as a start only: when it began is not known."""
+        lines = [line for _, line in sorted(self.shipped.items()) if line.get("time", 0.0) >= since]
+        lines = lines[-steps - 1 :] if steps else lines
+        if len(lines) < 2 or lines[-1]["time"] <= lines[0]["time"]:
+            return None
+        tokens = sum(line.get("tokens/completion", 0) for line in lines[1:])
+        return float(tokens / (lines[-1]["time"] - lines[0]["time"]))

@@ -1,0 +1,71 @@
+"""`counterpoint`: one entry point. It knows the commands' names; a command's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from cli.errors import UserError
+
+COMMANDS = {
+    "run": ("cli.run", "a whole job: inference, trainer and orchestrator, from one file"),
+    "orchestrator": ("cli.orchestrator", "one run's orchestrator, alone"),
+    "trainer": ("cli.trainer", "the trainer, alone"),
+    "inference": ("cli.inference", "one vLLM server with our plugin, alone"),
+    "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
+    "status": ("cli.status", "what a job's directory says of it"),
+}
+
+BAD_CONFIGURATION = 2
+INTERRUPTED = 130
+
+
+def usage() -> str:
+    """What `counterpoint --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: counterpoint COMMAND [ARGUMENTS]",
+            "",
+            "Trains language models by reinforcement learning; its event loop never stalls.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "A command that takes a TOML file takes --section.key VALUE for each of its keys, too, and --dry-run, which",
+            "prints the resolved configuration. COUNTERPOINT_SECTION__KEY in the environment lies between the two.",
+            "`counterpoint COMMAND --help` lists the keys.",
+        ]
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the process's exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else BAD_CONFIGURATION
+    name, rest = words[0], words[1:]
+    try:
+        if name not in COMMANDS:
+            raise UserError(_unknown_command(name))
+        code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+        return code
+    except UserError as error:
+        print(f"counterpoint: error: {error}", file=sys.stderr)
+        return BAD_CONFIGURATION
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _unknown_command(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+    return f"there is no command {name!r}; {advice}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

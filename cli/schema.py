@@ -1,0 +1,120 @@
+"""The keys that a configuration model has: walked once, used for flags, environment variables, error messages and help."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Union
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+ITEM = "[]"
+"""Stands in a path for the position in a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a configuration file."""
+
+    path: str
+    """`section.key`; `section.[].key` inside a list of tables."""
+    type: str
+    """For a person."""
+    default: str
+    """As TOML would write it; empty when the key is required."""
+    description: str
+    is_section: bool
+    is_free: bool
+    """Holds a table whose keys we do not know (`args`)."""
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
+    """Every key of `model`, by path, sections before what they hold."""
+    found: dict[str, Key] = {}
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        annotation = field.annotation
+        models = _models_in(annotation)
+        free = not models and _mentions(annotation, dict)
+        found[path] = Key(path, _type_name(field), _default(field), field.description or "", bool(models), free)
+        inner = f"{path}.{ITEM}." if _mentions(annotation, list) else f"{path}."
+        for nested in models:
+            found |= keys_of(nested, inner)
+    return found
+
+
+def nearest(path: str, keys: dict[str, Key]) -> str | None:
+    """The existing key that someone who wrote `path` most likely meant: a sibling of a similar name, else the same or a similar
+    name in another section."""
+    section, _, name = path.rpartition(".")
+    siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == section}
+    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
+        return siblings[close[0]]
+    elsewhere: dict[str, str] = {}
+    for key in keys:
+        elsewhere.setdefault(key.rpartition(".")[2], key)
+    if close := difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.8):
+        return elsewhere[close[0]]
+    whole = difflib.get_close_matches(path, keys, n=1, cutoff=0.6)
+    return whole[0] if whole else None
+
+
+def valid_keys(section: str, keys: dict[str, Key]) -> list[str]:
+    """The names that `section` may hold; the top level for an empty one."""
+    return sorted({key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == section} - {ITEM})
+
+
+def _members(annotation: Any) -> list[Any]:
+    """An annotation taken apart: the members of unions, what `Annotated` annotates, the items of lists."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _members(typing.get_args(annotation)[0])
+    if origin in (Union, types.UnionType, list):
+        return [member for argument in typing.get_args(annotation) for member in _members(argument)]
+    return [annotation]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    return [member for member in _members(annotation) if isinstance(member, type) and issubclass(member, BaseModel)]
+
+
+def _mentions(annotation: Any, container: type) -> bool:
+    origin = typing.get_origin(annotation)
+    return origin is container or any(_mentions(argument, container) for argument in typing.get_args(annotation))
+
+
+def _type_name(field: FieldInfo) -> str:
+    annotation = field.annotation
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(str(value) for value in typing.get_args(annotation))
+    members = [member for member in _members(annotation) if member is not type(None)]
+    names = [
+        " | ".join(str(value) for value in typing.get_args(member))
+        if typing.get_origin(member) is typing.Literal
+        else {"str": "text", "int": "integer", "float": "number", "bool": "true | false", "Path": "path"}.get(
+            getattr(member, "__name__", ""), "table"
+        )
+        for member in members
+    ]
+    text = " | ".join(dict.fromkeys(names))
+    return f"list of {text}" if _mentions(annotation, list) else text
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    value = field.get_default(call_default_factory=False)
+    match value:
+        case None:
+            return "unset"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{value}"'
+        case BaseModel() | dict() | list() | tuple():
+            return ""
+        case _:
+            return str(value)

@@ -1,0 +1,135 @@
+"""The end of a job in numbers: `summary.json` for programs, a table for people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cli.history import History
+from transport.atomic import write_atomically
+
+EDGE_STEPS = 5
+"""Reward is compared between this many steps at the start and at the end."""
+
+LAG_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
+LAG_NAMES = ("min", "median", "p90", "p99", "max")
+
+Summary = dict[str, Any]
+
+
+def summarise(history: History, output_dir: Path, elapsed: float, outcome: str, since: float = 0.0) -> Summary:
+    """All numbers of a job. `elapsed` in seconds and `since` (Unix seconds) are of this invocation: a resumed job's rate leaves
+    out the steps before. A number nobody measured is None."""
+    rewards = [value for _, value in history.series("reward/mean")]
+    mismatch = [value for _, value in history.series("mismatch_kl")]
+    staleness = [value for _, value in history.series("staleness/max")]
+    rollouts = {
+        name: int(sum(line.get(f"rollouts/{name}", 0) for line in history.shipped.values()))
+        for name in ("completed", "failed", "cancelled", "filtered")
+    }
+    lag = lag_quantiles(history)
+    return {
+        "outcome": outcome,
+        "steps": {"shipped": max(history.shipped, default=0), "trained": max(history.trained, default=0)},
+        "reward": {
+            "first": _mean(rewards[:EDGE_STEPS]),
+            "last": _mean(rewards[-EDGE_STEPS:]),
+            "edge_steps": EDGE_STEPS,
+        },
+        "rollouts": rollouts,
+        "tokens": {
+            kind: int(sum(line.get(f"tokens/{kind}", 0) for line in history.shipped.values()))
+            for kind in ("prompt", "completion")
+        },
+        "tokens_per_second": history.tokens_per_second(since),
+        "event_loop_lag_seconds": lag,
+        "staleness_max": max(staleness, default=None),
+        "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
+        "elapsed_seconds": elapsed,
+        "output_dir": str(output_dir),
+    }
+
+
+def lag_quantiles(history: History) -> dict[str, float | None]:
+    """Median, 99th percentile and maximum of the event loop's lag over the whole run, in seconds.
+
+    The files hold each step's quantiles and their count n, not every sample. A step's samples are put back as n points on the
+    line through its quantiles, and the run's quantiles are those of all points; the maximum is exact.
+    """
+    points: list[np.ndarray[Any, Any]] = []
+    for line in history.shipped.values():
+        values = [line.get(f"event_loop_lag/{name}") for name in LAG_NAMES]
+        count = int(line.get("event_loop_lag/n", 0))
+        if count and None not in values:
+            points.append(np.interp((np.arange(count) + 0.5) / count, LAG_QUANTILES, np.array(values, dtype=float)))
+    if not points:
+        return {"p50": None, "p99": None, "max": None}
+    pooled = np.concatenate(points)
+    maximum = max(line.get("event_loop_lag/max", 0.0) for line in history.shipped.values())
+    return {"p50": float(np.quantile(pooled, 0.5)), "p99": float(np.quantile(pooled, 0.99)), "max": float(maximum)}
+
+
+def write_summary(summary: Summary, output_dir: Path) -> Path:
+    """Writes `summary.json` into the job's directory."""
+    path = output_dir / "summary.json"
+    write_atomically(path, json.dumps(summary, indent=2).encode())
+    return path
+
+
+def print_summary(summary: Summary, files: dict[str, Path], console: Console) -> None:
+    """The table, and where the files are."""
+    table = Table(
+        box=box.SIMPLE_HEAD, show_header=False, title=f"Counterpoint: {summary['outcome']}", title_justify="left"
+    )
+    table.add_column(style="dim")
+    table.add_column()
+    reward, lag, kl, rollouts = (
+        summary[name] for name in ("reward", "event_loop_lag_seconds", "mismatch_kl", "rollouts")
+    )
+    edge = reward["edge_steps"]
+    rows = {
+        "reward": f"{number(reward['first'])} (first {edge} steps)  →  {number(reward['last'])} (last {edge} steps)",
+        "steps": f"{summary['steps']['trained']} trained, {summary['steps']['shipped']} shipped",
+        "rollouts": ", ".join(f"{count} {name}" for name, count in rollouts.items()),
+        "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
+        "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
+        "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}",
+        "staleness": f"max {number(summary['staleness_max'], 0)}",
+        "elapsed": duration(summary["elapsed_seconds"]),
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    console.print(table)
+    for name, path in files.items():
+        console.print(f"  {name:<8} {path}", highlight=False, soft_wrap=True)
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`0.912`; a dash for what was not measured."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def scientific(value: float | None) -> str:
+    """`1.2e-05`; a dash for what was not measured."""
+    return "-" if value is None else f"{value:.1e}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """`3.1 ms`; a dash for what was not measured."""
+    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def duration(seconds: float) -> str:
+    """`4 min 05 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
