@@ -1,7 +1,7 @@
 """Configuration of one run: what to roll out, how to turn it into batches, and how the trainer is to train on them.
 
-The trainer reads the same file (`run_<id>/control/orch.toml`) for `[training]`, `[sampling]` and `steps`, and nothing else of this
-package. How versions, steps and staleness relate is said once, in `ScheduleConfig`.
+The trainer reads the same file (`run_<id>/control/orch.toml`) for `[training]`, `[sampling]` and `steps`, and nothing else
+of this package. How versions, steps and staleness relate is said once, in `ScheduleConfig`.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class OrchestratorConfig(Config):
     """Where the tokenizer and its chat template are: as in `InferenceConfig.model`."""
 
     served_model: str | None = None
-    """Name of the base model at the servers. Unset: `model`'s resolved path, as vLLM names it. With LoRA, requests name the run."""
+    """Name of the base model at the servers. Unset: `model`'s path, as vLLM names it. With LoRA, requests name the run."""
 
     seed: int = 0
     """Order of examples and everything random in the orchestrator."""
@@ -254,7 +254,7 @@ class OrchestratorConfig(Config):
     """Write every step's rollouts in full to `raw_rollouts/`, for replay."""
 
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Checkpoints of the orchestrator's state kept (one is written a step). Those the trainer may still need are kept too."""
+    """Checkpoints of the orchestrator's state kept (one is written a step). What the trainer may still ask for is in `rollouts/`."""
 
     stall_warning_seconds: float = Field(default=60.0, gt=0)
     """Without progress for this long, the watchdog says what is awaited and since when."""
@@ -272,9 +272,9 @@ class OrchestratorConfig(Config):
     """Of `orchestrator.log`."""
 
     use_process_pool: bool = False
-    """Merge and encode records in a spawned process, warmed up at start, instead of a thread. It removes the GIL from the boundary at
-    the price of copying every array to that process and back: worth it only for environments with heavy Python scoring or advantages; bulk
-    routing is faster in the thread."""
+    """Merge rollouts in a spawned process, warmed up at start, instead of a thread. It removes the GIL from the merging at the
+    price of copying every array to that process and back: worth it only where environments or advantages keep the GIL
+    busy with Python of their own; bulk routing is faster in the thread."""
 
     gather_chunk_size: int | None = Field(default=None, ge=1)
     """Rollouts merged in one thread call. Small chunks let the loop run in between, at some cost in wall time; unset merges

@@ -1,0 +1,133 @@
+"""The orchestrator's checkpoint of a step: its commit. State after the step, the groups that wait, and the step's metrics.
+
+`checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), the rollouts of judged groups not yet shipped in
+`waiting-<k>.bin`, which it names, and `metrics.json`. A shutdown writes the newest step's state anew, with what has
+finished since: a new `waiting` file first, then `orchestrator.msgpack` in one rename.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import orjson
+
+from orchestrator.config import OrchestratorConfig
+from orchestrator.metrics import MetricsLine
+from orchestrator.rollout_file import read_rollouts, write_rollouts
+from orchestrator.run_directory import ConfigurationError
+from transport.atomic import publish_directory, published_steps, remove_directory, write_atomically
+from transport.records import Rollout
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything a resume needs. Values are plain (msgpack); rollouts are not changed after they were judged."""
+
+    step: int
+    identity: dict[str, Any]
+    """What must not change between lives, see `identity_of`."""
+    scheduler: dict[str, Any]
+    window: dict[str, Any]
+    waiting: list[Rollout]
+    """All rollouts of the judged groups that have not been shipped."""
+    line: MetricsLine | None = None
+    """The step's metrics; None where no step was taken (step 0, and the state written at shutdown)."""
+
+
+def identity_of(config: OrchestratorConfig) -> dict[str, Any]:
+    """Seed and mix: the order of examples depends on them, so a run cannot go on with others."""
+    environments = [
+        environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"})
+        for environment in config.environments
+    ]
+    return {"seed": config.seed, "environments": environments}
+
+
+def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Writes the checkpoint, then removes all but the newest `keep`. Blocks: call it in a thread. Raises `OSError`."""
+    directory = run_dir / "checkpoints" / f"step_{checkpoint.step}"
+    if (directory / "STABLE").exists():
+        _rewrite_state(directory, checkpoint)
+    else:
+        with publish_directory(directory) as partial:
+            write_rollouts(partial / "waiting-0.bin", checkpoint.waiting)
+            (partial / "orchestrator.msgpack").write_bytes(_state(checkpoint, "waiting-0.bin"))
+            if checkpoint.line is not None:
+                (partial / "metrics.json").write_bytes(orjson.dumps(checkpoint.line))
+    for step in published_steps(directory.parent)[:-keep]:
+        remove_directory(directory.parent / f"step_{step}")
+
+
+def load_newest(config: OrchestratorConfig) -> Checkpoint | None:
+    """The newest checkpoint, None without any.
+
+    Raises `ConfigurationError` when seed or environments differ from it, `CheckpointError` when it cannot be read.
+    """
+    steps = published_steps(config.run_dir / "checkpoints")
+    if not steps:
+        return None
+    directory = config.run_dir / "checkpoints" / f"step_{steps[-1]}"
+    path = directory / "orchestrator.msgpack"
+    try:
+        state = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        if state["format"] != FORMAT:
+            raise ValueError(f"format {state['format']!r}; this version reads {FORMAT}")
+        waiting = read_rollouts(directory / Path(state["waiting"]).name)
+        checkpoint = Checkpoint(state["step"], state["identity"], state["scheduler"], state["window"], waiting)
+    except (OSError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error!r}") from error
+    _check_identity(config, checkpoint, directory)
+    return checkpoint
+
+
+def committed_lines(run_dir: Path) -> list[MetricsLine]:
+    """The metrics lines that the checkpoints hold, by step."""
+    checkpoints = run_dir / "checkpoints"
+    files = [checkpoints / f"step_{step}" / "metrics.json" for step in published_steps(checkpoints)]
+    return [orjson.loads(file.read_bytes()) for file in files if file.exists()]
+
+
+def _state(checkpoint: Checkpoint, waiting_file: str) -> bytes:
+    packed: bytes = msgpack.packb(
+        {
+            "format": FORMAT,
+            "step": checkpoint.step,
+            "identity": checkpoint.identity,
+            "scheduler": checkpoint.scheduler,
+            "window": checkpoint.window,
+            "waiting": waiting_file,
+        }
+    )
+    return packed
+
+
+def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
+    old = sorted(directory.glob("waiting-*.bin"))
+    number = 1 + max((int(file.stem.removeprefix("waiting-")) for file in old), default=-1)
+    name = f"waiting-{number}.bin"
+    write_rollouts(directory / name, checkpoint.waiting)
+    write_atomically(directory / "orchestrator.msgpack", _state(checkpoint, name))
+    for file in old:
+        file.unlink()
+
+
+def _check_identity(config: OrchestratorConfig, checkpoint: Checkpoint, directory: Path) -> None:
+    for key, now in identity_of(config).items():
+        before = checkpoint.identity.get(key)
+        if before != now:
+            raise ConfigurationError(
+                f"{key} = {now!r} differs from {before!r} in {directory}: the order of examples depends on it, so the run "
+                f"cannot be resumed with it. Restore {key}, or start another run"
+            )

@@ -1,0 +1,305 @@
+"""Executes the scheduler's instructions and tells it what happened. Decides nothing.
+
+Every instruction becomes a task of the daemon's `TaskGroup`: a rollout, the judging of a group, a step boundary. What an
+environment does wrong costs its rollout; any other exception is a fault of ours and ends the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from environments.chat import Chat
+from inference.base import SamplingParameters
+from orchestrator.advantages import Advantage
+from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
+from orchestrator.config import OrchestratorConfig
+from orchestrator.events import (
+    BatchCommitted,
+    CancelGroup,
+    DrainRequested,
+    Event,
+    Finish,
+    Instruction,
+    JudgeGroup,
+    RolloutEnded,
+    ShipBatch,
+    StartGroup,
+)
+from orchestrator.judge import Judgement, judge_group
+from orchestrator.lag import EventLoopLagMonitor
+from orchestrator.logging_setup import group_context, rollout_context, step_context
+from orchestrator.metrics import MetricsLine
+from orchestrator.rollout_file import fault_of_state
+from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, score_group
+from orchestrator.scheduler import Scheduler
+from orchestrator.sender import Sender
+from orchestrator.step import StepBoundary
+from orchestrator.window import StepWindow
+from transport.records import Batch, Rollout
+
+logger = logging.getLogger(__name__)
+
+_FAILURE_PAUSE_SECONDS = 0.1
+"""Before a failed rollout is reported: an environment that always fails at once must not spin the loop."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True)
+class Group:
+    """The rollouts of one example while the scheduler knows them."""
+
+    group_id: int
+    environment: str
+    rollouts: list[Rollout]
+    interruptible: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that play or score; they enter and leave by themselves, so that a cancellation always meets one that runs."""
+    judged: bool = False
+    cancelled: bool = False
+
+
+class Dispatcher:
+    """One run's. `publish` receives every step's metrics line, `on_progress` is called when something moves."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        *,
+        scheduler: Scheduler,
+        environments: Mapping[str, LoadedEnvironment],
+        advantage: Advantage,
+        chat: Chat,
+        pool: GeneratingPool,
+        sender: Sender,
+        boundary: StepBoundary,
+        lag: EventLoopLagMonitor,
+        tasks: asyncio.TaskGroup,
+        publish: Callable[[MetricsLine], None],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._environments = environments
+        self._advantage = advantage
+        self._chat = chat
+        self._pool = pool
+        self._sampling = SamplingParameters(
+            config.sampling.temperature, config.sampling.max_tokens, chat.stop_token_ids
+        )
+        self._sender = sender
+        self._boundary = boundary
+        self._lag = lag
+        self._tasks = tasks
+        self._publish = publish
+        self._on_progress = on_progress
+        self._groups: dict[int, Group] = {}
+        self._lost: list[Rollout] = []
+        """Judged rollouts of groups that will not ship, for the next step's records."""
+        self._window = StepWindow()
+        self._work: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self.finished = asyncio.Event()
+        """The last step is committed."""
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Takes over the scheduler's state and the rollouts that wait. Raises `ValueError` for a damaged state."""
+        self._scheduler.restore(checkpoint.scheduler)
+        self._window.restore(checkpoint.window)
+        ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
+        for rollout in checkpoint.waiting:
+            ready.get(rollout.group_id, self._lost).append(rollout)
+        for group_id, rollouts in ready.items():
+            if not rollouts:
+                raise ValueError(f"the checkpoint of step {checkpoint.step} lacks the rollouts of group {group_id}")
+            self._groups[group_id] = Group(group_id, rollouts[0].environment, rollouts, judged=True)
+
+    def handle(self, event: Event) -> None:
+        """Tells the scheduler and executes what follows, without waiting for it."""
+        for instruction in self._scheduler.handle(event):
+            self._execute(instruction)
+
+    async def drain(self) -> None:
+        """Cancels what is in flight, lets judging and a step boundary finish, and writes the state that a resume goes on from."""
+        self._draining = True
+        self.handle(DrainRequested())
+        for group in self._groups.values():
+            _interrupt(group)
+        await self.settle()
+        if not self.finished.is_set():
+            checkpoint = self._checkpoint(self._sender.newest_step)
+            await asyncio.to_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
+
+    async def settle(self) -> None:
+        """Until every rollout, judgement and step boundary has ended."""
+        while self._work:
+            await asyncio.wait(self._work)
+
+    # --- instructions ---
+
+    def _execute(self, instruction: Instruction) -> None:
+        match instruction:
+            case StartGroup():
+                self._start_group(instruction)
+            case CancelGroup(group_id, reason):
+                self._cancel_group(self._groups.pop(group_id, None), reason)
+            case JudgeGroup(group_id):
+                self._spawn(self._judge(self._groups[group_id]), f"judge {group_id}")
+            case ShipBatch(step, group_ids):
+                self._spawn(self._ship(step, group_ids), f"step {step}")
+            case Finish():
+                self.finished.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._tasks.create_task(work, name=name)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    def _start_group(self, start: StartGroup) -> None:
+        rollouts = [
+            Rollout(f"{start.group_id}-{index}", start.group_id, start.environment, start.example_index)
+            for index in range(start.size)
+        ]
+        group = self._groups[start.group_id] = Group(start.group_id, start.environment, rollouts)
+        for rollout in rollouts:
+            self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
+
+    def _cancel_group(self, group: Group | None, reason: str) -> None:
+        if group is None:
+            return  # Waiting for its turn after a resume: it never started here.
+        group.cancelled = True
+        _interrupt(group)
+        if group.judged:
+            self._lost += group.rollouts
+        else:
+            self._window.count("rollouts/cancelled", len(group.rollouts))
+        logger.debug("group %d is out: %s", group.group_id, reason)
+
+    async def _play(self, group: Group, rollout: Rollout) -> None:
+        group_context.set(group.group_id)
+        rollout_context.set(rollout.rollout_id)
+        model = PolicyModel(rollout, self._chat, self._pool, self._sampling)
+        interrupted = False
+        try:
+            with self._interruptible(group):
+                await play(self._environments[group.environment], rollout, model)
+                if rollout.error is not None:
+                    logger.warning("rollout failed: %s", rollout.error)
+                    await asyncio.sleep(_FAILURE_PAUSE_SECONDS)
+        except asyncio.CancelledError:
+            if not (group.cancelled or self._draining):
+                raise
+            interrupted = True
+        outcome = "cancelled" if interrupted else "completed" if rollout.error is None else "failed"
+        if outcome == "completed":
+            self._on_progress()
+        oldest = rollout.oldest_policy_version if rollout.turns else None
+        self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
+
+    async def _judge(self, group: Group) -> None:
+        group_context.set(group.group_id)
+        loaded = self._environments[group.environment]
+        if loaded.environment.group_scoring:
+            try:
+                with self._interruptible(group):
+                    await score_group(loaded, group.rollouts)
+            except asyncio.CancelledError:
+                if not (group.cancelled or self._draining):
+                    raise
+                return  # Forgotten, or played again after a resume.
+        judgement = await asyncio.to_thread(self._judge_in_thread, group.rollouts, loaded.environment.group_scoring)
+        if not group.cancelled:
+            group.judged = True
+            self._window.add(group.rollouts)
+            for (kind, environment), caught in judgement.caught.items():
+                self._window.count(f"filters/{kind}/{environment}", caught)
+        self.handle(judgement.event)
+
+    def _judge_in_thread(self, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
+        for rollout in rollouts:
+            fault = fault_of_state(rollout)
+            if fault is not None:
+                rollout.error = rollout.error or fault
+                rollout.state, rollout.metrics = {}, {}
+        judgement = judge_group(rollouts, self._advantage, self._config.filters, group_scoring=group_scoring)
+        if not self._config.dump_raw_rollouts:
+            for rollout in rollouts:
+                if rollout.error is not None or rollout.filtered_by is not None:
+                    # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
+                    rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
+        return judgement
+
+    async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
+        step_context.set(step)
+        rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
+        lost, self._lost = self._lost, []
+
+        def snapshot(batch: Batch) -> Checkpoint:
+            return self._checkpoint(step, self._metrics(batch))
+
+        line = await self._boundary.take(step, rollouts, lost, snapshot, self._sender.submit)
+        for group_id in group_ids:
+            del self._groups[group_id]
+        self._on_progress()
+        self._publish(line)
+        self.handle(BatchCommitted(step))
+
+    @contextmanager
+    def _interruptible(self, group: Group) -> Iterator[None]:
+        """Registers the current task with its group for the block; where there is nothing left to do it is cancelled at once."""
+        if group.cancelled or self._draining:
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        assert task is not None
+        group.interruptible.add(task)
+        try:
+            yield
+        finally:
+            group.interruptible.discard(task)
+
+    # --- state ---
+
+    def _checkpoint(self, step: int, line: MetricsLine | None = None) -> Checkpoint:
+        """The state as it is now. Called on the loop, so that scheduler, window and rollouts are of one moment."""
+        ready = [
+            rollout for group_id in self._scheduler.ready_group_ids() for rollout in self._groups[group_id].rollouts
+        ]
+        return Checkpoint(
+            step=step,
+            identity=identity_of(self._config),
+            scheduler=self._scheduler.state(),
+            window=self._window.state(),
+            waiting=[*ready, *self._lost],
+            line=line,
+        )
+
+    def _metrics(self, batch: Batch) -> MetricsLine:
+        """The metrics of a step but for its phases. Starts a new window."""
+        snapshot = self._scheduler.snapshot()
+        lag = self._lag.take()
+        return {
+            "step": batch.step,
+            "time": time.time(),
+            **self._window.take(batch),
+            **(lag.metrics() if lag is not None else {}),
+            "inflight/rollouts": snapshot.in_flight_rollouts,
+            "policy/version": snapshot.policy_version,
+            "memory/rss_bytes": _resident_bytes(),
+        }
+
+
+def _interrupt(group: Group) -> None:
+    for task in group.interruptible:
+        task.cancel()
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES

@@ -1,0 +1,81 @@
+"""Measures the event loop's lag: how much later than asked a sleeping coroutine wakes.
+
+Ten times a second, from start to end of the daemon, so that whatever blocks the loop shows. Each step takes the
+distribution since the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from orchestrator.config import LagConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LagDistribution:
+    """Lags of one step, in seconds."""
+
+    min: float
+    mean: float
+    median: float
+    p90: float
+    p99: float
+    max: float
+    n: int
+
+    def metrics(self) -> dict[str, float | int]:
+        """Under the design's names, `event_loop_lag/...`."""
+        return {f"event_loop_lag/{name}": value for name, value in asdict(self).items()}
+
+
+class EventLoopLagMonitor:
+    """Samples the lag of the loop it runs on. `on_tick` is called after each sample (the watchdog's heartbeat)."""
+
+    def __init__(self, config: LagConfig, on_tick: Callable[[], None] | None = None) -> None:
+        self._config = config
+        self._on_tick = on_tick
+        self._lags: list[float] = []
+
+    async def run(self) -> None:
+        """Samples until cancelled."""
+        while True:
+            due = time.perf_counter() + self._config.interval_seconds
+            await asyncio.sleep(self._config.interval_seconds)
+            # Timers of uvloop have a resolution of a millisecond and may fire that much early.
+            self._lags.append(max(0.0, time.perf_counter() - due))
+            if self._on_tick is not None:
+                self._on_tick()
+
+    def take(self) -> LagDistribution | None:
+        """The distribution since the last call; None without a sample. Warns of what exceeds the thresholds."""
+        lags, self._lags = self._lags, []
+        if not lags:
+            return None
+        values = np.asarray(lags)
+        median, p90, p99 = (float(value) for value in np.percentile(values, (50, 90, 99)))
+        lag = LagDistribution(
+            float(values.min()), float(values.mean()), median, p90, p99, float(values.max()), len(lags)
+        )
+        self._warn(lag)
+        return lag
+
+    def _warn(self, lag: LagDistribution) -> None:
+        thresholds = (
+            ("p90", lag.p90, self._config.warn_p90_seconds),
+            ("p99", lag.p99, self._config.warn_p99_seconds),
+            ("max", lag.max, self._config.warn_max_seconds),
+        )
+        for name, value, threshold in thresholds:
+            if value > threshold:
+                logger.warning(
+                    "event loop lag: %s of %d samples is %.3f s, above lag.warn_%s_seconds = %g",
+                    name, lag.n, value, name, threshold,
+                )  # fmt: skip

@@ -1,0 +1,93 @@
+"""Logging of the daemon: records are queued and written by a thread, to the run's `orchestrator.log` and to stderr.
+
+A full disk or a slow terminal then never holds the loop. Context variables say which step, group and rollout a record
+belongs to.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import logging.handlers
+import queue
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+run_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("run", default=None)
+step_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("step", default=None)
+group_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("group", default=None)
+rollout_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("rollout", default=None)
+
+_CONTEXT: dict[str, contextvars.ContextVar[Any]] = {
+    "run": run_context, "step": step_context, "group": group_context, "rollout": rollout_context,
+}  # fmt: skip
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (Unix seconds), level, logger, message, and the context that is set."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_text:
+            line["exception"] = record.exc_text
+        return orjson.dumps(line | getattr(record, "context", {}), default=str).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, message and context, for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        context = " ".join(f"{name}={value}" for name, value in getattr(record, "context", {}).items() if name != "run")
+        return f"{text}  [{context}]" if context else text
+
+
+class _ContextHandler(logging.handlers.QueueHandler):
+    """Queues a record with the context of whoever logs, and its exception as text."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        record.context = {name: value for name, variable in _CONTEXT.items() if (value := variable.get()) is not None}
+        if record.exc_info:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        record.msg, record.args, record.exc_info = record.getMessage(), None, None
+        return record
+
+
+@contextmanager
+def logging_to(path: Path, log_format: Literal["text", "json"]) -> Iterator[None]:
+    """Sends records of level INFO and above of every logger to `path` (appended) and stderr while the block lasts.
+
+    Raises `OSError` when the file cannot be opened. On exit, everything queued is written and the former set-up is back.
+    """
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setFormatter(TextFormatter())
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = _ContextHandler(records)
+    listener = logging.handlers.QueueListener(records, file, terminal)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    listener.start()
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        listener.stop()
+        file.close()

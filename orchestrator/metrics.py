@@ -1,0 +1,125 @@
+"""Where a step's metrics go: one line of `metrics.jsonl`, Prometheus on loopback, and one line of the log.
+
+The line is also in the step's checkpoint, which is the commit; `repair` makes the file agree with the checkpoint resumed from.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from transport.atomic import write_atomically
+
+logger = logging.getLogger(__name__)
+
+MetricsLine = dict[str, Any]
+"""Metric name to number; `step` is always present."""
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Appends one JSON line in one write and fsyncs. Blocks: call it in a thread."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> None:
+    """Makes the file hold the steps up to `newest_step` once each: later and torn lines go, `committed` fills what is missing."""
+    before = path.read_bytes() if path.exists() else b""
+    lines: dict[int, bytes] = {}
+    for raw in before.splitlines():
+        try:
+            step = int(orjson.loads(raw)["step"])
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            logger.warning("%s: dropping a torn line of %d bytes", path, len(raw))
+            continue
+        if step <= newest_step:
+            lines.setdefault(step, raw)
+    for line in committed:
+        if line["step"] <= newest_step:
+            lines.setdefault(line["step"], orjson.dumps(line))
+    missing = [step for step in range(1, newest_step + 1) if step not in lines]
+    if missing:
+        logger.warning("%s: the lines of steps %s are lost; no checkpoint kept holds them", path, missing)
+    after = b"".join(lines[step] + b"\n" for step in sorted(lines))
+    if after != before:
+        write_atomically(path, after)
+
+
+def log_step(line: Mapping[str, Any], total_steps: int) -> None:
+    """One line for people: the step, what it learned from, and its phases, the slowest first."""
+    phases = {name.removeprefix("phase/"): value for name, value in line.items() if name.startswith("phase/")}
+    ordered = sorted(phases.items(), key=lambda item: -item[1])
+    logger.info(
+        "step %d/%d  reward %s  staleness %s  rollouts %d (%d failed, %d filtered, %d cancelled)  policy %d  "
+        "lag p99 %s max %s  phases: %s",
+        line["step"], total_steps, _number(line.get("reward/mean")), _number(line.get("staleness/mean")),
+        line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"], line["rollouts/cancelled"],
+        line["policy/version"], _milliseconds(line.get("event_loop_lag/p99")), _milliseconds(line.get("event_loop_lag/max")),
+        ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in ordered),
+    )  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1e3:.1f} ms"
+
+
+class PrometheusEndpoint(Collector):
+    """Serves the newest line on loopback as gauges named `counterpoint_<metric>`, labelled with the run.
+
+    A context manager. Raises `OSError` on entry when the port is taken.
+    """
+
+    def __init__(self, port: int, run_id: str) -> None:
+        self._port = port
+        self._run_id = run_id
+        self._line: MetricsLine = {}
+
+    def publish(self, line: MetricsLine) -> None:
+        """Replaces what is served."""
+        self._line = line
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Called by the HTTP thread at each scrape."""
+        for name, value in self._line.items():
+            if isinstance(value, int | float):
+                gauge = GaugeMetricFamily(f"counterpoint_{re.sub(r'[^A-Za-z0-9_]', '_', name)}", name, labels=["run"])
+                gauge.add_metric([self._run_id], value)
+                yield gauge
+
+    def __enter__(self) -> PrometheusEndpoint:
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
+        self.port = int(self._server.server_port)
+        logger.info("Prometheus metrics at http://127.0.0.1:%d/metrics", self.port)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # `shutdown` waits for the serving thread's next poll (half a second): leave that to a thread of its own.
+        threading.Thread(target=self._close, name="prometheus-close").start()
+
+    def _close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

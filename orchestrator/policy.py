@@ -1,0 +1,102 @@
+"""Watches for new weights and loads them: the newest stable broadcast goes to the inference pool, and the scheduler is told.
+
+Order matters: the scheduler first cancels what the new version would make too stale, then the weights load, then
+scheduling goes on with the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from inference.base import Probe, WeightUpdate
+from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
+from orchestrator.watchdog import awaiting
+from transport.atomic import published_steps
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+"""Between looks at the broadcast directory: a small share of any step."""
+
+Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
+
+
+class Pool(Protocol):
+    """What the watcher needs of `inference.pool.InferencePool`."""
+
+    async def update_weights(self, update: WeightUpdate) -> None: ...
+
+
+class ForeignBroadcastError(RuntimeError):
+    """A broadcast directory that this run's trainer cannot have written."""
+
+
+class PolicyWatcher:
+    """`report` tells the scheduler; `newest_step` answers the last committed step, beyond which no weights can exist.
+
+    `adapter` is the LoRA adapter's name at the servers, None for full weights.
+    """
+
+    def __init__(
+        self, run_dir: Path, pool: Pool, adapter: str | None, report: Report, newest_step: Callable[[], int]
+    ) -> None:
+        self._directory = run_dir / "broadcast"
+        self._pool = pool
+        self._adapter = adapter
+        self._report = report
+        self._newest_step = newest_step
+        self.version: int | None = None
+        """What inference serves; None before the first load."""
+
+    async def load_first(self, version: int) -> None:
+        """Loads the newest broadcast, `version` or later: the trainer published that one before its READY, and may have gone
+        on since with batches that were sent again. Raises as `run` does."""
+        with awaiting(f"the broadcast of policy version {version}", str(self._directory)):
+            while self.version is None:
+                newest = await self._newest()
+                if newest >= version:
+                    await self._load(newest)
+                else:
+                    await asyncio.sleep(POLL_SECONDS)
+
+    async def run(self) -> None:
+        """Loads every newer version until cancelled.
+
+        Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what the pool raises.
+        """
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            newest = await self._newest()
+            if self.version is None or newest > self.version:
+                await self._load(newest)
+
+    async def _newest(self) -> int:
+        return max(await asyncio.to_thread(published_steps, self._directory), default=-1)
+
+    async def _load(self, version: int) -> None:
+        directory = self._directory / f"step_{version}"
+        if version > self._newest_step():
+            raise ForeignBroadcastError(
+                f"{directory} holds weights after step {version}, but this run has sent batches up to step "
+                f"{self._newest_step()} only: another life or another run wrote it. Remove it and resume"
+            )
+        try:
+            probe = await asyncio.to_thread(Probe.read, directory / "probe.json")
+        except FileNotFoundError:
+            if directory.exists():
+                raise
+            return  # The trainer removed it meanwhile: it has published a newer one.
+        if probe.version != version:
+            raise ForeignBroadcastError(f"{directory}/probe.json says version {probe.version}; expected {version}")
+        started = time.perf_counter()
+        self._report(PolicyUpdateStarting(version))
+        with awaiting(f"inference to load policy version {version}", str(directory)):
+            await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter))
+        self.version = version
+        logger.info("inference serves policy version %d (loaded in %.3f s)", version, time.perf_counter() - started)
+        self._report(PolicyUpdated(version))

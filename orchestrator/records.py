@@ -1,0 +1,52 @@
+"""Saved records of a step for people and tools: `rollouts.jsonl`, one JSON object a rollout, bulk arrays left out.
+
+Encoded one rollout a call, in a thread: no call holds the GIL for long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from transport.records import Rollout
+
+_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def rollout_record(rollout: Rollout, state_columns: Sequence[str]) -> dict[str, Any]:
+    """One rollout's line: identity, result, a summary of each turn, and the chosen fields of its state under `state`."""
+    return {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "environment": rollout.environment,
+        "example_index": rollout.example_index,
+        "reward": rollout.reward,
+        "advantage": rollout.advantage,
+        "error": rollout.error,
+        "filtered_by": rollout.filtered_by,
+        "metrics": rollout.metrics,
+        "turns": [
+            {
+                "prompt_tokens": len(turn.prompt_ids),
+                "completion_tokens": len(turn.completion_ids),
+                "policy_version": turn.policy_version,
+                "finish_reason": turn.finish_reason,
+                "server": turn.server,
+            }
+            for turn in rollout.turns
+        ],
+        "state": {column: rollout.state.get(column) for column in state_columns},
+    }
+
+
+def write_records(path: Path, rollouts: Iterable[Rollout], state_columns: Mapping[str, Sequence[str]]) -> None:
+    """Writes and fsyncs a new JSON Lines file. `state_columns` is by environment. Blocks: call it in a thread."""
+    with path.open("xb") as file:
+        for rollout in rollouts:
+            file.write(orjson.dumps(rollout_record(rollout, state_columns[rollout.environment]), option=_OPTIONS))
+        file.flush()
+        os.fsync(file.fileno())

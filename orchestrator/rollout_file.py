@@ -1,0 +1,120 @@
+"""Whole rollouts in one file, arrays as raw bytes: groups that wait in a checkpoint, and dumps for replay.
+
+The file is a sequence of frames of `transport.arrays.pack_arrays`, each after its length as a little-endian uint64: for each
+rollout one frame that says how many turns follow, then one a turn. Arrays are written by reference and read as views of the
+file's bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from transport.arrays import AnyArray, pack_arrays, unpack_arrays
+from transport.atomic import Buffer, as_bytes_view, write_buffers
+from transport.records import Rollout, Turn
+
+_LENGTH = struct.Struct("<Q")
+_ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
+_JSON_FIELDS = ("metrics", "state")
+_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
+    """Writes a new file, flushed to disk. Blocks: call it in a thread.
+
+    Raises `OSError`, and `TypeError` for a `state` that is not JSON-serialisable (see `fault_of_state`).
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for rollout in rollouts:
+            write_buffers(descriptor, rollout_buffers(rollout))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_rollouts(path: Path) -> list[Rollout]:
+    """The rollouts of a file, in order. Raises `OSError`, or `ValueError` naming the file when it is damaged."""
+    try:
+        return parse_rollouts(memoryview(path.read_bytes()))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def rollout_buffers(rollout: Rollout) -> list[Buffer]:
+    """One rollout's bytes, arrays by reference."""
+    buffers = framed(*_rollout_frame(rollout))
+    for turn in rollout.turns:
+        buffers += framed(*_turn_frame(turn))
+    return buffers
+
+
+def parse_rollouts(data: memoryview) -> list[Rollout]:
+    """The rollouts of the bytes that `rollout_buffers` gave, arrays as views. Raises `ValueError` when they are damaged."""
+    rollouts: list[Rollout] = []
+    parsed = frames(data)
+    try:
+        for header, arrays in parsed:
+            turns = [_turn(*next(parsed)) for _ in range(header.pop("turns"))]
+            json_fields = {name: orjson.loads(arrays[name].data) for name in _JSON_FIELDS}
+            rollouts.append(Rollout(turns=turns, **json_fields, **header))
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise ValueError(f"rollout {len(rollouts)} is damaged: {error!r}") from error
+    return rollouts
+
+
+def fault_of_state(rollout: Rollout) -> str | None:
+    """Why `state` and `metrics` cannot be saved, for a person, or None when they can."""
+    for name in _JSON_FIELDS:
+        try:
+            orjson.dumps(getattr(rollout, name), option=_JSON)
+        except TypeError as error:
+            return f"the environment left a {name} that is not JSON-serialisable: {error}"
+    return None
+
+
+def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in _JSON_FIELDS}
+    # As arrays, since an environment's state may be larger than a frame's header may be.
+    arrays = {
+        name: np.frombuffer(orjson.dumps(getattr(rollout, name), option=_JSON), dtype=np.uint8) for name in _JSON_FIELDS
+    }
+    return plain | {"turns": len(rollout.turns)}, arrays
+
+
+def _turn_frame(turn: Turn) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+    plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in _ARRAYS}
+    arrays = {name: array for name in _ARRAYS if (array := getattr(turn, name)) is not None}
+    return plain, arrays
+
+
+def _turn(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Turn:
+    fields: dict[str, Any] = header | arrays
+    return Turn(**fields)
+
+
+def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[Buffer]:
+    """One frame after its length."""
+    buffers = pack_arrays(header, arrays)
+    return [_LENGTH.pack(sum(as_bytes_view(buffer).nbytes for buffer in buffers)), *buffers]
+
+
+def frames(data: memoryview) -> Iterator[tuple[dict[str, Any], dict[str, AnyArray]]]:
+    """The frames that `framed` gave, one after the other. Raises `ValueError` when they are damaged."""
+    offset = 0
+    while offset < len(data):
+        if len(data) - offset < _LENGTH.size:
+            raise ValueError(f"the file ends within a length, at byte {offset}")
+        (length,) = _LENGTH.unpack_from(data, offset)
+        start, offset = offset + _LENGTH.size, offset + _LENGTH.size + length
+        if offset > len(data):
+            raise ValueError(f"a frame at byte {start} claims {length} bytes, {len(data) - start} are left")
+        yield unpack_arrays(data[start:offset])

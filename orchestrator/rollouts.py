@@ -1,0 +1,135 @@
+"""Plays one rollout: what an environment is given as its model, its deadline, its score, and what becomes of its exceptions.
+
+The pool is asked only for the routing that earlier turns lack (`trajectories.OpenBranches.rows_held`), so that bytes over the
+wire grow with tokens, not with turns squared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from environments.base import Environment
+from environments.chat import Chat
+from environments.config import EnvironmentConfig
+from inference.base import SamplingParameters
+from orchestrator.trajectories import OpenBranches
+from orchestrator.watchdog import awaiting
+from transport.records import Int32Array, Rollout, Turn
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_ERROR = 2000
+"""Characters kept of what an environment raised."""
+
+
+class GeneratingPool(Protocol):
+    """What a rollout needs of `inference.pool.InferencePool`."""
+
+    async def generate(
+        self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
+    ) -> Turn:
+        """One completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEnvironment:
+    """An environment of the mix and how it is configured."""
+
+    config: EnvironmentConfig
+    environment: Environment
+
+
+class PolicyModel:
+    """The `environments.base.Model` of one rollout. Appends every turn to `rollout.turns`; calls may overlap."""
+
+    def __init__(self, rollout: Rollout, chat: Chat, pool: GeneratingPool, sampling: SamplingParameters) -> None:
+        self.chat = chat
+        self._rollout = rollout
+        self._pool = pool
+        self._sampling = sampling
+        self._branches = OpenBranches()
+
+    async def generate(self, prompt_ids: Sequence[int]) -> Turn:
+        """One call with the run's sampling parameters.
+
+        Raises `ValueError` for an empty prompt or an answer whose routing does not join the turns before it,
+        `InferenceError` when no server answers.
+        """
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
+        if prompt.ndim != 1 or not prompt.size:
+            raise ValueError(
+                f"a prompt must be a flat, non-empty sequence of token ids; this one has shape {prompt.shape}"
+            )
+        with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
+            turn = await self._pool.generate(
+                prompt,
+                self._sampling,
+                affinity=self._rollout.rollout_id,
+                routed_experts_start=self._branches.rows_held(prompt),
+            )
+        self._branches.add(turn)
+        self._rollout.turns.append(turn)
+        return turn
+
+
+async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) -> None:
+    """Plays `rollout` to its end and scores it, unless its group is scored as one. Whatever the environment raises, or a missed
+    deadline, becomes `rollout.error`."""
+
+    async def play_and_score() -> None:
+        environment = loaded.environment
+        example = environment.example(rollout.example_index)
+        await environment.rollout(example, model, rollout.state)
+        if not environment.group_scoring:
+            rollout.reward = float(await environment.score(example, rollout))
+
+    rollout.error = await _failure(loaded, play_and_score())
+
+
+async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) -> None:
+    """Scores a group as one. Does nothing when a rollout of it failed: the group will be dropped. A failure becomes every
+    rollout's `error`."""
+    if any(rollout.error is not None for rollout in rollouts):
+        return
+
+    async def score() -> None:
+        example = loaded.environment.example(rollouts[0].example_index)
+        rewards = list(await loaded.environment.score_group(example, rollouts))
+        if len(rewards) != len(rollouts):
+            raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            rollout.reward = float(reward)
+
+    error = await _failure(loaded, score())
+    for rollout in rollouts:
+        rollout.error = error
+
+
+async def _failure(loaded: LoadedEnvironment, work: Coroutine[Any, Any, None]) -> str | None:
+    """Awaits an environment's `work` within its deadline; what went wrong, for a person, or None.
+
+    Raises `CancelledError` only when this task is cancelled from outside.
+    """
+    seconds = loaded.config.rollout_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return "the environment cancelled itself: CancelledError came out of its code"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout
+        if isinstance(error, TimeoutError) and deadline.expired():
+            return f"missed its deadline of rollout_timeout_seconds = {seconds:g}"
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__}: {error} (in {where.name}, {where.filename}:{where.lineno})"
+        return message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
+    return None

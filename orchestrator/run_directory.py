@@ -1,0 +1,76 @@
+"""The run's directory as the orchestrator finds and leaves it: taking it over, the configuration in it, and rewinding on resume.
+
+`control/` is how trainer and operator answer: a refused configuration and an eviction are files there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import tomli_w
+
+from orchestrator.config import OrchestratorConfig
+from transport.atomic import remove_directory, write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+class ConfigurationError(ValueError):
+    """What the operator configured cannot be run; the message says what, where and what to do."""
+
+
+class RunEvictedError(RuntimeError):
+    """`control/evicted.txt` says that this run is to end."""
+
+
+def take_over(config: OrchestratorConfig) -> None:
+    """Creates the run's directory, or accepts an existing one with `resume`. Raises `ConfigurationError`."""
+    run_dir = config.run_dir
+    try:
+        if run_dir.is_dir() and any(run_dir.iterdir()) and not config.resume:
+            raise ConfigurationError(
+                f"{run_dir} already holds a run. Set resume = true to go on with it, or choose another output_dir or run_id, "
+                "or remove the directory"
+            )
+        for name in ("control", "checkpoints", "rollouts", "broadcast"):
+            (run_dir / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"output_dir = {config.output_dir}: cannot write {run_dir}: {error.strerror}"
+        ) from error
+
+
+def write_config(config: OrchestratorConfig) -> None:
+    """Writes `control/orch.toml`, for which the trainer waits. A verdict on an earlier configuration goes first."""
+    control = config.run_dir / "control"
+    (control / "config_validation_error.txt").unlink(missing_ok=True)
+    resolved = config.model_dump(mode="json", exclude_none=True)
+    write_atomically(control / "orch.toml", tomli_w.dumps(resolved).encode())
+
+
+def check_control(run_dir: Path) -> None:
+    """Raises `RunEvictedError` or `ConfigurationError` with the reason when `control/` holds one."""
+    verdicts: tuple[tuple[str, Callable[[str], Exception]], ...] = (
+        ("evicted.txt", lambda reason: RunEvictedError(f"this run was evicted: {reason}")),
+        (
+            "config_validation_error.txt",
+            lambda reason: ConfigurationError(f"the trainer refuses the configuration: {reason}"),
+        ),
+    )
+    for name, verdict in verdicts:
+        path = run_dir / "control" / name
+        if path.exists():
+            reason = path.read_text(encoding="utf-8", errors="replace").strip() or "no reason given"
+            raise verdict(f"{reason} ({path})")
+
+
+def rewind(run_dir: Path, newest_step: int) -> None:
+    """Removes what a killed process left beyond its last commit: rollouts that were never sent, and half-written directories."""
+    for parent in (run_dir / "rollouts", run_dir / "raw_rollouts", run_dir / "checkpoints"):
+        for directory in sorted(parent.glob("step_*")) + sorted(parent.glob(".*.partial")):
+            step = directory.name.removeprefix("step_")
+            if not step.isdigit() or int(step) > newest_step:
+                logger.info("removing %s: it is beyond the last commit, step %d", directory, newest_step)
+                remove_directory(directory)

@@ -1,0 +1,78 @@
+"""SIGTERM and SIGINT of the daemon: the first asks it to drain; a second, or a drain that takes too long, ends it at once.
+
+Handlers are plain `signal.signal` ones, restored on exit, as uvicorn does it: they also run where a loop has no
+`add_signal_handler` or is about to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from orchestrator.watchdog import describe_waits
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """A context manager, for the main thread. `wait` returns once a signal has come."""
+
+    def __init__(self, shutdown_timeout_seconds: float) -> None:
+        self._timeout_seconds = shutdown_timeout_seconds
+        self._received: int | None = None
+        self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._deadline: threading.Timer | None = None
+        self._former: dict[int, Any] = {}
+
+    async def wait(self) -> None:
+        """Until the first signal."""
+        event = asyncio.Event()
+        self._waiting = (asyncio.get_running_loop(), event)
+        if self._received is None:
+            await event.wait()
+
+    def __enter__(self) -> StopSignals:
+        self._former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None:
+            _leave(f"a second signal ({signal.Signals(number).name}): leaving at once", 128 + number)
+        self._received = number
+        # A thread, since what keeps a drain from ending may well be a loop that does not run.
+        self._deadline = threading.Timer(self._timeout_seconds, self._too_late)
+        self._deadline.daemon = True
+        self._deadline.start()
+        if self._waiting is not None:
+            loop, event = self._waiting
+            loop.call_soon_threadsafe(event.set)
+
+    def _too_late(self) -> None:
+        _leave(
+            f"not drained within shutdown_timeout_seconds = {self._timeout_seconds:g}; still awaited: {describe_waits()}. "
+            "The last commit is intact",
+            1,
+        )
+
+
+def _leave(message: str, code: int) -> None:
+    """Ends the process from any thread, whatever the others do. What is committed is on disk."""
+    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,139 @@
+"""The step boundary, phase by phase and each one timed: merge, records, commit, send, trim. A replay drives it too.
+
+The order is the contract (`docs/contracts.md`, "Order of a step"): what a kill leaves behind is either a step that never
+was, or one that is committed and will be sent. Bulk bytes are never copied, and every phase runs in threads, in calls that
+hold the GIL shortly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator import metrics
+from orchestrator.checkpoint import Checkpoint, write_checkpoint
+from orchestrator.metrics import MetricsLine
+from orchestrator.records import write_records
+from orchestrator.rollout_file import write_rollouts
+from orchestrator.trajectories import assemble_batch, merge_rollout
+from orchestrator.watchdog import awaiting
+from transport import codec
+from transport.atomic import publish_directory
+from transport.records import Batch, Rollout, Sample
+
+
+@dataclass(slots=True)
+class Phases:
+    """Durations of a step's phases, in seconds, in the order they ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times the block as `name`."""
+        started = time.perf_counter()
+        try:
+            with awaiting(f"phase {name} of the step boundary"):
+                yield
+        finally:
+            self.seconds[name] = time.perf_counter() - started
+
+    def metrics(self) -> dict[str, float]:
+        """Under the design's names, `phase/<name>`."""
+        return {f"phase/{name}": seconds for name, seconds in self.seconds.items()}
+
+
+MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
+"""Merges some rollouts off the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBoundary:
+    """One run's step boundary. `state_columns` is by environment."""
+
+    run_dir: Path
+    run_id: str
+    state_columns: Mapping[str, Sequence[str]]
+    gather_chunk_size: int | None = None
+    keep_checkpoints: int = 2
+    dump_raw_rollouts: bool = False
+    merge_chunk: MergeChunk | None = None
+    """Where rollouts are merged; a thread where it is None."""
+
+    async def take(
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        others: Sequence[Rollout],
+        snapshot: Callable[[Batch], Checkpoint],
+        send: Callable[[Batch], Awaitable[None]],
+    ) -> MetricsLine:
+        """Takes step `step` with `rollouts` (all of the groups that ship, in order) and answers its metrics line.
+
+        `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
+        loop once the batch is on disk and gives the state to commit, `line` included; `send` hands the committed
+        batch to the trainer. Raises `OSError` (disk full) before the commit, or `ValueError` when no rollout is left to train on.
+        """
+        phases = Phases()
+        with phases.phase("merge"):
+            batch = await self.merge(step, rollouts)
+        with phases.phase("records"):
+            await asyncio.to_thread(self.write_rollouts, batch, rollouts, others)
+        checkpoint = snapshot(batch)
+        assert checkpoint.line is not None
+        checkpoint.line.update(phases.metrics())
+        with phases.phase("commit"):
+            await asyncio.to_thread(write_checkpoint, self.run_dir, checkpoint, self.keep_checkpoints)
+        with phases.phase("send"):
+            await send(batch)
+        with phases.phase("malloc_trim"):
+            await asyncio.to_thread(_malloc_trim)
+        # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
+        line = checkpoint.line | phases.metrics()
+        await asyncio.to_thread(metrics.append, self.run_dir / "metrics.jsonl", line)
+        return line
+
+    async def merge(self, step: int, rollouts: Sequence[Rollout]) -> Batch:
+        """The batch of `step`: the samples of every rollout that neither failed nor was filtered."""
+        kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
+        size = self.gather_chunk_size or max(1, len(kept))
+        samples: list[Sample] = []
+        for start in range(0, len(kept), size):
+            chunk = kept[start : start + size]
+            samples += await (self.merge_chunk(chunk) if self.merge_chunk else asyncio.to_thread(merge_all, chunk))
+        return await asyncio.to_thread(assemble_batch, self.run_id, step, samples)
+
+    def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> None:
+        """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""
+        name = f"step_{batch.step}"
+        if self.dump_raw_rollouts:
+            with publish_directory(self.run_dir / "raw_rollouts" / name) as directory:
+                write_rollouts(directory / "rollouts.bin", rollouts)
+        with publish_directory(self.run_dir / "rollouts" / name) as directory:
+            codec.write_file(directory / "batch.bin", batch)
+            write_records(directory / "rollouts.jsonl", [*rollouts, *others], self.state_columns)
+
+
+def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:
+    """The samples of some rollouts, in order."""
+    return [sample for rollout in rollouts for sample in merge_rollout(rollout)]
+
+
+@cache
+def _malloc_trim_function() -> Any:
+    """glibc's `malloc_trim`, None with another C library."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def _malloc_trim() -> None:
+    """Gives freed memory back to the system: without it a daemon grows by several MB a step."""
+    trim = _malloc_trim_function()
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,164 @@
+"""Names every wait, and says what is awaited when nothing moves.
+
+`awaiting(what, where)` registers a wait for as long as its block lasts. The watchdog is a thread, so that it also sees a
+loop that is itself blocked: without progress it logs the scheduler's view and every wait with its age; with a blocked loop
+it logs the Python stack that blocks it. It feeds systemd's watchdog only while the loop ticks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cluster.notify import notify
+
+logger = logging.getLogger(__name__)
+
+_REPORTED_WAITS = 12
+"""Waits named in one report; hundreds of rollouts wait for the same thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One thing being awaited."""
+
+    what: str
+    where: str
+    since: float
+    """On the monotonic clock, in seconds."""
+
+
+_waits: dict[int, Wait] = {}
+_keys = itertools.count()
+
+
+@contextmanager
+def awaiting(what: str, where: str = "") -> Iterator[None]:
+    """Registers `what` (a noun: "the trainer's READY") and `where` (an address, a path) as awaited during the block."""
+    key = next(_keys)
+    _waits[key] = Wait(what, where, time.monotonic())
+    try:
+        yield
+    finally:
+        del _waits[key]
+
+
+def waits() -> list[Wait]:
+    """Everything awaited at present, the oldest first."""
+    return sorted(_waits.copy().values(), key=lambda wait: wait.since)
+
+
+def describe_waits() -> str:
+    """The waits as one line for people, the oldest first."""
+    now, current = time.monotonic(), waits()
+    lines = [
+        f"{wait.what}{f' ({wait.where})' if wait.where else ''} for {now - wait.since:.1f} s"
+        for wait in current[:_REPORTED_WAITS]
+    ]
+    if len(current) > _REPORTED_WAITS:
+        lines.append(f"and {len(current) - _REPORTED_WAITS} more")
+    return "; ".join(lines) or "nothing"
+
+
+class StallError(RuntimeError):
+    """Nothing moved for `stall_timeout_seconds`."""
+
+
+class Watchdog:
+    """Watches progress from a thread. `describe` is called on the loop and says what the scheduler waits for."""
+
+    def __init__(self, warning_seconds: float, timeout_seconds: float | None, describe: Callable[[], str]) -> None:
+        self._warning_seconds = warning_seconds
+        self._timeout_seconds = timeout_seconds
+        self._describe = describe
+        self._feed_seconds = _systemd_interval()
+        self._stop = threading.Event()
+        self._last_beat = self._last_progress = time.monotonic()
+        self._reported_stall = self._reported_block = -float("inf")
+
+    def beat(self) -> None:
+        """The loop is alive; called from it several times a second."""
+        self._last_beat = time.monotonic()
+
+    def progress(self) -> None:
+        """Something happened that brings the run forward."""
+        self._last_progress = time.monotonic()
+
+    async def run(self) -> None:
+        """Watches until cancelled. Raises `StallError` after `timeout_seconds` without progress."""
+        loop, stalled = asyncio.get_running_loop(), asyncio.Event()
+        self.beat()
+        self.progress()
+        thread = threading.Thread(
+            target=self._watch, args=(loop, stalled, threading.get_ident()), name="watchdog", daemon=True
+        )
+        thread.start()
+        try:
+            await stalled.wait()
+            raise StallError(
+                f"no progress for {self._timeout_seconds} s (stall_timeout_seconds); awaited: {describe_waits()}; "
+                f"the scheduler: {self._describe()}"
+            )
+        finally:
+            self._stop.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, stalled: asyncio.Event, loop_thread: int) -> None:
+        period = min(1.0, self._warning_seconds / 4, self._feed_seconds or 1.0)
+        while not self._stop.wait(period):
+            now = time.monotonic()
+            silent, idle = now - self._last_beat, now - self._last_progress
+            if self._feed_seconds is not None and silent < self._feed_seconds:
+                notify("WATCHDOG=1")
+            if silent >= self._warning_seconds:
+                self._report_block(now, silent, loop_thread)
+            elif idle >= self._warning_seconds and now - self._reported_stall >= self._warning_seconds:
+                self._reported_stall = now
+                _on_loop(loop, self._report_stall)
+            if self._timeout_seconds is not None and idle >= self._timeout_seconds:
+                if silent < self._timeout_seconds:
+                    _on_loop(loop, stalled.set)
+                else:
+                    # The loop cannot raise: it does not run. What is on disk is complete; leave as after a SIGKILL.
+                    sys.stderr.write(f"error: the event loop has been blocked for {silent:.0f} s; giving up\n")
+                    sys.stderr.flush()
+                    os._exit(1)
+
+    def _report_stall(self) -> None:
+        idle = time.monotonic() - self._last_progress
+        if idle < self._warning_seconds:
+            return
+        logger.warning(
+            "no progress for %.0f s. Awaited: %s. The scheduler: %s", idle, describe_waits(), self._describe()
+        )
+
+    def _report_block(self, now: float, silent: float, loop_thread: int) -> None:
+        if now - self._reported_block < self._warning_seconds:
+            return
+        self._reported_block = now
+        frame = sys._current_frames().get(loop_thread)
+        stack = "".join(traceback.format_stack(frame)) if frame else "(the loop's thread is gone)"
+        logger.error("the event loop has been blocked for %.1f s by:\n%s", silent, stack)
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Schedules on the loop from the watchdog's thread; a loop that has just closed has no more to report."""
+    if not loop.is_closed():
+        try:
+            loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            logger.debug("the loop closed before %s could run on it", function)
+
+
+def _systemd_interval() -> float | None:
+    """Seconds between feeds: a third of what systemd allows, None where it asks for none."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    return int(microseconds) / 3e6 if microseconds.isdigit() and int(microseconds) > 0 else None
