@@ -1,0 +1,99 @@
+"""Tiny random models of the real architectures, on disk as any model is, and batches that fit them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from orchestrator.config import OrchestratorConfig
+from transport.records import Batch, SampleInfo
+
+VOCABULARY = 96
+LAYERS = 2
+EXPERTS = 8
+TOP_K = 2
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+}
+
+
+@pytest.fixture(scope="session")
+def moe_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3-MoE: 8 experts, top 2, 2 layers."""
+    torch.manual_seed(1)
+    config = Qwen3MoeConfig(
+        **_SHAPE, moe_intermediate_size=24, num_experts=EXPERTS, num_experts_per_tok=TOP_K, norm_topk_prob=True
+    )
+    directory = tmp_path_factory.mktemp("moe")
+    Qwen3MoeForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def dense_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random dense Qwen3."""
+    torch.manual_seed(2)
+    directory = tmp_path_factory.mktemp("dense")
+    Qwen3ForCausalLM(Qwen3Config(**_SHAPE)).save_pretrained(directory)
+    return directory
+
+
+def make_batch(
+    step: int = 1, lengths: tuple[int, ...] = (9, 17, 5, 12), run_id: str = "default", routed: bool = False
+) -> Batch:
+    """A random batch: the first third of each sample is prompt, environments alternate, routing (if any) in two chunks."""
+    random = np.random.default_rng(step)
+    tokens = sum(lengths)
+    mask = np.concatenate([np.arange(length) >= max(1, length // 3) for length in lengths]).astype(np.uint8)
+    routing = tuple(
+        tuple(
+            np.stack(
+                [random.permutation(EXPERTS)[:TOP_K] for _ in range(rows * LAYERS)]
+            ).reshape(rows, LAYERS, TOP_K).astype(np.uint8)
+            for rows in (2, length - 3)
+        )
+        for length in lengths
+    )  # fmt: skip
+    return Batch(
+        run_id=run_id,
+        step=step,
+        samples=tuple(
+            SampleInfo(f"{step}-{index}", ("reverse", "guess")[index % 2], step - 1, float(index % 2))
+            for index in range(len(lengths))
+        ),
+        token_ids_T=random.integers(0, VOCABULARY, tokens, dtype=np.int32),
+        loss_mask_T=mask,
+        log_probabilities_T=np.where(mask, -4.5 + 0.3 * random.standard_normal(tokens), 0).astype(np.float32),
+        advantages_T=np.where(mask, random.standard_normal(tokens), 0).astype(np.float32),
+        sample_offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        routed_experts=routing if routed else (),
+    )
+
+
+def make_run_config(output_dir: Path, model: Path, steps: int = 4, **training: Any) -> OrchestratorConfig:
+    """A run's configuration; `training` are keys of `[training]`."""
+    return OrchestratorConfig.model_validate(
+        {
+            "output_dir": output_dir,
+            "model": str(model),
+            "steps": steps,
+            "environments": [{"name": "reverse", "kind": "reverse-text"}],
+            "sampling": {"temperature": 0.9},
+            "training": {"learning_rate": 1e-3, "checkpoint_interval": 2, **training},
+        }
+    )

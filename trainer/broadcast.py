@@ -1,0 +1,72 @@
+"""Publishing a run's weights for inference: `run_<id>/broadcast/step_N/`, in Hugging Face's format or as a PEFT adapter.
+
+The directory carries its probe (`trainer/probe.py`) and appears whole, with `STABLE`, so that a watcher never sees half a
+model. The newest few are kept: a server may still be loading the one before.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from torch import nn
+
+from orchestrator.config import LoraConfig
+from trainer.lora import export_adapter
+from trainer.probe import write_probe
+from trainer.router_replay import RouterReplay
+from trainer.runs import run_directory
+from transport.atomic import publish_directory, published_steps, remove_directory
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""Copied beside full weights, so that a broadcast is a model one can serve."""
+
+
+class Broadcaster:
+    """Publishes the versions of one run's weights. On rank 0."""
+
+    def __init__(self, output_dir: Path, run_id: str, base_model: str, keep: int) -> None:
+        self.directory = run_directory(output_dir, run_id) / "broadcast"
+        self._base_model = base_model
+        self._keep = keep
+
+    def publish(self, model: nn.Module, replay: RouterReplay | None, lora: LoraConfig | None, version: int) -> None:
+        """Publishes the model's present weights as `version`, unless they are, and removes all but the newest versions.
+
+        Raises:
+            OSError: disk full, no permission; nothing appears.
+            ValueError: the weights are broken (`write_probe`); nothing appears.
+        """
+        if version in published_steps(self.directory):
+            return
+        with publish_directory(self.directory / f"step_{version}") as directory:
+            if lora is None:
+                model.save_pretrained(directory)
+                self._copy_tokenizer(directory)
+            else:
+                export_adapter(model, lora, self._base_model, directory)
+            write_probe(model, replay, version, directory / "probe.json")
+        for old in published_steps(self.directory)[: -self._keep]:
+            remove_directory(self.directory / f"step_{old}")
+
+    def remove_beyond(self, version: int) -> None:
+        """Removes what a former life published later than `version`: this one will publish it again."""
+        for newer in published_steps(self.directory):
+            if newer > version:
+                remove_directory(self.directory / f"step_{newer}")
+
+    def _copy_tokenizer(self, directory: Path) -> None:
+        for name in _TOKENIZER_FILES:
+            source = Path(self._base_model) / name
+            if source.is_file():
+                shutil.copyfile(source, directory / name)

@@ -1,0 +1,103 @@
+"""The trainer's checkpoints of one run, `trainer/<run_id>/checkpoints/step_N/`: everything that makes a resume exact.
+
+`state.safetensors` holds the weights, the optimizer's moments and the random state as tensors, `state.json` the progress. Nothing
+is pickled. A directory appears whole, with its `STABLE` marker, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trainer.runs import Progress, Run
+from transport.atomic import publish_directory, published_steps, remove_directory
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the message says which and why."""
+
+
+def checkpoints_directory(output_dir: Path, run_id: str) -> Path:
+    """Where the trainer keeps its checkpoints of a run."""
+    return output_dir / "trainer" / run_id / "checkpoints"
+
+
+def newest_step(output_dir: Path, run_id: str) -> int:
+    """The step of the newest checkpoint of a run; 0 when there is none."""
+    return max(published_steps(checkpoints_directory(output_dir, run_id)), default=0)
+
+
+def holds_any(output_dir: Path) -> Path | None:
+    """A published checkpoint of any run under `output_dir`, or None."""
+    return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
+
+
+def save(run: Run, output_dir: Path, keep: int) -> None:
+    """Writes the checkpoint of the run's current step unless it is there already, then removes all but the newest `keep`.
+
+    Raises `OSError` (disk full); the former checkpoints are then intact.
+    """
+    parent = checkpoints_directory(output_dir, run.run_id)
+    step = run.progress.step
+    if step not in published_steps(parent):
+        # Each tensor gets its own storage: safetensors refuses two names for one.
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.optimizer.state().items()}
+        with publish_directory(parent / f"step_{step}") as directory:
+            save_file(tensors | _random_state(), directory / "state.safetensors")
+            description = {"format": FORMAT, "run_id": run.run_id, "progress": asdict(run.progress)}
+            (directory / "state.json").write_text(json.dumps(description, indent=2) + "\n")
+    for old in published_steps(parent)[:-keep]:
+        remove_directory(parent / f"step_{old}")
+
+
+def load(run: Run, output_dir: Path, step: int) -> None:
+    """Puts the run, and the random state of this process, where they were after `step`.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or is of another model, adapter or format.
+    """
+    directory = checkpoints_directory(output_dir, run.run_id) / f"step_{step}"
+    try:
+        description = json.loads((directory / "state.json").read_text())
+        if description["format"] != FORMAT or description["run_id"] != run.run_id:
+            raise ValueError(
+                f"format {description['format']} of run {description['run_id']!r}; expected format {FORMAT} of {run.run_id!r}"
+            )
+        progress = Progress(**description["progress"])
+        if progress.step != step:
+            raise ValueError(f"it says it is of step {progress.step}")
+        tensors = load_file(directory / "state.safetensors")
+        run.optimizer.load_state(tensors)
+        _restore_random_state(tensors)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the checkpoint {directory} cannot be used: {error}. If it is damaged, remove that directory to go on from the "
+            "one before"
+        ) from error
+    run.progress = progress
+    run.durable_step = step
+    logger.info("run %s goes on after step %d, from %s", run.run_id, step, directory)
+
+
+def _random_state() -> dict[str, Tensor]:
+    state = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["random.cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])

@@ -1,0 +1,118 @@
+"""One run's optimizer: AdamW in float32 over its trainable parameters, its learning-rate schedule, and gradient clipping.
+
+Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. Parameters of lower precision get a float32 master
+copy, and their gradients accumulate in float32: in bfloat16, an update of a thousandth of a weight would round to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.config import TrainingConfig
+
+
+def learning_rate(config: TrainingConfig, steps: int, step: int) -> float:
+    """The rate of update `step` of `steps`, counted from 1: linear warm-up, then constant or falling to zero after the last."""
+    if step <= config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    progress = min((step - 1 - config.warmup_steps) / max(steps - config.warmup_steps, 1), 1.0)
+    remaining = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.learning_rate * remaining
+
+
+class Optimizer:
+    """Owns the gradients of `parameters`: backward passes accumulate into it until `step` or `zero_grad`."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], config: TrainingConfig, steps: int) -> None:
+        """Weight decay applies to matrices only; norms and biases are not decayed."""
+        self.config = config
+        self.steps = steps
+        self.parameters = parameters
+        self.masters: dict[str, Tensor] = {name: self._master(parameter) for name, parameter in parameters.items()}
+        matrices = [master for master in self.masters.values() if master.ndim >= 2]
+        vectors = [master for master in self.masters.values() if master.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=config.learning_rate, betas=config.betas, fused=True
+        )
+
+    def _master(self, parameter: nn.Parameter) -> Tensor:
+        if parameter.dtype == torch.float32:
+            return parameter
+        master = parameter.detach().float().requires_grad_()
+
+        def move_gradient(accumulated: nn.Parameter) -> None:
+            assert accumulated.grad is not None
+            gradient = accumulated.grad.float()
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            accumulated.grad = None
+
+        parameter.register_post_accumulate_grad_hook(move_gradient)
+        return master
+
+    def gradients(self) -> list[Tensor]:
+        """The accumulated gradients in the order of the parameters, float32; zeros where a parameter had no part."""
+        for master in self.masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        return [master.grad for master in self.masters.values() if master.grad is not None]
+
+    def gradient_norm(self) -> Tensor:
+        """The global 2-norm of the gradients, a float32 scalar."""
+        return torch.nn.utils.get_total_norm(self.gradients())
+
+    def step(self, step: int, norm: Tensor) -> float:
+        """Clips the gradients, whose norm is `norm`, and applies update number `step`. Returns the learning rate it used."""
+        torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.config.max_grad_norm, norm)
+        rate = learning_rate(self.config, self.steps, step)
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        self.zero_grad()
+        self._publish_masters()
+        return rate
+
+    def zero_grad(self) -> None:
+        """Forgets what has accumulated."""
+        for master in self.masters.values():
+            master.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """All state as named tensors: `master.<name>`, and `exp_avg.<name>`, `exp_avg_sq.<name>`, `step.<name>` once stepped."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            tensors[f"master.{name}"] = master.detach()
+            for key, value in self._adamw.state.get(master, {}).items():
+                tensors[f"{key}.{name}"] = value
+        return tensors
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Takes over what `state` returned, and sets the parameters from it.
+
+        Raises:
+            ValueError: a tensor is missing or of another shape: the state is of another model or adapter.
+        """
+        for name, master in self.masters.items():
+            saved = tensors.get(f"master.{name}")
+            if saved is None or saved.shape != master.shape:
+                found = "is missing" if saved is None else f"has shape {list(saved.shape)}"
+                raise ValueError(f"weight {name} {found}; this model has {list(master.shape)}")
+            with torch.no_grad():
+                master.copy_(saved)
+            state = {
+                key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step") if f"{key}.{name}" in tensors
+            }
+            if state:
+                self._adamw.state[master] = {key: value.to(master.device) for key, value in state.items()}
+        self._publish_masters()
+
+    @torch.no_grad()
+    def _publish_masters(self) -> None:
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])

@@ -1,0 +1,183 @@
+"""A batch's samples into micro-batches: which rank and which row each sample goes to, and the row's tensors.
+
+`check` refuses what cannot be trained, before anything is; `plan` decides with lengths alone, the same on every rank; `pack`
+builds the tensors of one row. Nothing is padded, and a sample is never split or seen by another (`trainer/attention.py`). Shape
+suffixes as in `transport/records.py`, and `P` for the trained tokens, each predicted from the position before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from transport.records import Batch, RoutingArray
+
+
+class InvalidBatch(ValueError):
+    """A batch that must not be trained; the message says which sample, which value, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a batch has to fit."""
+
+    vocabulary: int
+    max_tokens: int
+    """Of one sample, since it is never split."""
+    layers: int
+    """Of a routing record; 0 when routing is not replayed."""
+    experts: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One packed row, on the device. All index tensors are int64."""
+
+    samples: list[int]
+    """Indices into the batch, in the order of the row."""
+    sample_lengths: list[int]
+    token_ids_T: Tensor
+    position_ids_T: Tensor
+    predicting_P: Tensor
+    """Position in the row whose next token is trained."""
+    targets_P: Tensor
+    inference_log_probabilities_P: Tensor
+    advantages_P: Tensor
+    environments_P: Tensor
+    """Index into the sorted names of the batch's environments."""
+    routed_experts_TLK: Tensor | None
+    has_record_T: Tensor
+
+
+def check(batch: Batch, limits: ModelLimits) -> None:
+    """Raises `InvalidBatch` unless every sample of a batch that `transport` has found well-formed fits the model."""
+    offsets = batch.sample_offsets
+    lengths = np.diff(offsets)
+    if (longest := int(lengths.max(initial=0))) > limits.max_tokens:
+        sample = int(lengths.argmax())
+        raise InvalidBatch(
+            f"sample {sample} ({batch.samples[sample].rollout_id}) has {longest} tokens, more than the trainer's "
+            f"max_tokens = {limits.max_tokens}; raise it, or lower max_model_len of inference"
+        )
+    if (outside := np.flatnonzero((batch.token_ids_T < 0) | (batch.token_ids_T >= limits.vocabulary))).size:
+        position = int(outside[0])
+        sample = int(np.searchsorted(offsets, position, side="right")) - 1
+        raise InvalidBatch(
+            f"sample {sample} ({batch.samples[sample].rollout_id}), token {position - int(offsets[sample])}: id "
+            f"{batch.token_ids_T[position]} is outside the model's vocabulary of {limits.vocabulary}"
+        )
+    first_tokens = offsets[:-1][lengths > 0]
+    if (trained_first := np.flatnonzero(batch.loss_mask_T[first_tokens])).size:
+        sample = int(np.flatnonzero(lengths > 0)[trained_first[0]])
+        raise InvalidBatch(
+            f"sample {sample} ({batch.samples[sample].rollout_id}): its first token is marked as trained, "
+            "but nothing comes before it that could predict it"
+        )
+    if limits.layers:
+        for sample, chunks in enumerate(batch.routed_experts):
+            _check_routing(sample, batch.samples[sample].rollout_id, chunks, limits)
+
+
+def _check_routing(sample: int, rollout_id: str, chunks: Sequence[RoutingArray], limits: ModelLimits) -> None:
+    expected = (limits.layers, limits.top_k)
+    for chunk in chunks:
+        if chunk.shape[1:] != expected:
+            raise InvalidBatch(
+                f"sample {sample} ({rollout_id}): routed experts of {list(chunk.shape[1:])} [layers, top_k] where the model "
+                f"has {list(expected)}; inference serves another model than the trainer trains"
+            )
+        if chunk.size and (highest := int(chunk.max())) >= limits.experts:
+            raise InvalidBatch(
+                f"sample {sample} ({rollout_id}): routed to expert {highest} of a model with {limits.experts} experts"
+            )
+
+
+def plan(batch: Batch, max_tokens: int, ranks: int) -> list[list[list[int]]]:
+    """For each rank, its micro-batches, each a list of sample indices adding up to at most `max_tokens` tokens.
+
+    Longest first to the rank with the fewest tokens so far, then first fit: within 4/3 of the best balance (Graham, 1969).
+    Samples without a trained token are left out: they have no gradient. A rank may get nothing.
+    """
+    offsets = batch.sample_offsets
+    lengths = np.diff(offsets)
+    trained_before = np.concatenate(([0], np.cumsum(batch.loss_mask_T, dtype=np.int64)))
+    trained = trained_before[offsets[1:]] - trained_before[offsets[:-1]]
+    order = [int(sample) for sample in np.argsort(-lengths, kind="stable") if lengths[sample] and trained[sample]]
+    loads = [0] * ranks
+    bins: list[list[list[int]]] = [[] for _ in range(ranks)]
+    room: list[list[int]] = [[] for _ in range(ranks)]
+    for sample in order:
+        length = int(lengths[sample])
+        rank = loads.index(min(loads))
+        loads[rank] += length
+        fitting = next((index for index, left in enumerate(room[rank]) if left >= length), None)
+        if fitting is None:
+            bins[rank].append([sample])
+            room[rank].append(max_tokens - length)
+        else:
+            bins[rank][fitting].append(sample)
+            room[rank][fitting] -= length
+    return bins
+
+
+def environment_names(batch: Batch) -> list[str]:
+    """The environments of the batch, sorted: what `MicroBatch.environments_P` indexes."""
+    return sorted({sample.environment for sample in batch.samples})
+
+
+def pack(batch: Batch, samples: Sequence[int], limits: ModelLimits, device: torch.device) -> MicroBatch:
+    """The row of `samples` of a checked batch, on `device`."""
+    spans = [slice(int(batch.sample_offsets[index]), int(batch.sample_offsets[index + 1])) for index in samples]
+    lengths = [span.stop - span.start for span in spans]
+    trained = np.flatnonzero(np.concatenate([batch.loss_mask_T[span] for span in spans]))
+    names = environment_names(batch)
+    environments_S = np.array([names.index(batch.samples[index].environment) for index in samples])
+    token_ids_T = np.concatenate([batch.token_ids_T[span] for span in spans]).astype(np.int64)
+    routed_experts, has_record = _routing(batch, samples, lengths, limits)
+
+    def place(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return MicroBatch(
+        samples=list(samples),
+        sample_lengths=lengths,
+        token_ids_T=place(token_ids_T),
+        position_ids_T=place(np.concatenate([np.arange(length) for length in lengths])),
+        predicting_P=place(trained - 1),
+        targets_P=place(token_ids_T[trained]),
+        inference_log_probabilities_P=place(
+            np.concatenate([batch.log_probabilities_T[span] for span in spans])[trained]
+        ),
+        advantages_P=place(np.concatenate([batch.advantages_T[span] for span in spans])[trained]),
+        environments_P=place(np.repeat(environments_S, lengths)[trained]),
+        routed_experts_TLK=None if routed_experts is None else place(routed_experts),
+        has_record_T=place(has_record),
+    )
+
+
+def _routing(
+    batch: Batch, samples: Sequence[int], lengths: list[int], limits: ModelLimits
+) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.bool_]]:
+    """The routing rows of a row of samples, and which tokens have one: all but the last of each sample that came with any."""
+    has_record_T = np.zeros(sum(lengths), dtype=np.bool_)
+    if not limits.layers or not any(batch.routed_experts):
+        return None, has_record_T
+    # torch indexes with signed integers; int16 holds every expert count that uint16 routing has in practice, checked above.
+    dtype = np.uint8 if limits.experts <= 256 else np.int16 if limits.experts <= 2**15 else np.int32
+    rows = np.zeros((len(has_record_T), limits.layers, limits.top_k), dtype=dtype)
+    start = 0
+    for index, length in zip(samples, lengths, strict=True):
+        position = start
+        for chunk in batch.routed_experts[index]:
+            rows[position : position + len(chunk)] = chunk
+            position += len(chunk)
+        has_record_T[start:position] = True
+        start += length
+    return rows, has_record_T

@@ -1,0 +1,67 @@
+"""The probe of a broadcast: a few tokens with the log-probabilities that the published weights give them.
+
+A server that has loaded the weights must reproduce these before it takes traffic. The tokens come from a fixed set of seeded
+random sequences. For a mixture of experts, the sequence is chosen whose routing is the least in doubt: where two experts are
+nearly equal, rounding alone may send a token elsewhere in another engine, and right weights would fail the probe.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import torch
+from torch import Tensor, nn
+
+from trainer.model import log_probabilities
+from trainer.router_replay import RouterReplay
+
+CANDIDATES = 8
+TOKENS = 12
+_SEED = 20_240_229
+
+
+def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, path: Path) -> None:
+    """Computes the probe of policy version `version` (temperature 1, no replay) and writes it as `docs/contracts.md` says.
+
+    Raises:
+        ValueError: the weights give a log-probability that is not finite.
+    """
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(_SEED)
+    tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)
+    positions_T = torch.arange(TOKENS).repeat(CANDIDATES)
+    predicting_CP = torch.arange(CANDIDATES * TOKENS).view(CANDIDATES, TOKENS)[:, :-1]
+    arguments = (tokens_CT.flatten(), positions_T, predicting_CP.flatten(), tokens_CT[:, 1:].flatten())
+    tokens_T, positions_T, predicting_P, targets_P = (tensor.to(device) for tensor in arguments)
+    with torch.no_grad():
+        if replay is None:
+            observed: dict[int, Tensor] = {}
+            flat_P, _ = _forward(model, tokens_T, positions_T, predicting_P, targets_P)
+        else:
+            with replay.observing() as observed:
+                flat_P, _ = _forward(model, tokens_T, positions_T, predicting_P, targets_P)
+    chosen = _clearest(observed, replay.top_k if replay else 0)
+    values = flat_P.view(CANDIDATES, TOKENS - 1)[chosen].cpu()
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
+    probe = {"version": version, "token_ids": tokens_CT[chosen].tolist(), "log_probabilities": values.tolist()}
+    path.write_bytes(orjson.dumps(probe))
+
+
+def _forward(
+    model: nn.Module, tokens_T: Tensor, positions_T: Tensor, predicting_P: Tensor, targets_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    return log_probabilities(model, tokens_T, positions_T, [TOKENS] * CANDIDATES, predicting_P, targets_P, 1.0)
+
+
+def _clearest(probabilities: dict[int, Tensor], top_k: int) -> int:
+    """The candidate whose smallest gap between the last expert chosen and the first one not is the largest."""
+    if not probabilities or next(iter(probabilities.values())).shape[-1] <= top_k:
+        return 0
+    gaps_C = torch.full((CANDIDATES,), torch.inf)
+    for probabilities_TE in probabilities.values():
+        ranked = probabilities_TE.topk(top_k + 1, dim=-1).values
+        gap_T = ranked[:, top_k - 1] - ranked[:, top_k]
+        gaps_C = torch.minimum(gaps_C, gap_T.view(CANDIDATES, TOKENS).amin(dim=1).cpu())
+    return int(gaps_C.argmax())

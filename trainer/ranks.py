@@ -1,0 +1,199 @@
+"""The processes that train one step together: what they share, and how they are started.
+
+Every rank holds the whole model and trains its share of each step's micro-batches; gradients and metric sums are added
+across ranks, so that every rank then takes the same step. Rank 0 owns the wire, the disk and all decisions; the others follow
+its commands, which travel as bytes (msgpack and the wire's own frames, never pickled objects). With `processes = 1` nothing
+here communicates. Collectives on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cluster.launch import die_with_parent
+from cluster.notify import NotifySocket, notify
+from trainer.config import TrainerConfig
+from trainer.stop import StopRequest
+from transport.atomic import write_atomically
+
+logger = logging.getLogger(__name__)
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""A rank that keeps the others waiting longer than this in a collective is lost, and the job of ranks ends. Rank 0 sends a
+command at least every `HEARTBEAT_SECONDS`, so only a step's own work counts against it."""
+
+HEARTBEAT_SECONDS = 30.0
+
+_BUCKET_ELEMENTS = 2**24
+"""Gradients are added in buffers of this many float32, 64 MiB: few calls, little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among the ranks."""
+
+    index: int
+    count: int
+    device: torch.device
+    commands: dist.ProcessGroup | None
+
+    def share(self, data: bytes | None) -> bytes:
+        """Rank 0's `data`, on every rank; the others pass None and wait for it."""
+        if self.count == 1:
+            assert data is not None
+            return data
+        size = torch.tensor([len(data) if data is not None else 0])
+        dist.broadcast(size, src=0, group=self.commands)
+        payload = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if data is not None
+            else torch.empty(int(size), dtype=torch.uint8)
+        )
+        dist.broadcast(payload, src=0, group=self.commands)
+        return payload.numpy().tobytes()
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Adds each tensor over all ranks, in place; same shapes, dtypes and order on every rank."""
+        if self.count == 1:
+            return
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.all_reduce(flat)
+            for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(summed.view_as(tensor))
+
+    def maximum(self, tensor: Tensor) -> None:
+        """The elementwise maximum over all ranks, in place."""
+        if self.count > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(held.numel() for held in bucket) + tensor.numel() > _BUCKET_ELEMENTS:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def inside_torchrun() -> bool:
+    """Whether this process is a rank that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+@contextmanager
+def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
+    """This process's place among `config.processes` ranks; leaves the process group at the end."""
+    if config.processes == 1:
+        yield Ranks(0, 1, device, None)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+    try:
+        commands = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands)
+    finally:
+        dist.destroy_process_group()
+
+
+def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
+    """Runs the trainer as `config.processes` ranks under torchrun on this machine, until they end; rank 0's exit code.
+
+    A stop signal goes on to rank 0 alone, which finishes its step and leads the others out: torchrun would kill them all. If
+    this process dies, the kernel takes torchrun down, and torchrun its ranks.
+    """
+    directory = config.output_dir / "trainer"
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "ranks.json"
+    write_atomically(file, config.model_dump_json().encode())
+    socket = NotifySocket()
+    command = [sys.executable, "-m", "trainer.ranks", str(os.getpid()), str(config.processes), str(file)]
+    environment = os.environ | {"NOTIFY_SOCKET": socket.address, "OMP_NUM_THREADS": str(config.threads or 1)}
+    torchrun = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        with StopRequest() as stop:
+            return _supervise(torchrun, socket, stop, on_ready)
+    finally:
+        if torchrun.poll() is None:
+            torchrun.terminate()
+            torchrun.wait()
+        socket.close()
+
+
+def _supervise(
+    torchrun: subprocess.Popen[bytes], socket: NotifySocket, stop: StopRequest, on_ready: Callable[[], object]
+) -> int:
+    rank_zero: int | None = None
+    forwarded = False
+    code: int | None = None
+    while torchrun.poll() is None:
+        select.select([socket], [], [], 0.2)
+        while (message := socket.receive()) is not None:
+            if "MAINPID" in message:
+                rank_zero = int(message["MAINPID"])
+            if message.get("READY") == "1":
+                on_ready()
+            if "EXIT_STATUS" in message:
+                code = int(message["EXIT_STATUS"])
+        if stop.requested and not forwarded:
+            forwarded = True
+            if rank_zero is None:
+                logger.info("stopped before the ranks had started")
+                torchrun.terminate()
+            else:
+                os.kill(rank_zero, signal.SIGTERM)
+    if code is None and forwarded and rank_zero is None:
+        return 0
+    if code is None:
+        logger.error(
+            "a rank of the trainer died (torchrun's exit code %d); its last words are above", torchrun.returncode
+        )
+        return 1
+    return code
+
+
+def _rank_main(file: Path) -> int:
+    from trainer.train import train
+
+    config = TrainerConfig.model_validate_json(file.read_bytes())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    die_with_parent(signal.SIGKILL, os.getppid())
+    if os.environ["RANK"] != "0":
+        return train(config, lambda: None)
+    notify(f"MAINPID={os.getpid()}")
+    code = train(config, lambda: notify("READY=1"))
+    notify(f"EXIT_STATUS={code}")
+    return code
+
+
+def _torchrun_main(parent: int, processes: str, file: str) -> None:
+    from torch.distributed.run import main
+
+    die_with_parent(signal.SIGTERM, parent)
+    main(["--standalone", f"--nproc-per-node={processes}", "-m", "trainer.ranks", file])
+
+
+if __name__ == "__main__":
+    if inside_torchrun():
+        sys.exit(_rank_main(Path(sys.argv[1])))
+    _torchrun_main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

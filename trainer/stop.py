@@ -1,0 +1,33 @@
+"""A polite request to stop: the first SIGTERM or SIGINT is noted for the loop to see, a second one ends the process at once."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """A context manager, for the main thread; restores the former handlers at its end."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        for number in _SIGNALS:
+            self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)

@@ -1,0 +1,52 @@
+"""Debugging aid (`training.token_export`): every trained token with its probabilities, as JSON Lines.
+
+`trainer/tokens/<run_id>/step_N.rank_R.jsonl` has one object a sample: who it was, and a list per quantity over its trained
+tokens. Each rank writes the samples it trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from trainer.packer import MicroBatch
+from transport.atomic import write_atomically
+from transport.records import Batch
+
+
+class TokenExport:
+    """The lines of one step on one rank."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+
+    def add(self, batch: Batch, micro: MicroBatch, columns: dict[str, Any]) -> None:
+        """Adds the samples of a micro-batch. `columns`: name to tensor `[P]`, over its trained tokens."""
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in columns.items()}
+        arrays["token_id"] = micro.targets_P.cpu().numpy()
+        positions = micro.predicting_P.cpu().numpy() + 1
+        start = 0
+        for index, length in zip(micro.samples, micro.sample_lengths, strict=True):
+            inside = slice(*np.searchsorted(positions, [start, start + length]))
+            sample = batch.samples[index]
+            line: dict[str, Any] = {
+                "run_id": batch.run_id,
+                "step": batch.step,
+                "sample": index,
+                "rollout_id": sample.rollout_id,
+                "environment": sample.environment,
+                "policy_version": sample.policy_version,
+                "reward": sample.reward,
+                "position": positions[inside] - start,
+            }
+            line |= {name: np.ascontiguousarray(array[inside]) for name, array in arrays.items()}
+            self._lines.append(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            start += length
+
+    def write(self, directory: Path, step: int, rank: int) -> None:
+        """Writes what was added, replacing what a former life wrote for the step."""
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / f"step_{step}.rank_{rank}.jsonl", *self._lines)
