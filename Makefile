@@ -1,0 +1,60 @@
+# Counterpoint's commands, on a machine with Python 3.11+, pip, make and a C compiler.
+#
+#   make demo   train a tiny mixture of experts on real vLLM and show what it learned (ARGS=--fresh or ARGS=--resume to run it again)
+#   make test   every test
+#   make lint   style and types
+#   make lock   resolve requirements/cpu.lock anew
+#
+# PYTHON names the interpreter that .venv is made with. For GPUs see docs/gpu.md.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+LOCK := requirements/cpu.lock
+
+# uv does not read pip's configuration. Where pip knows a folder of wheels, that is where torch comes from; where it knows
+# none, uv takes PyTorch's own builds for a CPU. uv separates several folders by commas.
+FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null)}"; echo $$links | tr ' ' ',')
+UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
+TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
+
+.PHONY: setup demo test lint format lock
+.DELETE_ON_ERROR:
+
+setup: $(INSTALLED)
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + "; name another with PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# The lock is complete, so nothing is resolved here; the project is installed so that an edit takes effect at once.
+$(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
+	$(UV) install $(TORCH) --no-deps --requirement $(LOCK)
+	$(UV) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# A local version (2.13.0+cpu) names one build; without it, those of PyTorch's index and of a folder of wheels both fit.
+# Pins that still fit stay; UV_UPGRADE=1 takes the newest.
+lock: $(BIN)/uv
+	cp $(LOCK) $(LOCK).partial
+	$(UV) compile $(TORCH) --quiet --python-version 3.11 --extra cpu --extra dev --overrides requirements/overrides.txt \
+		--no-annotate --no-header --output-file $(LOCK).partial pyproject.toml
+	sed 's/+cpu$$//' $(LOCK).partial > $(LOCK)
+	rm $(LOCK).partial
