@@ -254,7 +254,7 @@ class OrchestratorConfig(Config):
     """Write every step's rollouts in full to `raw_rollouts/`, for replay."""
 
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Checkpoints of the orchestrator's state kept (one is written a step). What the trainer may still ask for is in `rollouts/`."""
+    """Checkpoints of the orchestrator's state kept (one is written a step). What the trainer may ask for is in `rollouts/`."""
 
     stall_warning_seconds: float = Field(default=60.0, gt=0)
     """Without progress for this long, the watchdog says what is awaited and since when."""

@@ -1,0 +1,72 @@
+"""Metrics: one line a step whatever was killed, and the same numbers over Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import urllib.request
+from pathlib import Path
+
+import orjson
+import pytest
+
+from orchestrator.metrics import PrometheusEndpoint, append, log_step, repair
+
+
+def steps_in(path: Path) -> list[int]:
+    return [orjson.loads(line)["step"] for line in path.read_bytes().splitlines()]
+
+
+def test_repair_leaves_every_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 2, 4, 5):
+        append(path, {"step": step})
+    path.write_bytes(path.read_bytes() + b'{"step": 6, "rew')
+    repair(path, 4, [{"step": 3, "restored": True}, {"step": 4, "restored": True}])
+    assert steps_in(path) == [1, 2, 3, 4]
+    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    assert [line.get("restored", False) for line in lines] == [False, False, True, False]
+
+
+def test_repair_does_not_touch_what_agrees(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, {"step": 1})
+    before = path.stat().st_mtime_ns
+    repair(path, 1, [{"step": 1}])
+    assert path.stat().st_mtime_ns == before
+
+
+def test_repair_of_a_run_that_never_committed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    repair(path, 0, [])
+    assert not path.exists()
+
+
+def test_repair_says_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, {"step": 3})
+    repair(path, 3, [])
+    assert "[1, 2]" in caplog.text
+
+
+@pytest.mark.slow
+def test_prometheus_serves_the_newest_line() -> None:
+    with PrometheusEndpoint(0, "run-a") as endpoint:
+        endpoint.publish({"step": 1, "reward/mean": 0.25})
+        endpoint.publish({"step": 2, "reward/mean": 0.5, "event_loop_lag/p99": 0.01})
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=5) as response:
+            text = response.read().decode()
+    assert 'counterpoint_reward_mean{run="run-a"} 0.5' in text
+    assert 'counterpoint_event_loop_lag_p99{run="run-a"} 0.01' in text
+
+
+def test_a_step_is_one_line_with_the_slowest_phase_first(caplog: pytest.LogCaptureFixture) -> None:
+    line = {
+        "step": 3, "reward/mean": 0.5, "staleness/mean": 1.0, "rollouts/completed": 8, "rollouts/failed": 0,
+        "rollouts/filtered": 2, "rollouts/cancelled": 0, "policy/version": 2, "event_loop_lag/p99": 0.001,
+        "event_loop_lag/max": 0.002, "phase/merge": 0.001, "phase/commit": 0.02, "phase/send": 0.0005,
+    }  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        log_step(line, 10)
+    assert len(caplog.records) == 1
+    text = caplog.records[0].getMessage()
+    assert text.index("commit") < text.index("merge") < text.index("send")
