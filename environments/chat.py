@@ -1,0 +1,197 @@
+"""Conversations as token ids: starts one, extends one after what the model wrote, and decodes.
+
+It reads a model directory's `tokenizer.json` and its own Jinja chat template, sandboxed, and needs no `transformers`, which would
+bring torch into the orchestrator. What the model wrote is never decoded and tokenized again, since that need not give the same
+ids: `extend` keeps its tokens and adds only what the template puts after them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from transport.records import Turn
+
+Message = Mapping[str, Any]
+"""`{"role": "user", "content": "..."}`, and whatever else the model's template reads."""
+
+# Stands for a completion when the template is rendered to find what follows one. Templates trim and split what the assistant
+# said, so it has no white space and no angle brackets.
+_COMPLETION = "counterpoint:completion"
+_BEFORE: tuple[Message, Message] = (
+    {"role": "user", "content": "counterpoint:prompt"},
+    {"role": "assistant", "content": _COMPLETION},
+)
+
+
+class Chat:
+    """The tokenizer and the chat template of one model. Safe to share: it keeps nothing of a conversation."""
+
+    stop_token_ids: tuple[int, ...]
+    """The ids that end a turn, as the model's generation config and tokenizer name them, in rising order."""
+
+    def __init__(self, model_directory: Path | str) -> None:
+        """Reads the directory; raises `ValueError` that names the file at fault."""
+        self._directory = Path(model_directory)
+        tokenizer_file = self._directory / "tokenizer.json"
+        if not tokenizer_file.is_file():
+            raise ValueError(
+                f"{tokenizer_file} does not exist: a model directory needs a fast tokenizer (tokenizer.json)"
+            )
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        settings = _read_json(self._directory / "tokenizer_config.json")
+        self._special_tokens = _special_tokens(settings)
+        self._template = _compile(self._directory, settings)
+        self.stop_token_ids = self._find_stop_token_ids()
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt ids that open a conversation, ending where the assistant is to write. Raises `ValueError` when the template
+        refuses the messages."""
+        return self.encode(self._render(messages, add_generation_prompt=True))
+
+    def extend(self, turn: Turn, messages: Sequence[Message]) -> list[int]:
+        """The prompt ids of the next turn: `turn`'s prompt and completion token for token, then what the template puts between
+        that completion and the next one, `messages` included. A completion that was cut by its length gets the template's
+        end of turn; one that ended itself keeps its own."""
+        following = self.encode(self._after_completion(messages, add_generation_prompt=True))
+        written = len(self._closing_ids)
+        if tuple(following[:written]) != self._closing_ids:
+            raise ValueError(
+                f"{self._directory}: its chat template closes a turn differently once others follow, "
+                "so a conversation cannot be extended token for token"
+            )
+        prompt, completion = turn.prompt_ids.tolist(), turn.completion_ids.tolist()
+        ended = bool(completion) and completion[-1] in self.stop_token_ids
+        return [*prompt, *completion, *(following[written:] if ended else following)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids without special tokens. Bytes that are not UTF-8 become U+FFFD."""
+        text: str = self._tokenizer.decode([int(token_id) for token_id in token_ids], skip_special_tokens=True)
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of text, special tokens only where the text names them: a template writes its own, a leading one included."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+            )
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ValueError(
+                f"{self._directory}: its chat template refuses messages of roles [{roles}]: {error}"
+            ) from error
+
+    def _after_completion(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        rendered = self._render([*_BEFORE, *messages], add_generation_prompt=add_generation_prompt)
+        _, found, following = rendered.partition(_COMPLETION)
+        if not found:
+            raise ValueError(
+                f"{self._directory}: its chat template drops what the assistant said, so a conversation cannot be extended"
+            )
+        return following
+
+    def _find_stop_token_ids(self) -> tuple[int, ...]:
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            value = _read_json(self._directory / name).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+        if (token := self._special_tokens.get("eos_token")) is not None:
+            token_id = self._tokenizer.token_to_id(token)
+            if token_id is None:
+                raise ValueError(f"{self._directory}: eos_token {token!r} is not in tokenizer.json")
+            found.add(token_id)
+        if not found:
+            raise ValueError(
+                f"{self._directory}: nothing names the token that ends a turn; set eos_token_id in generation_config.json"
+            )
+        return tuple(sorted(found))
+
+    @cached_property
+    def _closing_ids(self) -> tuple[int, ...]:
+        """What the template writes after a completion up to and including the token that ends the turn, or nothing if
+        its turns end without one: what a completion that ended itself already has."""
+        closing = self.encode(self._after_completion([], add_generation_prompt=False))
+        for position, token_id in enumerate(closing):
+            if token_id in self.stop_token_ids:
+                return tuple(closing[: position + 1])
+        return ()
+
+
+class _GenerationTag(Extension):
+    """Accepts `{% generation %}`, with which some templates mark what the assistant says, and renders its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compile(directory: Path, settings: Mapping[str, Any]) -> Template:
+    """The compiled template of a model directory, with the names that transformers gives to templates."""
+    template_file = directory / "chat_template.jinja"
+    source: str | None
+    if template_file.is_file():
+        source = template_file.read_text(encoding="utf-8")
+    else:
+        template_file = directory / "tokenizer_config.json"
+        named = settings.get("chat_template")
+        # One template, or several of which one is for conversations without tools.
+        source = {each["name"]: each["template"] for each in named}.get("default") if isinstance(named, list) else named
+    if source is None:
+        raise ValueError(
+            f"{directory} has no chat template: expected chat_template.jinja, or chat_template in tokenizer_config.json"
+        )
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ValueError(f"{template_file}: the chat template does not compile: {error}") from error
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
+    # Jinja's own filter escapes HTML, which no model has seen.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like, which a template may name; a token is a string or an object with `content`."""
+    named = {key: value for key, value in settings.items() if key.endswith("_token") and value}
+    contents = {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: value for key, value in contents.items() if isinstance(value, str)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds {type(value).__name__}, expected an object")
+    return value

@@ -1,0 +1,91 @@
+"""Loads an environment by what a config calls it: a built-in kind, or an import path `package.module:Class`.
+
+Whatever is wrong with it is said here, before a run starts: an unknown kind, an argument that the constructor does not take, a
+class that lacks a part of the protocol (`environments.base.Environment`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable
+from typing import Any, cast
+
+from environments.base import Environment
+from environments.config import EnvironmentConfig
+
+BUILT_IN = {
+    "closest-number": "environments.closest_number:ClosestNumber",
+    "guess-number": "environments.guess_number:GuessNumber",
+    "reverse-text": "environments.reverse_text:ReverseText",
+}
+"""Import paths by kind. The modules load only when asked for."""
+
+
+def load_environment(config: EnvironmentConfig) -> Environment:
+    """The environment that `config` describes, constructed and checked. Raises `ValueError` that names the environment, the
+    value at fault, and what would do instead."""
+    where = f"environment {config.name!r}"
+    built = _construct(_find_class(config.kind, where), config.args, where)
+    _check_shape(built, config.kind, where)
+    return cast(Environment, built)
+
+
+def _find_class(kind: str, where: str) -> type[Any]:
+    path = BUILT_IN.get(kind, kind)
+    module_name, colon, class_name = path.partition(":")
+    if not colon:
+        raise ValueError(
+            f"{where}: kind = {kind!r} is not known{_nearest(kind, BUILT_IN)}. Built in are {', '.join(sorted(BUILT_IN))}; "
+            "your own is an import path, package.module:Class"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # an operator's module may fail in any way while it is imported
+        raise ValueError(
+            f"{where}: kind = {kind!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise ValueError(
+            f"{where}: kind = {kind!r}: {module_name} has no class {class_name!r}{_nearest(class_name, classes)}"
+        )
+    return found
+
+
+def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
+    try:
+        inspect.signature(found).bind(**arguments)
+    except TypeError as error:
+        allowed = list(inspect.signature(found).parameters)
+        unknown = [name for name in arguments if name not in allowed]
+        nearest = _nearest(unknown[0], allowed) if unknown else ""
+        raise ValueError(f"{where}: args: {error}{nearest}. Allowed are {', '.join(allowed) or 'none'}") from error
+    try:
+        return found(**arguments)
+    except Exception as error:  # likewise: the class may be anybody's
+        raise ValueError(f"{where}: args = {arguments}: {type(error).__name__}: {error}") from error
+
+
+def _check_shape(built: Any, kind: str, where: str) -> None:
+    grouped = getattr(built, "group_scoring", None)
+    if not isinstance(grouped, bool):
+        raise ValueError(f"{where}: {kind} needs an attribute group_scoring, True or False, and has {grouped!r}")
+    if not callable(getattr(built, "example", None)):
+        raise ValueError(f"{where}: {kind} needs a method example(index)")
+    for name in ("rollout", "score_group" if grouped else "score"):
+        if not inspect.iscoroutinefunction(getattr(built, name, None)):
+            raise ValueError(f"{where}: {kind} needs a method `async def {name}`; see docs/environments.md")
+    try:
+        length = len(built)
+    except TypeError as error:
+        raise ValueError(f"{where}: {kind} needs a method __len__ that counts its examples: {error}") from error
+    if length < 1:
+        raise ValueError(f"{where}: {kind} has no examples with these args")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

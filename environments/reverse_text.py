@@ -1,0 +1,48 @@
+"""`reverse-text`: one turn. The model is shown a word and must write it backwards; each letter in its place earns its share."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from environments.base import Example, Model
+from transport.records import Rollout
+
+
+class ReverseText:
+    """Random words of `shortest` to `longest` lower-case letters; `seed` chooses them."""
+
+    group_scoring = False
+
+    def __init__(self, examples: int = 1000, shortest: int = 3, longest: int = 6, seed: int = 0) -> None:
+        if examples < 1:
+            raise ValueError(f"examples = {examples}: expected at least 1")
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"shortest = {shortest}, longest = {longest}: expected 1 <= shortest <= longest")
+        choose = random.Random(seed)
+        self._words = [
+            "".join(choose.choices(string.ascii_lowercase, k=choose.randint(shortest, longest)))
+            for _ in range(examples)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def example(self, index: int) -> Example:
+        word = self._words[index]
+        return Example(index=index, prompt=f"reverse {word}", answer=word[::-1])
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        turn = await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
+        state["answer"] = model.chat.decode(turn.completion_ids.tolist())
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        """The share of positions that hold the right letter, of the longer of answer and word, so that padding does not pay."""
+        answer: str = rollout.state["answer"]
+        right = sum(ours == theirs for ours, theirs in zip(answer, example.answer, strict=False))
+        return right / max(len(answer), len(example.answer))
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        raise NotImplementedError("reverse-text scores each rollout by itself")

@@ -1,0 +1,48 @@
+"""The tokenizer of the built-in models: one token a byte, five special tokens, and a minimal chat template.
+
+Its files are those of any model (`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`), so that transformers, vLLM
+and `environments.chat` load it with the code that loads any other. `make_model.py` puts it beside the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+PADDING = "<|endoftext|>"
+END_OF_TURN = "<|end|>"
+SPECIAL_TOKENS = (PADDING, "<|system|>", "<|user|>", "<|assistant|>", END_OF_TURN)
+
+# A role's token opens a message and one token ends it: the least that a chat needs, so that sequences stay short on a CPU.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def write_tokenizer(directory: Path, longest: int) -> Tokenizer:
+    """Writes the tokenizer's files into an existing directory and returns the tokenizer; `longest` is the model's context, in
+    tokens. Ids 0 to 255 are bytes (in the byte-level alphabet's order), then `SPECIAL_TOKENS`."""
+    vocabulary = {symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+        "pad_token": PADDING,
+        "eos_token": END_OF_TURN,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return tokenizer
