@@ -1,0 +1,112 @@
+"""HTTP to inference servers: one session for model calls, another for administration, and one reading of every failure.
+
+The two are separate so that a health check or an update never queues behind a thousand completions. Settings as the
+design's section 7 says: no limit on connections (the pool bounds requests), long keep-alive, an explicit connect deadline,
+a large read buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from types import TracebackType
+
+import aiohttp
+
+from inference.base import RequestRefused, ServerFailure, ServerUnreachable
+from inference.config import PoolConfig
+from inference.token import read_token
+from inference.wire import MAX_RESPONSE_BYTES
+
+KEEPALIVE_SECONDS = 600.0
+READ_BUFFER_BYTES = 1 << 20
+ERROR_CHARACTERS = 500
+"""Of a server's own words in our messages."""
+
+TRY_AGAIN = frozenset(
+    {
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.TOO_EARLY,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    }
+)
+"""Client errors that another server, or a later moment, may not answer: a server without the adapter says 404."""
+
+
+class Connections:
+    """The sessions, shared by the clients of all servers."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self._config = config
+        self._headers: dict[str, str] = {}
+        if config.api_key_file is not None:
+            self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
+        self.data: aiohttp.ClientSession
+        self.admin: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Connections:
+        self.data, self.admin = self._open(), self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(self.data.close(), self.admin.close())
+
+    def _open(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
+            # The pool holds the deadline of a whole request; only the connect has one here.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_seconds),
+            read_bufsize=READ_BUFFER_BYTES,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+
+async def call(
+    session: aiohttp.ClientSession, url: str, body: bytes | None, content_type: str = "application/json"
+) -> bytes:
+    """POSTs `body`, or GETs if there is none, and returns the body of a 200.
+
+    Raises `ServerUnreachable` if the connection fails, `RequestRefused` if the server will never serve this, else
+    `ServerFailure`.
+    """
+    method, headers = ("GET", None) if body is None else ("POST", {"Content-Type": content_type})
+    try:
+        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+            if response.status == HTTPStatus.OK:
+                return await _read(response, MAX_RESPONSE_BYTES)
+            reason = await _reason(response)
+            refused = 400 <= response.status < 500 and response.status not in TRY_AGAIN
+            raise (RequestRefused if refused else ServerFailure)(f"{url} answered {response.status}: {reason}")
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+        raise ServerUnreachable(f"{url}: {str(error) or type(error).__name__}") from error
+    except aiohttp.ClientError as error:
+        raise ServerFailure(f"{url}: {str(error) or type(error).__name__}") from error
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    if response.content_length is not None and response.content_length > limit:
+        raise ServerFailure(f"{response.url} announces {response.content_length} bytes; at most {limit} are read")
+    chunks: list[bytes] = []
+    length = 0
+    async for chunk in response.content.iter_any():
+        length += len(chunk)
+        if length > limit:
+            raise ServerFailure(f"{response.url} sends more than {limit} bytes")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _reason(response: aiohttp.ClientResponse) -> str:
+    """The message of an error, whether ours (`error: text`), OpenAI's (`error: {message}`) or neither, and never much of it."""
+    text = (await response.content.read(16 * ERROR_CHARACTERS)).decode(errors="replace")
+    try:
+        error = json.loads(text)["error"]
+    except (ValueError, KeyError, TypeError):
+        return text[:ERROR_CHARACTERS]
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:ERROR_CHARACTERS]

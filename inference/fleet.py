@@ -1,0 +1,128 @@
+"""Which servers there are, which of them may serve, and which one gets the next request: the pool's decisions, without its I/O.
+
+A server is `unknown` until it has been reached; `loading` while it takes weights or proves them; `serving`; or `out`, with
+a reason. Only a serving one is chosen. No sockets, tasks or clock here, so that every rule can be tested by calling it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from inference.base import ServerStatus
+
+FAILURES_IN_A_ROW = 3
+"""Requests that fail with no success between them before a server is taken out: fewer may be a dropped keep-alive
+connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
+
+REMEMBERED_AFFINITIES = 65_536
+"""Rollouts whose server is remembered; the one that asked longest ago is forgotten first."""
+
+
+class State(StrEnum):
+    """See the module."""
+
+    UNKNOWN = "unknown"
+    LOADING = "loading"
+    SERVING = "serving"
+    OUT = "out"
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """What is known of one server. Changed by `Fleet` only."""
+
+    url: str
+    state: State = State.UNKNOWN
+    reason: str = "not reached yet"
+    version: int | None = None
+    instance: str | None = None
+    """The running process whose weights are `version`; another instance holds nothing we know of."""
+    in_flight: int = 0
+    failures: int = 0
+    """Requests failed since the last success."""
+    setbacks: int = 0
+    """Times it was taken out since the last success."""
+    counted: bool = False
+    """Whether it counts towards the capacity: it serves, or did when it began to load."""
+
+    def status(self) -> ServerStatus:
+        """A snapshot."""
+        return ServerStatus(self.url, str(self.state), self.reason, self.version, self.in_flight)
+
+
+class Fleet:
+    """The servers and the rules of choosing among them."""
+
+    def __init__(self, urls: Iterable[str], limit: int) -> None:
+        self.servers = [Server(url) for url in urls]
+        self._limit = limit
+        self._affinities: OrderedDict[str, Server] = OrderedDict()
+
+    @property
+    def capacity(self) -> int:
+        """Requests that all servers may have in flight together. A server that only loads new weights still counts."""
+        return self._limit * sum(server.counted for server in self.servers)
+
+    @property
+    def serving(self) -> list[Server]:
+        """The servers that take requests."""
+        return [server for server in self.servers if server.state is State.SERVING]
+
+    def acquire(self, affinity: str, avoid: Server | None = None) -> Server | None:
+        """Takes a place for a request, or returns None if no server has one.
+
+        The server that last served this affinity holds its prefix, so it is preferred while it has room; else the least loaded is
+        taken, the first among equals. `avoid` failed this request just now and is taken only if no other has room.
+        """
+        candidates = [server for server in self.serving if server.in_flight < self._limit]
+        if not candidates:
+            return None
+        chosen = self._affinities.get(affinity)
+        if chosen not in candidates or chosen is avoid:
+            chosen = min(candidates, key=lambda server: (server is avoid, server.in_flight))
+        assert chosen is not None
+        self._affinities[affinity] = chosen
+        self._affinities.move_to_end(affinity)
+        if len(self._affinities) > REMEMBERED_AFFINITIES:
+            self._affinities.popitem(last=False)
+        chosen.in_flight += 1
+        return chosen
+
+    def release(self, server: Server) -> None:
+        """Gives a place back."""
+        assert server.in_flight > 0
+        server.in_flight -= 1
+
+    def succeeded(self, server: Server) -> None:
+        """A request was answered."""
+        server.failures = server.setbacks = 0
+
+    def failed(self, server: Server) -> bool:
+        """A request failed. Returns whether that is one too many and the server should be taken out."""
+        server.failures += 1
+        return server.state is State.SERVING and server.failures >= FAILURES_IN_A_ROW
+
+    def begin_loading(self, server: Server) -> None:
+        """It takes no requests until it serves again; those at it stay there."""
+        server.state, server.reason = State.LOADING, "loading weights"
+
+    def begin_serving(self, server: Server, version: int | None, instance: str) -> None:
+        """It is healthy and holds what it must."""
+        server.state, server.reason = State.SERVING, ""
+        server.version, server.instance = version, instance
+        server.failures, server.counted = 0, True
+
+    def take_out(self, server: Server, reason: str) -> None:
+        """It takes no requests, and what it holds is unknown."""
+        if server.state is not State.OUT:
+            server.setbacks += 1
+        server.state, server.reason = State.OUT, reason
+        server.version = server.instance = None
+        server.failures, server.counted = 0, False
+
+    def patience(self, server: Server) -> int:
+        """Health intervals to wait before a server that was taken out is given weights again: none at first, then ever more."""
+        return int(2 ** min(max(server.setbacks - 1, 0), 5)) - 1

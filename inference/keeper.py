@@ -1,0 +1,176 @@
+"""Keeps one server fit to serve: looks at its health, brings it to the current weights, has it prove them, takes it out
+when it fails.
+
+Every server of a pool has a keeper, a task that runs for the pool's life. Whatever makes a server need weights (a new
+version, a restart, a failure) takes the same way back into service: healthy, loaded, probed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from inference.base import InferenceError, RequestRefused, WeightUpdate
+from inference.client import ServerClient
+from inference.config import PoolConfig
+from inference.fleet import Fleet, Server, State
+
+logger = logging.getLogger(__name__)
+
+HEALTH_DEADLINE_SECONDS = 10.0
+"""Of one health check. Generous: a server that is starved of CPU by its neighbours is not dead."""
+
+SLOW_CHECKS_IN_A_ROW = 3
+"""Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
+
+
+class ProbeFailed(RequestRefused):
+    """The server took the weights and does not compute with them."""
+
+
+class Keeper:
+    """The keeper of one server."""
+
+    def __init__(
+        self,
+        server: Server,
+        client: ServerClient,
+        fleet: Fleet,
+        config: PoolConfig,
+        model: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.server = server
+        self.client = client
+        self.wanted: WeightUpdate | None = None
+        """What the server must hold to serve. None: whatever it was started with."""
+        self.concluded: WeightUpdate | None = None
+        """The last `wanted` for which it is known whether the server holds it."""
+        self.refused = False
+        """Whether it is out because it would not take the weights, or took them and failed the probe."""
+        self.outage = asyncio.Event()
+        """Set when the server is taken out; a new event takes its place when it returns. A request watches the one it began
+        under."""
+        self.resolved = asyncio.Event()
+        """Set unless the server is loading."""
+        self.resolved.set()
+        self._fleet = fleet
+        self._config = config
+        self._model = model
+        self._on_change = on_change
+        self._attention = asyncio.Event()
+        self._held: WeightUpdate | None = None
+        self._slow_checks = 0
+        self._not_before = 0.0
+
+    def want(self, update: WeightUpdate) -> None:
+        """New weights: the keeper sees to them now, however often the server has failed before."""
+        self.wanted = update
+        self._not_before = 0.0
+        self._attention.set()
+
+    def look_now(self) -> None:
+        """Something seems wrong with the server: checks its health without waiting for the next interval."""
+        self._attention.set()
+
+    async def run(self) -> None:
+        """Looks after the server until cancelled."""
+        while True:
+            self._attention.clear()
+            await self._look()
+            try:
+                async with asyncio.timeout(self._config.health_interval_seconds):
+                    await self._attention.wait()
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        wanted = self.wanted
+        try:
+            async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
+                instance = await self.client.identify()
+        except TimeoutError:
+            self._slow_checks += 1
+            if self._slow_checks >= SLOW_CHECKS_IN_A_ROW or not self._holds(wanted):
+                self.take_out(
+                    f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times"
+                )
+        except InferenceError as error:
+            self.take_out(str(error))
+        else:
+            self._slow_checks = 0
+            if self.server.state is State.SERVING and instance != self.server.instance:
+                self.take_out("it was restarted, and holds the weights it was started with")
+            if not self._holds(wanted) and time.monotonic() >= self._not_before:
+                await self._bring_up(wanted, instance)
+        if self.wanted is wanted:
+            self.concluded = wanted
+            self._on_change()
+
+    def _holds(self, wanted: WeightUpdate | None) -> bool:
+        return self.server.state is State.SERVING and self._held is wanted
+
+    async def _bring_up(self, wanted: WeightUpdate | None, instance: str) -> None:
+        self._fleet.begin_loading(self.server)
+        self.resolved.clear()
+        self._on_change()
+        try:
+            async with asyncio.timeout(self._config.update_timeout_seconds):
+                if wanted is not None:
+                    await self._load_and_prove(wanted)
+        except TimeoutError:
+            limit = self._config.update_timeout_seconds
+            self.take_out(
+                f"version {self._wanted_version} was not loaded and proven within update_timeout_seconds = {limit:g}"
+            )
+        except InferenceError as error:
+            self.take_out(str(error), refused=isinstance(error, RequestRefused))
+        else:
+            self._begin_serving(wanted, instance)
+        finally:
+            self.resolved.set()
+
+    async def _load_and_prove(self, wanted: WeightUpdate) -> None:
+        began = time.monotonic()
+        await self.client.load(wanted)
+        loaded = time.monotonic()
+        answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)
+        mismatch = wanted.probe.mismatch(answer, self._config.probe_tolerance)
+        if mismatch is not None:
+            raise ProbeFailed(f"{self.server.url} took version {wanted.version} and failed its probe: {mismatch}")
+        logger.info(
+            "Inference server %s serves version %d: loaded in %.3f s, proven in %.3f s",
+            self.server.url,
+            wanted.version,
+            loaded - began,
+            time.monotonic() - loaded,
+        )
+
+    def _begin_serving(self, wanted: WeightUpdate | None, instance: str) -> None:
+        if wanted is None:
+            logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
+        self._held, self.refused = wanted, False
+        self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
+        if self.outage.is_set():
+            self.outage = asyncio.Event()
+
+    def take_out(self, reason: str, refused: bool = False) -> None:
+        """No more requests; those at the server go elsewhere."""
+        first = self.server.state is not State.OUT
+        if first:
+            level = logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR
+            logger.log(level, "Inference server %s takes no traffic: %s", self.server.url, reason)
+        self._fleet.take_out(self.server, reason)
+        self.refused = refused
+        if first:
+            self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.patience(
+                self.server
+            )
+        self.outage.set()
+        self._on_change()
+
+    @property
+    def _wanted_version(self) -> int | None:
+        return None if self.wanted is None else self.wanted.version

@@ -1,0 +1,245 @@
+"""Many servers as one: every request finds a server, every failure another, and no answer comes from weights that were not
+proven.
+
+The pool executes what `fleet` decides, and the servers' `keeper`s keep them fit. One pool serves one run's orchestrator, on
+its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from inference.base import (
+    Completion,
+    GenerateRequest,
+    InferenceError,
+    SamplingParameters,
+    ServerFailure,
+    ServerStatus,
+    WeightUpdate,
+)
+from inference.client import BinaryClient, ServerClient
+from inference.config import PoolConfig
+from inference.connection import Connections
+from inference.fleet import Fleet, Server, State
+from inference.keeper import Keeper
+from inference.openai_client import OpenAIClient
+from transport.records import Int32Array, Turn
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.2
+"""Before the second retry, doubled for each further one. The first comes at once."""
+
+
+class InferencePool:
+    """The servers of `config`, asked under the name `model`: the base model's name at the servers, or an adapter's."""
+
+    def __init__(self, config: PoolConfig, model: str, on_capacity: Callable[[int], None] | None = None) -> None:
+        self._config = config
+        self._model = model
+        self._on_capacity = on_capacity
+        self._capacity = 0
+        self._fleet = Fleet((url.rstrip("/") for url in config.urls), config.max_concurrent_requests_per_server)
+        self._connections = Connections(config)
+        self._keepers: dict[Server, Keeper] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._waiting: deque[_Waiter] = deque()
+        self._changed = asyncio.Event()
+        self._updating = asyncio.Lock()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Returns when the first server is healthy. Raises `InferenceError` if none is within `startup_timeout_seconds`."""
+        await self._connections.__aenter__()
+        kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
+        for server in self._fleet.servers:
+            client: ServerClient = kind(server.url, self._connections)
+            keeper = Keeper(server, client, self._fleet, self._config, self._model, self._on_change)
+            self._keepers[server] = keeper
+            task = asyncio.create_task(keeper.run(), name=f"keeper of {server.url}")
+            task.add_done_callback(partial(self._keeper_ended, keeper))
+            self._tasks.append(task)
+        try:
+            async with asyncio.timeout(self._config.startup_timeout_seconds):
+                await self._until(lambda: bool(self._fleet.serving))
+        except TimeoutError:
+            limit = self._config.startup_timeout_seconds
+            raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
+
+    async def close(self) -> None:
+        """Ends every request, the keepers and the connections. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for waiter in self._waiting:
+            if not waiter.place.done():
+                waiter.place.set_exception(InferenceError("the inference pool is closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await self._connections.__aexit__(None, None, None)
+
+    def status(self) -> list[ServerStatus]:
+        """Every server, in the order of the configuration."""
+        return [server.status() for server in self._fleet.servers]
+
+    async def generate(
+        self,
+        prompt_ids: Int32Array | Sequence[int],
+        sampling: SamplingParameters,
+        *,
+        affinity: str,
+        routed_experts_start: int = 0,
+    ) -> Turn:
+        """One model call. `prompt_ids` is `[tokens]`; `affinity` names the rollout, whose turns share a server and its prefix.
+
+        Routing is returned from token `routed_experts_start` on. Cancelling the call ends it at the server. Raises
+        `RequestRefused` for a request that no server will ever serve, and `InferenceError` when the retries or
+        `request_timeout_seconds` are used up.
+        """
+        request = GenerateRequest(self._model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start)
+        last: ServerFailure | None = None
+        try:
+            async with asyncio.timeout(self._config.request_timeout_seconds):
+                avoid: Server | None = None
+                for attempt in range(self._config.max_retries + 1):
+                    if attempt > 1:
+                        await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 2))
+                    server = await self._place(affinity, avoid)
+                    try:
+                        return await self._attempt(server, request)
+                    except ServerFailure as error:
+                        logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
+                        last, avoid = error, server
+                    finally:
+                        self._fleet.release(server)
+                        self._serve_waiting()
+        except TimeoutError:
+            limit = self._config.request_timeout_seconds
+            because = last or f"it waited for a server: {self._describe()}"
+            raise InferenceError(f"no answer within request_timeout_seconds = {limit:g}: {because}") from last
+        raise InferenceError(f"no answer after {self._config.max_retries + 1} attempts; the last: {last}") from last
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Returns when every reachable server holds the weights and has proven it, or is out of service. Requests in flight
+        go on.
+
+        Raises `InferenceError`, saying why, if servers were reached and none of them took the weights: no later attempt
+        will succeed where the checkpoint or its probe is wrong.
+        """
+        async with self._updating:
+            for keeper in self._keepers.values():
+                keeper.want(update)
+            await self._until(lambda: self._closed or self._concluded(update))
+            if self._closed:
+                raise InferenceError("the inference pool was closed during a weight update")
+            refusals = [keeper.server.reason for keeper in self._keepers.values() if keeper.refused]
+            if refusals and not self._fleet.serving:
+                raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
+
+    def _concluded(self, update: WeightUpdate) -> bool:
+        keepers = zip(self._keepers.values(), self._tasks, strict=True)
+        return all(keeper.concluded is update or task.done() for keeper, task in keepers)
+
+    async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:
+        """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
+        keeper, version = self._keepers[server], server.version or 0
+        outage = keeper.outage
+        call = asyncio.create_task(keeper.client.generate(request))
+        lost = asyncio.create_task(outage.wait())
+        try:
+            await asyncio.wait((call, lost), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise ServerFailure(f"{server.url} went out of service: {server.reason}")
+            completion = call.result()
+            await keeper.resolved.wait()
+            if outage.is_set():
+                raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
+        except ServerFailure:
+            if self._fleet.failed(server):
+                # Healthy or not, it may return at its keeper's next look, no sooner.
+                keeper.take_out(f"{server.failures} requests in a row failed")
+            elif server.state is State.SERVING:
+                keeper.look_now()
+            raise
+        finally:
+            call.cancel()
+            lost.cancel()
+            await asyncio.gather(call, lost, return_exceptions=True)
+        self._fleet.succeeded(server)
+        return _as_turn(request, completion, version, server.url)
+
+    async def _place(self, affinity: str, avoid: Server | None) -> Server:
+        """A place at a server, in the order of asking."""
+        waiter = _Waiter(affinity, avoid)
+        self._waiting.append(waiter)
+        self._serve_waiting()
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled():
+                self._fleet.release(waiter.place.result())
+            self._serve_waiting()
+            raise
+
+    def _serve_waiting(self) -> None:
+        while self._waiting:
+            waiter = self._waiting[0]
+            if not waiter.place.done():
+                server = self._fleet.acquire(waiter.affinity, waiter.avoid)
+                if server is None:
+                    return
+                waiter.place.set_result(server)
+            self._waiting.popleft()
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._serve_waiting()
+        if self._fleet.capacity != self._capacity:
+            self._capacity = self._fleet.capacity
+            if self._on_capacity is not None:
+                self._on_capacity(self._capacity)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _keeper_ended(self, keeper: Keeper, task: asyncio.Task[None]) -> None:
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("The keeper of %s failed; this is a defect", keeper.server.url, exc_info=error)
+            keeper.take_out(f"its keeper failed: {error!r}")
+
+    def _describe(self) -> str:
+        return "; ".join(f"{status.url} is {status.state}: {status.reason or 'busy'}" for status in self.status())
+
+
+class _Waiter:
+    """A request without a server."""
+
+    def __init__(self, affinity: str, avoid: Server | None) -> None:
+        self.affinity = affinity
+        self.avoid = avoid
+        self.place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+
+
+def _as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:
+    return Turn(
+        prompt_ids=request.prompt_ids,
+        completion_ids=completion.token_ids,
+        log_probabilities=completion.log_probabilities,
+        policy_version=version,
+        finish_reason=completion.finish_reason,
+        routed_experts=completion.routed_experts,
+        routed_experts_start=request.routed_experts_start,
+        server=url,
+    )

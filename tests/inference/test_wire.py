@@ -1,0 +1,122 @@
+"""The binary encoding: what is sent arrives, and what is malformed is refused with a reason."""
+
+from __future__ import annotations
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference import wire
+from inference.base import Completion, GenerateRequest, SamplingParameters, ServerFailure
+
+token_ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50).map(lambda ids: np.array(ids, dtype=np.int32))
+
+
+@given(
+    token_ids, st.floats(0.01, 100), st.integers(1, 10**6), st.lists(st.integers(0, 2**31 - 1), max_size=4), st.data()
+)
+def test_a_request_arrives_as_it_was_sent(
+    prompt_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
+    temperature: float,
+    max_tokens: int,
+    stop: list[int],
+    data: st.DataObject,
+) -> None:
+    start = data.draw(st.integers(0, len(prompt_ids)))
+    sent = GenerateRequest("a model", prompt_ids, SamplingParameters(temperature, max_tokens, tuple(stop)), start)
+    body = wire.encode_request(sent)
+    received = wire.decode_request(body)
+    assert received.prompt_ids.tolist() == sent.prompt_ids.tolist()
+    assert (received.model, received.sampling, received.routed_experts_start) == (sent.model, sent.sampling, start)
+    assert len(body) <= wire.max_request_bytes(len(prompt_ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"prompt_ids": b""}, "prompt_ids: 0 bytes"),
+        ({"prompt_ids": b"12345"}, "prompt_ids: 5 bytes"),
+        ({"prompt_ids": [1, 2]}, "prompt_ids: bytes is expected, got list"),
+        ({"temperature": 0.0}, "temperature = 0.0"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": "hot"}, "temperature: float is expected, got str"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"max_tokens": True}, "max_tokens: int is expected, got bool"),
+        ({"routed_experts_start": 3}, "routed_experts_start = 3"),
+        ({"routed_experts_start": -1}, "routed_experts_start = -1"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1000}, "not a msgpack map"),
+        ({"model": None}, "model: str is expected, got nothing"),
+        ({"model": ""}, "model: a name of 0 characters"),
+    ],
+)
+def test_a_malformed_request_is_refused_by_field(change: dict[str, object], complaint: str) -> None:
+    fields = msgpack.unpackb(
+        wire.encode_request(GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ())))
+    )
+    with pytest.raises(ValueError, match=complaint):
+        wire.decode_request(msgpack.packb(fields | change))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_crash_the_reader_of_requests(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"body|prompt_ids"):
+        wire.decode_request(body)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_crash_the_reader_of_responses(body: bytes) -> None:
+    with pytest.raises(ServerFailure):
+        wire.decode_completion(body)
+
+
+def completion(tokens: int = 3, rows: int = 4, dtype: str = "uint8") -> Completion:
+    return Completion(
+        token_ids=np.arange(tokens, dtype=np.int32),
+        log_probabilities=-np.arange(tokens, dtype=np.float32),
+        finish_reason="stop",
+        routed_experts=np.arange(rows * 4, dtype=dtype).reshape(rows, 2, 2),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_response_arrives_as_views_of_its_bytes(dtype: str) -> None:
+    sent = completion(dtype=dtype)
+    received = wire.decode_completion(wire.encode_completion(sent))
+    assert received.token_ids.tolist() == [0, 1, 2]
+    assert received.log_probabilities.tolist() == [0, -1, -2]
+    assert received.routed_experts is not None
+    assert sent.routed_experts is not None
+    assert received.routed_experts.dtype == dtype
+    assert (received.routed_experts == sent.routed_experts).all()
+    assert not received.routed_experts.flags.owndata
+
+
+REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ()))
+
+
+def test_an_answer_that_fits_its_request_passes() -> None:
+    completion().check(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"token_ids": np.arange(5, dtype=np.int32)}, "5 tokens came back where at most 4"),
+        ({"log_probabilities": np.zeros(2, dtype=np.float32)}, "3 tokens came back with 2 log-probabilities"),
+        ({"log_probabilities": np.array([0, np.nan, 0], dtype=np.float32)}, "completion token 1 is nan"),
+        ({"finish_reason": "abort"}, "gave up"),
+        ({"token_ids": np.array([1, -2, 3], dtype=np.int32)}, "token id -2"),
+        ({"routed_experts": np.zeros((5, 2, 2), dtype=np.uint8)}, "4 rows of"),
+        ({"routed_experts": np.zeros((4, 2), dtype=np.uint8)}, "4 rows of"),
+    ],
+)
+def test_an_answer_that_cannot_be_one_is_a_failure_of_the_server(change: dict[str, object], complaint: str) -> None:
+    good = completion()
+    fields = {
+        name: getattr(good, name) for name in ("token_ids", "log_probabilities", "finish_reason", "routed_experts")
+    }
+    with pytest.raises(ServerFailure, match=complaint):
+        Completion(**(fields | change)).check(REQUEST)
