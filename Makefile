@@ -51,10 +51,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 
 # A local version (2.13.0+cpu) names one build; without it, those of PyTorch's index and of a folder of wheels both fit.
-# Pins that still fit stay; UV_UPGRADE=1 takes the newest.
+# Pins that still fit stay; ARGS=--upgrade takes the newest.
 lock: $(BIN)/uv
 	cp $(LOCK) $(LOCK).partial
 	$(UV) compile $(TORCH) --quiet --python-version 3.11 --extra cpu --extra dev --overrides requirements/overrides.txt \
-		--no-annotate --no-header --output-file $(LOCK).partial pyproject.toml
+		--no-annotate --no-header $(ARGS) --output-file $(LOCK).partial pyproject.toml
 	sed 's/+cpu$$//' $(LOCK).partial > $(LOCK)
 	rm $(LOCK).partial

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from cli.errors import UserError
@@ -43,11 +44,11 @@ def usage() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the process's exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0 if words else BAD_CONFIGURATION
-    name, rest = words[0], words[1:]
     try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(usage(), flush=True)
+            return 0 if words else BAD_CONFIGURATION
+        name, rest = words[0], words[1:]
         if name not in COMMANDS:
             raise UserError(_unknown_command(name))
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
@@ -57,6 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
         return BAD_CONFIGURATION
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone (`counterpoint run --help | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail as well
+        return 1
 
 
 def _unknown_command(name: str) -> str:

@@ -206,7 +206,7 @@ class Lifecycle:
         return instructions
 
     def _became_ready(self, event: BecameReady) -> list[Instruction]:
-        if self.states[event.worker] is not State.STARTING:  # said twice, or while stopping
+        if self.states[event.worker] is not State.STARTING or self.state is State.STOPPING:  # said twice, or too late
             return []
         self.states[event.worker] = State.READY
         del self._deadlines[event.worker]
@@ -219,9 +219,9 @@ class Lifecycle:
         self._deadlines.pop(name, None)
         worker = self.workers[name]
         if self.states[name] is State.STOPPING:
-            clean = code in (0, 128 + 15) and name not in self._killed
+            clean = code in (0, 128 + signal.SIGTERM) and name not in self._killed
             self.states[name] = State.STOPPED if clean else State.FAILED
-            if not clean:
+            if not clean and name not in self._killed:  # why a killed one was killed is known already
                 self._failed(name, f"{name} {describe_exit(code)} while it was being stopped", code)
             return self._stop_next(event.at)
         if code == 0 and self.state is State.STOPPING:  # it saw that its peers had gone, and went too

@@ -1,0 +1,29 @@
+"""A program for the tests: supervises the workers in a JSON file and prints, line by line, their states and the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from cluster.job import Job
+from cluster.lifecycle import Worker
+
+
+def show(job: Job) -> None:
+    states = {view.name: {"state": view.state, "pid": view.pid, "status": view.status} for view in job.views()}
+    print(json.dumps({"job": job.state, "workers": states}), flush=True)
+
+
+def main() -> None:
+    specifications = json.loads(Path(sys.argv[1]).read_text())
+    workers = [Worker(**(spec | {"log_file": Path(spec["log_file"])})) for spec in specifications]
+    outcome = asyncio.run(Job(workers, show).run())
+    print(json.dumps({"outcome": asdict(outcome)}), flush=True)
+    sys.exit(outcome.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""Supervision with real processes and real signals; above all: nothing is ever left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_SECONDS = 30.0
+
+SERVICE = """
+import signal, sys, time
+from cluster.notify import notify
+signal.signal(signal.SIGTERM, lambda *_: (print("drained", flush=True), sys.exit(0)))
+notify("READY=1\\nSTATUS=serving")
+time.sleep(600)
+"""
+
+STUBBORN = """
+import signal, time
+from cluster.notify import notify
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+notify("READY=1")
+time.sleep(600)
+"""
+
+# The classic daemon: forks, leaves its session, forks again, so that no parent, group or session leads to it.
+DAEMONISE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]])
+    os._exit(0)
+os.wait()
+"""
+
+
+class Supervised:
+    """A running supervisor, its reports, and every process that carries the test's mark."""
+
+    def __init__(self, directory: Path, workers: list[dict[str, Any]]) -> None:
+        self.directory = directory
+        self.mark = f"mark-{directory}"
+        for worker in workers:
+            worker["command"] = [sys.executable, "-c", textwrap.dedent(worker["command"]), self.mark]
+            worker["log_file"] = str(directory / f"{worker['name']}.log")
+        specification = directory / "workers.json"
+        specification.write_text(json.dumps(workers))
+        self.reports = directory / "reports.jsonl"
+        with self.reports.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.cluster.supervisor", str(specification)], stdout=output
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        whole, _, _ = self.reports.read_bytes().rpartition(b"\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def state(self, name: str) -> dict[str, Any]:
+        lines = [line for line in self.lines() if "workers" in line]
+        view: dict[str, Any] = lines[-1]["workers"][name] if lines else {"state": "waiting", "pid": None, "status": ""}
+        return view
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        wait_until(condition, what)
+
+    def finish(self) -> dict[str, Any]:
+        """The outcome, once the supervisor has ended by itself."""
+        self.process.wait(DEADLINE_SECONDS)
+        outcome: dict[str, Any] = self.lines()[-1]["outcome"]
+        return outcome
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text()
+
+    def marked(self) -> list[int]:
+        return [pid for pid in every_pid() if self.mark in command_line(pid)]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def every_pid() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def command_line(pid: int) -> str:
+    """Empty for a process that has ended, zombies included."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Supervised] = []
+
+    def launch(*workers: dict[str, Any]) -> Supervised:
+        started.append(Supervised(tmp_path, list(workers)))
+        return started[-1]
+
+    yield launch
+    for supervised in started:
+        supervised.process.kill()
+        supervised.process.wait()
+        wait_until(lambda: not supervised.marked(), "every process of the test to be gone")  # noqa: B023
+
+
+def service(name: str, command: str = SERVICE, **options: Any) -> dict[str, Any]:
+    return {"name": name, "command": command, "ready_timeout_seconds": 20.0} | options
+
+
+def ready(job: Supervised, *names: str) -> None:
+    """Waits until the workers are ready and their own processes known."""
+    for name in names:
+        job.until(lambda: job.state(name)["state"] == "ready" and bool(job.state(name)["pid"]), f"{name} to be ready")  # noqa: B023
+
+
+def test_a_job_runs_to_its_end_in_order(start: Start) -> None:
+    job = start(service("server"), {"name": "task", "command": "print('worked')", "after": ["server"], "task": True})
+    assert job.finish() == {"code": 0, "reason": "done", "failed_worker": None}
+    assert job.process.returncode == 0
+    assert job.log("task") == "worked\n"
+    assert job.log("server") == "drained\n"
+    started = [line["workers"]["server"]["state"] for line in job.lines() if "workers" in line]
+    assert list(dict.fromkeys(started)) == ["starting", "ready", "stopping", "stopped"]
+    assert any(line["workers"]["server"]["status"] == "serving" for line in job.lines() if "workers" in line)
+    assert job.marked() == []
+
+
+def test_a_death_is_noticed_and_the_rest_stopped(start: Start) -> None:
+    job = start(service("server"), service("other", after=["server"]), service("task", task=True, after=["server"]))
+    ready(job, "server", "other", "task")
+    os.kill(job.state("other")["pid"], signal.SIGKILL)
+    assert job.finish() == {"code": 1, "reason": "other was killed by SIGKILL", "failed_worker": "other"}
+    assert job.log("server") == job.log("task") == "drained\n"
+    assert job.marked() == []
+
+
+def test_what_a_worker_leaves_behind_goes_with_it(start: Start) -> None:
+    job = start(
+        {"name": "task", "command": DAEMONISE + "time.sleep(0.5)\nprint('leaving', flush=True)", "task": True},
+    )
+    job.until(lambda: len(job.marked()) >= 3, "the daemon to be there")
+    assert job.finish()["code"] == 0
+    assert job.log("task") == "leaving\n"
+    assert job.marked() == []
+
+
+def test_nothing_survives_a_killed_supervisor(start: Start) -> None:
+    job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
+    ready(job, "server", "task")
+    job.until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    job.process.send_signal(signal.SIGKILL)
+    job.until(lambda: not job.marked(), "everything to be gone")
+
+
+def test_nothing_survives_a_killed_guardian(start: Start) -> None:
+    job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
+    ready(job, "server", "task")
+    status = Path(f"/proc/{job.state('server')['pid']}/stat").read_text()
+    guardian = int(status.rpartition(")")[2].split()[1])
+    assert guardian != job.process.pid
+    os.kill(guardian, signal.SIGKILL)
+    assert job.finish()["failed_worker"] == "server"
+    assert job.marked() == []
+
+
+def test_nothing_survives_a_guardian_and_its_supervisor_killed_one_after_the_other(start: Start) -> None:
+    job = start(service("server", STUBBORN), service("task", task=True))
+    ready(job, "server", "task")
+    guardians = [pid for pid in job.marked() if "launch.py" in command_line(pid)]
+    assert len(guardians) == 2
+    for pid in (*guardians, job.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    job.until(lambda: not job.marked(), "everything to be gone")
+
+
+def test_ctrl_c_drains_in_order(start: Start) -> None:
+    job = start(service("server"), service("task", task=True, after=["server"]))
+    ready(job, "server", "task")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
+    assert job.log("server") == job.log("task") == "drained\n"
+
+
+def test_a_second_ctrl_c_kills(start: Start) -> None:
+    job = start(service("server", STUBBORN), service("task", STUBBORN, task=True))
+    ready(job, "server", "task")
+    job.process.send_signal(signal.SIGINT)
+    job.until(lambda: job.state("task")["state"] == "stopping", "the task to be asked")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["code"] == 130
+    assert job.marked() == []
+
+
+def test_sigterm_drains_and_ends_with_0(start: Start) -> None:
+    job = start(service("server"), service("task", task=True))
+    ready(job, "server", "task")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == {"code": 0, "reason": "stopped by SIGTERM", "failed_worker": None}
+
+
+def test_a_worker_that_will_not_stop_is_killed_in_time(start: Start) -> None:
+    job = start(
+        service("server", STUBBORN, stop_timeout_seconds=0.3),
+        {"name": "task", "command": "", "task": True, "after": ["server"]},
+    )
+    outcome = job.finish()
+    assert outcome["failed_worker"] == "server"
+    assert "did not stop within 0.3 s" in outcome["reason"]
+    assert job.marked() == []
+
+
+def test_a_worker_that_is_never_ready_fails_the_job(start: Start) -> None:
+    job = start({"name": "task", "command": "import time; time.sleep(600)", "ready_timeout_seconds": 0.3, "task": True})
+    assert job.finish() == {"code": 1, "reason": "task was not ready within 0.3 s", "failed_worker": "task"}
+
+
+def test_a_worker_is_nice_and_gets_its_environment(start: Start) -> None:
+    command = "import os; print(os.nice(0), os.environ['GREETING'], os.getsid(0) == os.getpid())"
+    job = start({"name": "task", "command": command, "task": True, "nice": 7, "environment": {"GREETING": "hello"}})
+    job.finish()
+    assert job.log("task") == "7 hello True\n"
+
+
+def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    (tmp_path / "workers.json").write_text(
+        json.dumps([{"name": "task", "command": ["no-such-program"], "log_file": str(tmp_path / "log"), "task": True}])
+    )
+    command = [sys.executable, "-m", "tests.cluster.supervisor", str(tmp_path / "workers.json")]
+    completed = subprocess.run(command, capture_output=True, timeout=DEADLINE_SECONDS, check=False)
+    assert completed.returncode == 1
+    assert "cannot start 'no-such-program': No such file" in (tmp_path / "log").read_text()
+
+
+def test_a_log_that_cannot_be_written_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "workers.json").write_text(
+        json.dumps([{"name": "task", "command": ["true"], "log_file": str(tmp_path / "log"), "task": True}])
+    )
+    command = [sys.executable, "-m", "tests.cluster.supervisor", str(tmp_path / "workers.json")]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    assert completed.returncode == 1
+    assert "IsADirectoryError" in completed.stderr

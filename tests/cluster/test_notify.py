@@ -1,0 +1,53 @@
+"""systemd's protocol over a real socket."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from cluster.notify import NotifySocket, notify, notify_ready
+
+
+def test_what_is_said_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    assert notify("STATUS=loading = slow\nWATCHDOG=1")
+    notify_ready()
+    assert listener.receive() == {"STATUS": "loading = slow", "WATCHDOG": "1"}
+    assert listener.receive() == {"READY": "1"}
+    assert listener.receive() is None
+    listener.close()
+
+
+def test_a_socket_in_the_filesystem_works_as_systemd_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        assert notify("STOPPING=1")
+        assert listener.recv(100) == b"STOPPING=1"
+
+
+def test_without_a_supervisor_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    assert notify("READY=1") is False
+
+
+def test_a_supervisor_that_has_gone_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "@counterpoint-nobody-listens-here")
+    with caplog.at_level(logging.WARNING):
+        assert notify("READY=1") is False
+    assert "READY=1" in caplog.text
+
+
+def test_a_supervisor_that_does_not_keep_up_never_blocks_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    delivered = [notify("WATCHDOG=1") for _ in range(2000)]
+    assert delivered[0]
+    assert not delivered[-1]
+    listener.close()
