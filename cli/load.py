@@ -186,7 +186,8 @@ def _explain(details: ErrorDetails, keys: dict[str, Key], file: Path, layers: di
     location = _without_tags(list(details["loc"]), keys)
     shown = _show_path(location)
     pattern = ".".join(ITEM if isinstance(part, int) else part for part in location)
-    origin = _origin(location, file, layers)
+    is_section = isinstance(details["input"], dict)  # whose keys may come from several layers
+    origin = str(file) if is_section else _origin(location, file, layers)
     key = keys.get(pattern)
     if details["type"] == "extra_forbidden":
         near = nearest(pattern, keys)
@@ -204,7 +205,7 @@ def _explain(details: ErrorDetails, keys: dict[str, Key], file: Path, layers: di
     if not location:
         return f"  {origin}: {message}"
     meaning = f"\n    {key.path.rpartition('.')[2]}: {key.description}" if key and key.description else ""
-    if isinstance(details["input"], dict):
+    if is_section:
         return f"  {origin}: {shown}: {message}"
     return f"  {origin}: {shown} = {_show(details['input'])}\n    {message}{meaning}"
 

@@ -126,7 +126,12 @@ def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:
 
 async def _supervise(workers: list[Worker], output_dir: Path, history: History, progress: Progress) -> Outcome:
     """Runs the job, and beside it the display."""
-    job = Job(workers, lambda job: _record_processes(job, output_dir))
+
+    def on_change(job: Job) -> None:
+        _record_processes(job, output_dir)
+        progress.update(job.views(), [])
+
+    job = Job(workers, on_change)
     running = asyncio.create_task(job.run())
     while not running.done():
         await asyncio.wait([running], timeout=POLL_SECONDS)

@@ -37,12 +37,17 @@ def three() -> Lifecycle:
     return Lifecycle([worker("server"), worker("trainer", may_end=True), worker("task", task=True, after=("trainer",))])
 
 
+def state_of(job: Lifecycle) -> State:
+    """As a call, so that the type checker does not believe that a state once seen stays."""
+    return job.state
+
+
 def running() -> Lifecycle:
     job = three()
     job.handle(Begin(0.0))
     for name in ("server", "trainer", "task"):
         job.handle(BecameReady(name, 1.0))
-    assert job.state is State.RUNNING
+    assert state_of(job) is State.RUNNING
     return job
 
 
@@ -57,9 +62,9 @@ def test_a_worker_waits_for_those_it_starts_after() -> None:
     assert job.states["task"] is State.WAITING
     assert job.handle(BecameReady("server", 1.0)) == []
     assert job.handle(BecameReady("trainer", 2.0)) == [Spawn("task")]
-    assert job.state is State.STARTING
+    assert state_of(job) is State.STARTING
     assert job.handle(BecameReady("task", 3.0)) == []
-    assert job.state is State.RUNNING
+    assert state_of(job) is State.RUNNING
     assert job.deadline is None
 
 
@@ -72,17 +77,17 @@ def test_a_worker_that_does_not_notify_is_ready_once_started() -> None:
 def test_the_job_is_done_when_its_tasks_are_and_stops_the_rest_in_reverse() -> None:
     job = running()
     assert job.handle(Exited("task", 0, 4.0)) == [Terminate("trainer")]
-    assert job.state is State.STOPPING
+    assert state_of(job) is State.STOPPING
     assert end(job, "trainer") == [Terminate("server")]
     assert end(job, "server") == []
     assert job.outcome == Outcome(0, "done")
-    assert job.state is State.STOPPED
+    assert state_of(job) is State.STOPPED
 
 
 def test_a_service_that_may_end_does_not_end_the_job() -> None:
     job = running()
     assert job.handle(Exited("trainer", 0, 4.0)) == []
-    assert job.state is State.RUNNING
+    assert state_of(job) is State.RUNNING
     assert job.handle(Exited("task", 0, 5.0)) == [Terminate("server")]
 
 
@@ -91,7 +96,7 @@ def test_a_service_that_ends_too_early_fails_the_job_even_with_0() -> None:
     assert job.handle(Exited("server", 0, 4.0)) == [Terminate("task")]
     assert end(job, "task", "trainer") == [Terminate("trainer")]
     assert job.outcome == Outcome(1, "server ended with exit code 0, although the job still needs it", "server")
-    assert job.state is State.FAILED
+    assert state_of(job) is State.FAILED
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (3, 3), (137, 1), (127, 1)])

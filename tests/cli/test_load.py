@@ -1,0 +1,187 @@
+"""Layers of configuration, and errors a person can act on."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cli.errors import UserError
+from cli.job import JobConfig
+from cli.load import load, to_toml
+from inference.config import InferenceConfig
+from orchestrator.config import OrchestratorConfig
+from trainer.config import TrainerConfig
+
+
+def edited(job_file: Path, old: str, new: str) -> Path:
+    text = job_file.read_text()
+    assert old in text
+    job_file.write_text(text.replace(old, new))
+    return job_file
+
+
+def complaint(file: Path, *flags: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(JobConfig, file, list(flags))
+    return str(caught.value)
+
+
+def test_file_then_environment_then_flags(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(JobConfig, job_file, []).orchestrator.steps == 20
+    monkeypatch.setenv("COUNTERPOINT_ORCHESTRATOR__STEPS", "30")
+    monkeypatch.setenv("COUNTERPOINT_TRAINER__THREADS", "2")
+    config = load(JobConfig, job_file, [])
+    assert (config.orchestrator.steps, config.trainer.threads) == (30, 2)
+    config = load(JobConfig, job_file, ["--orchestrator.steps", "40", "--orchestrator.training.lora.rank=4"])
+    assert (config.orchestrator.steps, config.trainer.threads) == (40, 2)
+    assert config.orchestrator.training.lora is not None
+    assert config.orchestrator.training.lora.rank == 4
+
+
+def test_values_of_every_kind_come_through_flags(job_file: Path) -> None:
+    config = load(
+        JobConfig,
+        job_file,
+        [
+            "--orchestrator.dump_raw_rollouts", "true",
+            "--orchestrator.training.betas", "[0.8, 0.9]",
+            "--orchestrator.training.loss.args", '{"delta": 1}',
+            "--orchestrator.gather_chunk_size", "null",
+            "--inference.extra_args", '["--swap-space", "0"]',
+            "--orchestrator.environments", '[{"name": "a", "kind": "guess-number"}]',
+        ],
+    )  # fmt: skip
+    assert config.orchestrator.dump_raw_rollouts is True
+    assert config.orchestrator.training.betas == (0.8, 0.9)
+    assert config.orchestrator.training.loss.args == {"delta": 1}
+    assert config.orchestrator.gather_chunk_size is None
+    assert config.inference.extra_args == ["--swap-space", "0"]
+    assert [environment.kind for environment in config.orchestrator.environments] == ["guess-number"]
+
+
+def test_a_resolved_job_loads_to_itself(job_file: Path, tmp_path: Path) -> None:
+    config = load(JobConfig, job_file, ["--orchestrator.training.lora.rank", "4"])
+    (tmp_path / "resolved.toml").write_text(to_toml(config))
+    assert load(JobConfig, tmp_path / "resolved.toml", []) == config
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("steps = 20", "stepps = 20", ["orchestrator.stepps = 20", "unknown key", "nearest is orchestrator.steps"]),
+        ("max_tokens = 1024", "max_tokens = 1024\nlearning_rate = 1", ["orchestrator.training.learning_rate"]),
+        ('kind = "reverse-text"', 'kind = "reverse-text"\nrtio = 2', ["environments[0].rtio = 2", "environments[].ratio"]),
+        ("steps = 20", 'steps = "many"', ["orchestrator.steps = 'many'", "valid integer", "Training steps of the run"]),
+        ("steps = 20", "steps = 0", ["orchestrator.steps = 0", "greater than or equal to 1"]),
+        ('name = "reverse"', 'name = "../up"', ["environments[0].name = '../up'", "match pattern"]),
+        ('model = "tiny-moe"', "", ["model is required and not set"]),
+        ("[trainer]", "[trainer]\nseed = 7", ["trainer.seed = 7 differs from seed = 0", "once, at the top"]),
+        ("[trainer]", '[trainer]\ndevice = "tpu"', ["trainer.device = 'tpu'", "'auto', 'cpu' or 'cuda'"]),
+        ("max_model_len = 256", "max_model_len = 32", ["leaves no room for a prompt", "max_model_len = 32"]),
+        ("max_tokens = 1024", "max_tokens = 128", ["trainer.max_tokens = 128", "could not be trained on"]),
+        ("[inference]", "inference = 3\n[other]", ["inference = 3", "other"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_told(job_file: Path, old: str, new: str, expected: list[str]) -> None:
+    message = complaint(edited(job_file, old, new))
+    for part in [str(job_file), *expected]:
+        assert part in message
+
+
+def test_all_errors_come_at_once(job_file: Path) -> None:
+    edited(job_file, "steps = 20", "steps = 0\nunheard_of = 1")
+    assert "2 errors" in complaint(job_file)
+
+
+def test_malformed_toml_is_quoted(job_file: Path) -> None:
+    edited(job_file, "steps = 20", "steps = = 20")
+    message = complaint(job_file)
+    assert "this is not TOML" in message
+    assert "steps = = 20" in message
+    assert "at line 13" in message
+
+
+def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
+    assert "no such file" in complaint(tmp_path / "nothing.toml")
+    assert "cannot be read" in complaint(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"model = '\xe9'")
+    assert "cannot be read" in complaint(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--trainer.treads", "2"], ["there is no key trainer.treads", "did you mean --trainer.threads?"]),
+        (["--trainer.threads"], ["a value must follow"]),
+        (["word"], ["word: unexpected"]),
+        (["--trainer.threads", "-1"], ["--trainer.threads: trainer.threads = '-1'", "greater than or equal to 1"]),
+        (["--orchestrator.training.betas", "[1"], ["flags"]),
+    ],
+)
+def test_wrong_flags_are_told(job_file: Path, flags: list[str], expected: list[str]) -> None:
+    message = complaint(job_file, *flags)
+    for part in expected:
+        assert part in message
+
+
+def test_wrong_variables_are_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTERPOINT_TRAINER__THREADS", "two")
+    assert "COUNTERPOINT_TRAINER__THREADS: trainer.threads = 'two'" in complaint(job_file)
+    monkeypatch.setenv("COUNTERPOINT_TRAINER__TREADS", "2")
+    assert "did you mean COUNTERPOINT_TRAINER__THREADS?" in complaint(job_file)
+    monkeypatch.delenv("COUNTERPOINT_TRAINER__TREADS")
+    monkeypatch.setenv("COUNTERPOINT_ORCHESTRATOR__TRAINING__BETAS", "[1")
+    assert "written as JSON" in complaint(job_file)
+
+
+def test_what_the_roles_share_is_filled_in_from_the_top(job_file: Path) -> None:
+    server = ["--inference.port", "8123", "--inference.host", "0.0.0.0", "--inference.api_key_file", "key"]
+    config = load(JobConfig, job_file, ["--seed", "5", *server])
+    assert config.inference.seed == config.trainer.seed == config.orchestrator.seed == 5
+    assert config.trainer.output_dir == config.orchestrator.output_dir == config.output_dir
+    assert config.orchestrator.inference.urls == ["http://127.0.0.1:8123"]
+    assert config.orchestrator.inference.api_key_file == Path("key")
+
+
+def test_an_address_that_does_not_fit_the_server_is_refused(job_file: Path) -> None:
+    message = complaint(job_file, "--orchestrator.inference.urls", '["http://127.0.0.1:9"]')
+    assert "does not fit [inference]" in message
+
+
+def test_an_adapter_is_served_as_it_is_trained(job_file: Path) -> None:
+    config = load(JobConfig, job_file, ["--orchestrator.training.lora.rank", "16"])
+    assert config.inference.lora is not None
+    assert config.inference.lora.max_rank == 16
+    assert "above inference.lora.max_rank = 4" in complaint(
+        job_file, "--orchestrator.training.lora.rank", "16", "--inference.lora.max_rank", "4"
+    )
+    assert "nothing would train an adapter" in complaint(job_file, "--inference.lora.max_rank", "4")
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("name", ["demo", "gpu"])
+def test_the_job_files_are_valid(name: str) -> None:
+    assert load(JobConfig, CONFIGS / f"{name}.toml", []).output_dir == Path("outputs") / name
+
+
+def test_the_role_files_are_valid() -> None:
+    load(InferenceConfig, CONFIGS / "roles" / "inference.toml", [])
+    trainer = load(TrainerConfig, CONFIGS / "roles" / "trainer.toml", [])
+    orchestrator = load(OrchestratorConfig, CONFIGS / "roles" / "orchestrator.toml", [])
+    assert trainer.output_dir == orchestrator.output_dir
+    assert trainer.transport == orchestrator.transport
+
+
+def test_the_lock_covers_every_dependency() -> None:
+    """A dependency added without `make lock` would be missing on a fresh machine only."""
+    root = CONFIGS.parent
+    locked = {line.partition("==")[0] for line in (root / "requirements" / "cpu.lock").read_text().split()}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["train"], *extras["cpu"], *extras["dev"]]
+    names = {requirement.replace("=", " ").replace(">", " ").split()[0] for requirement in wanted}
+    assert names - locked == {"counterpoint[train]"}

@@ -1,0 +1,108 @@
+"""The entry point as a process: how quick it is, what it imports, how it refuses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.main import COMMANDS
+
+
+def counterpoint(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | variables, check=False, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+
+
+def refused(*arguments: str) -> str:
+    """What a command that ends with exit code 2 says, which is no traceback."""
+    completed = counterpoint(*arguments)
+    assert completed.returncode == 2, completed.stderr
+    assert "Traceback" not in completed.stderr
+    return completed.stderr
+
+
+def best_seconds(command: list[str]) -> float:
+    """The quickest of several runs, which other work on the machine disturbs least."""
+    durations = []
+    for _ in range(7):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        durations.append(time.perf_counter() - started)
+    return min(durations)
+
+
+@pytest.mark.slow
+def test_help_costs_little_more_than_python_itself() -> None:
+    bare = best_seconds([sys.executable, "-c", "pass"])
+    helped = best_seconds([sys.executable, "-m", "cli.main", "--help"])
+    assert helped < 3 * bare
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, cli.main; cli.main.main(['--help']); print(*sys.modules, file=sys.stderr)"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(completed.stderr.split())
+    assert not loaded & {"pydantic", "numpy", "rich", "asyncio", "aiohttp", "torch", "vllm", "argparse"}
+    for command in COMMANDS:
+        assert command in completed.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "orchestrator", "trainer", "inference"])
+def test_the_help_of_a_command_lists_its_keys_without_torch(command: str) -> None:
+    code = f"import sys, cli.main; cli.main.main(['{command}', '--help']); print(*sys.modules, file=sys.stderr)"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"usage: counterpoint {command} FILE" in completed.stdout
+    assert "--model" in completed.stdout
+    assert not set(completed.stderr.split()) & {"torch", "vllm", "transformers"}
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert "did you mean trainer?" in refused("trainr")
+
+
+@pytest.mark.slow
+def test_dry_run_prints_the_resolved_configuration_and_touches_nothing(job_file: Path, tmp_path: Path) -> None:
+    completed = counterpoint("run", str(job_file), "--dry-run", "--seed", "3", COUNTERPOINT_ORCHESTRATOR__STEPS="7")
+    assert completed.returncode == 0
+    assert "steps = 7" in completed.stdout
+    assert "seed = 3" in completed.stdout
+    assert list(tmp_path.iterdir()) == [job_file]
+
+
+@pytest.mark.slow
+def test_bad_input_is_refused_before_anything_is_written(job_file: Path, tmp_path: Path) -> None:
+    """Each of the ways to be wrong that a command line can see."""
+    file = str(job_file)
+    assert "no key trainer.treads" in refused("run", file, "--trainer.treads", "3")
+    assert "valid integer" in refused("run", file, "--trainer.threads", "x")
+    assert "which file" in refused("run")
+    assert "the file comes first" in refused("run", "--seed", "3", file)
+    kind = '[{"name": "a", "kind": "reverse-txt"}]'
+    assert "reverse-text" in refused("run", file, "--orchestrator.environments", kind)
+    assert "exclude each other" in refused("run", file, "--resume", "--fresh")
+    assert "not a directory that may be written to" in refused("run", file, "--output_dir", f"{job_file}/below")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", port)
+    assert list(tmp_path.iterdir()) == [job_file]
+
+
+@pytest.mark.slow
+def test_a_missing_model_is_refused_before_anything_is_written(job_file: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    message = refused("run", str(job_file), "--model", str(tmp_path / "no-model"), "--inference.port", port)
+    assert "no-model" in message
+    assert list(tmp_path.iterdir()) == [job_file]

@@ -1,0 +1,145 @@
+"""`counterpoint run` around workers that pretend: the directory, the files, the progress, the summary, the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.load import load
+from cli.output import is_locked
+from orchestrator.config import OrchestratorConfig
+from trainer.config import TrainerConfig
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_SECONDS = 60.0
+
+
+class FakeJob:
+    """Starts `counterpoint run` with pretending workers; the model is any directory."""
+
+    def __init__(self, job_file: Path, tmp_path: Path) -> None:
+        self.output = tmp_path / "out"
+        self.model = tmp_path / "model"
+        self.model.mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.arguments = [str(job_file), "--model", str(self.model), "--inference.port", str(port)]
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, behaviour: str, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cli.fake_job", behaviour, *self.arguments, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, behaviour: str, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(behaviour, *arguments)
+        output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+        return process.returncode, output, errors
+
+    def wait_for_steps(self) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (self.output / "run_test" / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def job(job_file: Path, tmp_path: Path) -> Iterator[FakeJob]:
+    fake = FakeJob(job_file, tmp_path)
+    yield fake
+    for process in fake.started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
+    code, output, errors = job.run("finish")
+    assert (code, errors) == (0, "")
+    for part in ("inference_0 ready after", "step 1/20", "step 20/20", "reward", "event loop lag", "curves.png"):
+        assert part in output
+    summary = json.loads((job.output / "summary.json").read_text())
+    assert summary["outcome"] == "done"
+    assert summary["steps"] == {"shipped": 20, "trained": 20}
+    assert summary["reward"]["first"] == pytest.approx(0.15)
+    assert summary["reward"]["last"] == pytest.approx(0.9)
+    assert summary["rollouts"]["completed"] == 20 * 64
+    assert summary["event_loop_lag_seconds"]["max"] == pytest.approx(0.025)
+    assert summary["mismatch_kl"]["max"] == pytest.approx(20e-6)
+    assert (job.output / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (job.output / "job.toml").read_bytes() == job_file.read_bytes()
+    resolved = json.loads((job.output / "job.json").read_text())
+    assert resolved["orchestrator"]["model"] == str(job.model)
+    trainer = load(TrainerConfig, job.output / "roles" / "trainer.toml", [])
+    orchestrator = load(OrchestratorConfig, job.output / "roles" / "orchestrator.toml", [])
+    assert trainer.output_dir == orchestrator.output_dir == job.output
+    assert trainer.model == str(job.model)
+    states = {
+        worker["name"]: worker["state"] for worker in json.loads((job.output / "processes.json").read_text())["workers"]
+    }
+    assert set(states.values()) == {"stopped"}
+
+
+def test_a_failure_is_explained_in_the_workers_own_words(job: FakeJob) -> None:
+    code, _, errors = job.run("fail")
+    assert code == 3
+    assert "orchestrator ended with exit code 3" in errors
+    assert "| the disk is full" in errors
+    assert json.loads((job.output / "summary.json").read_text())["steps"]["shipped"] == 3
+
+
+def test_a_directory_is_used_again_only_as_told(job: FakeJob) -> None:
+    assert job.run("finish")[0] == 0
+    before = (job.output / "run_test" / "metrics.jsonl").read_bytes()
+    code, _, errors = job.run("finish")
+    assert code == 2
+    assert "--resume" in errors
+    assert "--fresh" in errors
+    assert (job.output / "run_test" / "metrics.jsonl").read_bytes() == before
+    code, output, _ = job.run("finish", "--fresh")
+    assert code == 0
+    assert "moved the previous job" in output
+    assert (job.output.with_name("out.1") / "run_test" / "metrics.jsonl").read_bytes() == before
+    assert job.run("finish", "--resume")[0] == 0
+    code, _, errors = job.run("finish", "--resume", "--orchestrator.run_id", "other")
+    assert code == 2
+    assert "began with orchestrator.run_id = 'test'" in errors
+
+
+def test_a_directory_that_holds_something_else_is_left_alone(job: FakeJob) -> None:
+    job.output.mkdir()
+    (job.output / "thesis.tex").write_text("do not touch")
+    for arguments in ([], ["--fresh"], ["--resume"]):
+        code, _, errors = job.run("finish", *arguments)
+        assert code == 2
+        assert "holds something, but no job" in errors
+    assert [path.name for path in job.output.iterdir()] == ["thesis.tex"]
+
+
+def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
+    process = job.start("hang")
+    job.wait_for_steps()
+    assert is_locked(job.output)
+    code, _, errors = FakeJob.run(job, "finish", "--resume")
+    assert code == 2
+    assert "another `counterpoint run`" in errors
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130
+    assert not is_locked(job.output)
+    assert job.run("finish", "--resume")[0] == 0
