@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from trainer import attention
 
@@ -40,6 +41,7 @@ def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Mo
     Raises:
         ValueError: there is no such model, or it cannot be read.
     """
+    transformers_logging.disable_progress_bar()  # a bar for every broadcast would bury the log
     path = Path(directory)
     if not (path / "config.json").is_file():
         raise ValueError(f"model = {str(directory)!r}: there is no config.json in that directory")

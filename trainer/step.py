@@ -132,7 +132,7 @@ def _accumulate(sums_EM: Tensor, highest_E: Tensor, micro: MicroBatch, columns: 
         dim=1,
     )
     sums_EM.index_add_(0, micro.environments_P, rows_PM)
-    highest_E.index_reduce_(0, micro.environments_P, ratio_P, "amax")
+    highest_E.scatter_reduce_(0, micro.environments_P, ratio_P, "amax")
 
 
 def _update(run: Run, batch: Batch, ranks: Ranks, sums_EM: Tensor, highest_E: Tensor) -> dict[str, MetricValue]:

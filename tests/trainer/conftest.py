@@ -18,6 +18,8 @@ LAYERS = 2
 EXPERTS = 8
 TOP_K = 2
 
+torch.set_num_threads(1)  # two threads on a busy machine wait for each other longer than they work
+
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -59,7 +61,8 @@ def make_batch(
     """A random batch: the first third of each sample is prompt, environments alternate, routing (if any) in two chunks."""
     random = np.random.default_rng(step)
     tokens = sum(lengths)
-    mask = np.concatenate([np.arange(length) >= max(1, length // 3) for length in lengths]).astype(np.uint8)
+    masks = [np.arange(length) >= max(1, length // 3) for length in lengths]
+    mask = np.concatenate([np.zeros(0, np.bool_), *masks]).astype(np.uint8)
     routing = tuple(
         tuple(
             np.stack(
@@ -68,6 +71,7 @@ def make_batch(
             for rows in (2, length - 3)
         )
         for length in lengths
+        if routed
     )  # fmt: skip
     return Batch(
         run_id=run_id,
@@ -81,7 +85,7 @@ def make_batch(
         log_probabilities_T=np.where(mask, -4.5 + 0.3 * random.standard_normal(tokens), 0).astype(np.float32),
         advantages_T=np.where(mask, random.standard_normal(tokens), 0).astype(np.float32),
         sample_offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-        routed_experts=routing if routed else (),
+        routed_experts=routing,
     )
 
 

@@ -1,0 +1,56 @@
+"""The schedule's values, clipping, and what low precision must not lose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.config import TrainingConfig
+from trainer.optimizer import Optimizer, learning_rate
+
+
+def test_schedules() -> None:
+    constant = TrainingConfig(learning_rate=1.0, warmup_steps=4)
+    assert [learning_rate(constant, 10, step) for step in (1, 2, 4, 5, 10)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+    linear = TrainingConfig(learning_rate=1.0, schedule="linear", warmup_steps=2)
+    assert [learning_rate(linear, 6, step) for step in range(1, 8)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    cosine = TrainingConfig(learning_rate=2.0, schedule="cosine")
+    assert learning_rate(cosine, 4, 1) == 2.0
+    assert learning_rate(cosine, 4, 3) == pytest.approx(1.0)
+    assert learning_rate(cosine, 4, 5) == pytest.approx(0.0)
+
+
+def test_the_gradient_is_clipped_to_its_norm() -> None:
+    def after(gradient: list[float]) -> torch.Tensor:
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = Optimizer({"w": parameter}, TrainingConfig(max_grad_norm=1.0), 1)
+        parameter.grad = torch.tensor(gradient)
+        norm = optimizer.gradient_norm()
+        optimizer.step(1, norm)
+        state = optimizer.state()
+        return state["exp_avg.w"] / 0.1
+
+    torch.testing.assert_close(after([3.0, 4.0]), torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(after([0.3, 0.4]), torch.tensor([0.3, 0.4]))
+
+
+def test_bfloat16_weights_keep_small_updates_and_gradients() -> None:
+    """256 updates of 1e-4 around 1.0, where bfloat16 steps by 8e-3: alone, it would never move."""
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = Optimizer({"w": parameter}, TrainingConfig(learning_rate=1e-4), 256)
+    for step in range(1, 257):
+        (parameter.float().sum() * 256).backward()
+        (parameter.float().sum() * 1).backward()
+        assert optimizer.gradients()[0].tolist() == [257.0] * 4
+        optimizer.step(step, optimizer.gradient_norm())
+    torch.testing.assert_close(optimizer.masters["w"].detach(), torch.full((4,), 1 - 0.0256), rtol=1e-3, atol=0)
+    assert parameter.tolist() == optimizer.masters["w"].bfloat16().tolist()
+
+
+def test_state_of_another_model_is_refused() -> None:
+    state = Optimizer({"w": nn.Parameter(torch.zeros(2))}, TrainingConfig(), 1).state()
+    with pytest.raises(ValueError, match=r"weight w has shape \[2\]; this model has \[3\]"):
+        Optimizer({"w": nn.Parameter(torch.zeros(3))}, TrainingConfig(), 1).load_state(state)
+    with pytest.raises(ValueError, match="weight v is missing"):
+        Optimizer({"v": nn.Parameter(torch.zeros(2))}, TrainingConfig(), 1).load_state(state)

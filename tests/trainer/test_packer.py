@@ -1,0 +1,99 @@
+"""Every trained token is in exactly one row, with its own values; what cannot be trained is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
+from trainer.packer import InvalidBatch, ModelLimits, check, environment_names, pack, plan
+
+LIMITS = ModelLimits(vocabulary=VOCABULARY, max_tokens=40, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow  # hypothesis
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(3, 40), min_size=0, max_size=24).map(tuple),
+    ranks=st.integers(1, 4),
+)
+def test_every_sample_is_planned_once_and_fits(lengths: tuple[int, ...], ranks: int) -> None:
+    batch = make_batch(lengths=lengths)
+    planned = plan(batch, 40, ranks)
+    assert len(planned) == ranks
+    placed = sorted(sample for rank in planned for row in rank for sample in row)
+    assert placed == list(range(len(lengths)))
+    sizes = np.diff(batch.sample_offsets)
+    loads = [sum(int(sizes[sample]) for row in rank for sample in row) for rank in planned]
+    assert all(sum(int(sizes[sample]) for sample in row) <= 40 for rank in planned for row in rank)
+    assert max(loads) - min(loads) <= int(sizes.max(initial=0))
+
+
+def test_samples_that_train_nothing_are_left_out() -> None:
+    batch = make_batch(lengths=(5, 6, 7))
+    batch.loss_mask_T[5:11] = 0
+    assert sorted(plan(batch, 40, 1)[0][0]) == [0, 2]
+    batch.loss_mask_T[:] = 0
+    assert plan(batch, 40, 2) == [[], []]
+
+
+def test_a_row_carries_the_samples_own_values() -> None:
+    batch = make_batch(lengths=(9, 6, 11), routed=True)
+    micro = pack(batch, [2, 0], LIMITS, CPU)
+    assert environment_names(batch) == ["guess", "reverse"]
+    assert micro.sample_lengths == [11, 9]
+    order = np.concatenate([np.arange(15, 26), np.arange(0, 9)])
+    assert micro.token_ids_T.tolist() == batch.token_ids_T[order].tolist()
+    assert micro.position_ids_T.tolist() == [*range(11), *range(9)]
+    trained = order[batch.loss_mask_T[order] == 1]
+    assert micro.targets_P.tolist() == batch.token_ids_T[trained].tolist()
+    assert micro.token_ids_T[micro.predicting_P + 1].tolist() == micro.targets_P.tolist()
+    assert micro.inference_log_probabilities_P.tolist() == batch.log_probabilities_T[trained].tolist()
+    assert micro.advantages_P.tolist() == batch.advantages_T[trained].tolist()
+    assert micro.environments_P.tolist() == [1] * len(trained)
+    assert micro.routed_experts_TLK is not None
+    assert micro.has_record_T.tolist() == [True] * 10 + [False] + [True] * 8 + [False]
+    for start, sample, length in ((0, 2, 11), (11, 0, 9)):
+        rows = micro.routed_experts_TLK[start : start + length - 1]
+        assert rows.tolist() == np.concatenate(batch.routed_experts[sample]).tolist()
+
+
+def test_wide_routing_survives() -> None:
+    batch = make_batch(lengths=(4,), routed=True)
+    chunk = np.full((3, LAYERS, TOP_K), 299, dtype=np.uint16)
+    batch = replace(batch, routed_experts=((chunk,),))
+    micro = pack(batch, [0], replace(LIMITS, experts=300), CPU)
+    assert micro.routed_experts_TLK is not None
+    assert int(micro.routed_experts_TLK[:3].min()) == 299
+
+
+def test_without_routing_nothing_is_recorded() -> None:
+    micro = pack(make_batch(), [0], LIMITS, CPU)
+    assert micro.routed_experts_TLK is None
+    assert not micro.has_record_T.any()
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    good = make_batch(lengths=(9, 17), routed=True)
+    check(good, LIMITS)
+    with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\) has 17 tokens, more than the trainer's max_tokens = 16"):
+        check(good, replace(LIMITS, max_tokens=16))
+    tokens = good.token_ids_T.copy()
+    tokens[11] = VOCABULARY
+    with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\), token 2: id 96 is outside the model's vocabulary of 96"):
+        check(replace(good, token_ids_T=tokens), LIMITS)
+    mask = good.loss_mask_T.copy()
+    mask[9] = 1
+    with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\): its first token is marked as trained"):
+        check(replace(good, loss_mask_T=mask), LIMITS)
+    with pytest.raises(InvalidBatch, match=r"routed experts of \[2, 2\] .* where the model has \[3, 2\]"):
+        check(good, replace(LIMITS, layers=3))
+    with pytest.raises(InvalidBatch, match=r"routed to expert \d of a model with 4 experts"):
+        check(good, replace(LIMITS, experts=4))
+    check(good, replace(LIMITS, layers=0, experts=0, top_k=0))

@@ -1,0 +1,151 @@
+"""A training step: the same however it is packed, its metrics those of a plain computation, and refused when not finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+
+from tests.trainer.conftest import make_batch, make_run_config
+from trainer.config import TrainerConfig
+from trainer.learner import Learner
+from trainer.loss import LossInputs, LossOutputs
+from trainer.packer import InvalidBatch
+from trainer.ranks import Ranks
+
+ALONE = Ranks(0, 1, torch.device("cpu"), None)
+
+
+def make_learner(output_dir: Path, model: Path, trainer: dict[str, Any] | None = None, **training: Any) -> Learner:
+    """A learner with an admitted run."""
+    learner = Learner(TrainerConfig(output_dir=output_dir, model=str(model), threads=1, **(trainer or {})), ALONE)
+    learner.admit("default", make_run_config(output_dir, model, **training).model_dump_json(), 0)
+    return learner
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in learner.model.named_parameters()}
+
+
+def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, dense_directory)
+    batch = make_batch()
+    trained = batch.loss_mask_T == 1
+    rows = []
+    for index, info in enumerate(batch.samples):
+        span = slice(*batch.sample_offsets[index : index + 2])
+        tokens = torch.from_numpy(batch.token_ids_T[span]).long()
+        with torch.no_grad():
+            logits = (
+                learner.model(input_ids=tokens[None], use_cache=False, sample_lengths=[len(tokens)]).logits[0] / 0.9
+            )
+        distribution = torch.distributions.Categorical(logits=logits[:-1])
+        keep = torch.from_numpy(trained[span][1:])
+        log_p = distribution.log_prob(tokens[1:])[keep].numpy()
+        difference = log_p - batch.log_probabilities_T[span][trained[span]]
+        ratio = np.exp(difference)
+        masked = (ratio < 0.125) | (ratio > 8)
+        advantages = batch.advantages_T[span][trained[span]]
+        loss = -np.where(masked, 0, np.minimum(ratio, 2)) * advantages * log_p
+        entropy = distribution.entropy()[keep].numpy()
+        rows += [
+            (info.environment, *values)
+            for values in zip(loss, entropy, np.exp(difference) - 1 - difference, ratio, masked, strict=True)
+        ]
+    metrics = learner.train(batch)
+    for suffix, chosen in [("", rows)] + [
+        (f"/{name}", [r for r in rows if r[0] == name]) for name in ("guess", "reverse")
+    ]:
+        columns = np.array([row[1:] for row in chosen], dtype=np.float64)
+        assert metrics[f"loss{suffix}"] == pytest.approx(columns[:, 0].mean(), abs=1e-4)
+        assert metrics[f"entropy{suffix}"] == pytest.approx(columns[:, 1].mean(), abs=1e-4)
+        assert metrics[f"mismatch_kl{suffix}"] == pytest.approx(columns[:, 2].mean(), rel=1e-4)
+        assert metrics[f"importance_ratio{suffix}/mean"] == pytest.approx(columns[:, 3].mean(), rel=1e-4)
+        assert metrics[f"importance_ratio{suffix}/max"] == pytest.approx(columns[:, 3].max(), rel=1e-4)
+        assert metrics[f"masked_share{suffix}"] == pytest.approx(columns[:, 4].mean())
+        assert metrics[f"tokens/trained{suffix}"] == len(chosen)
+    assert metrics["replayed_share"] == 0.0
+    assert 0 < float(metrics["masked_share"]) < 1
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_packing_does_not_change_the_step(dense_directory: Path, tmp_path: Path, lora: dict[str, int] | None) -> None:
+    wide = make_learner(tmp_path, dense_directory, lora=lora)
+    narrow = make_learner(tmp_path, dense_directory, {"max_tokens": 18}, lora=lora)
+    for step in (1, 2, 3):
+        together, apart = wide.train(make_batch(step)), narrow.train(make_batch(step))
+        for name in ("loss", "mismatch_kl", "grad_norm", "loss/guess"):
+            assert apart[name] == pytest.approx(together[name], abs=1e-5)
+    former, latter = weights(wide), weights(narrow)
+    assert max(float((former[name] - latter[name]).abs().max()) for name in former) < 1e-5
+
+
+def test_replay_is_used_where_the_batch_has_routing(moe_directory: Path, tmp_path: Path) -> None:
+    batch = make_batch(routed=True)
+    replayed = make_learner(tmp_path, moe_directory).train(batch)
+    free = make_learner(tmp_path, moe_directory, {"router_replay": False}).train(batch)
+    plain = make_learner(tmp_path, moe_directory).train(replace(batch, routed_experts=()))
+    assert replayed["replayed_share"] == 1.0
+    assert free["replayed_share"] == plain["replayed_share"] == 0.0
+    assert free["loss"] == plain["loss"]
+    assert replayed["mismatch_kl"] != free["mismatch_kl"]
+
+
+def test_a_batch_with_nothing_to_train_leaves_the_weights(dense_directory: Path, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, dense_directory)
+    learner.train(make_batch(1))
+    before = weights(learner)
+    empty = make_batch(2)
+    empty.loss_mask_T[:] = 0
+    metrics = learner.train(empty)
+    assert metrics["grad_norm"] == metrics["loss"] == 0.0
+    learner.train(make_batch(3, lengths=()))
+    after = weights(learner)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert learner.run is not None
+    assert learner.run.progress.step == 3
+
+
+def broken(inputs: LossInputs) -> LossOutputs:
+    """A loss that is finite, with a gradient that is not."""
+    loss_P = inputs.trainer_log_probabilities_P.detach() + (inputs.trainer_log_probabilities_P * 0.0).abs().sqrt()
+    return LossOutputs(loss_P, torch.zeros_like(loss_P, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("case", ["loss", "gradient"])
+def test_what_is_not_finite_is_refused_and_changes_nothing(dense_directory: Path, tmp_path: Path, case: str) -> None:
+    loss = {"kind": f"{__name__}:broken"} if case == "gradient" else {}
+    learner = make_learner(tmp_path, dense_directory, loss=loss)
+    before = weights(learner)
+    batch = make_batch(1)
+    if case == "loss":
+        batch.advantages_T[4] = np.inf
+    with pytest.raises(InvalidBatch, match=f"the {case} of step 1 is not finite"):
+        learner.train(batch)
+    after = weights(learner)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert learner.run is not None
+    assert learner.run.progress.step == 0
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
+
+
+def test_token_export_lists_every_trained_token(dense_directory: Path, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, dense_directory, {"max_tokens": 18}, token_export=True)
+    batch = make_batch(1)
+    learner.train(batch)
+    lines = (tmp_path / "trainer" / "tokens" / "default" / "step_1.rank_0.jsonl").read_bytes().splitlines()
+    found = {line["sample"]: line for line in map(orjson.loads, lines)}
+    assert sorted(found) == [0, 1, 2, 3]
+    for index, line in found.items():
+        span = slice(*batch.sample_offsets[index : index + 2])
+        trained = np.flatnonzero(batch.loss_mask_T[span])
+        assert line["rollout_id"] == f"1-{index}"
+        assert line["position"] == trained.tolist()
+        assert line["token_id"] == batch.token_ids_T[span][trained].tolist()
+        assert line["inference_log_probability"] == pytest.approx(batch.log_probabilities_T[span][trained].tolist())
+        assert len(line["trainer_log_probability"]) == len(line["masked"]) == len(trained)
