@@ -39,9 +39,10 @@ class Checkpoint:
     identity: dict[str, Any]
     """What must not change between lives, see `identity_of`."""
     scheduler: dict[str, Any]
-    window: dict[str, Any]
+    counts: dict[str, int]
+    """What has been counted for the next step's metrics."""
     waiting: list[Rollout]
-    """All rollouts of the judged groups that have not been shipped."""
+    """All rollouts of the judged groups that no step has accounted for: ready to ship, or lost since the last one."""
     line: MetricsLine | None = None
     """The step's metrics; None where no step was taken (step 0, and the state written at shutdown)."""
 
@@ -85,7 +86,7 @@ def load_newest(config: OrchestratorConfig) -> Checkpoint | None:
         if state["format"] != FORMAT:
             raise ValueError(f"format {state['format']!r}; this version reads {FORMAT}")
         waiting = read_rollouts(directory / Path(state["waiting"]).name)
-        checkpoint = Checkpoint(state["step"], state["identity"], state["scheduler"], state["window"], waiting)
+        checkpoint = Checkpoint(state["step"], state["identity"], state["scheduler"], state["counts"], waiting)
     except (OSError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {error!r}") from error
     _check_identity(config, checkpoint, directory)
@@ -106,7 +107,7 @@ def _state(checkpoint: Checkpoint, waiting_file: str) -> bytes:
             "step": checkpoint.step,
             "identity": checkpoint.identity,
             "scheduler": checkpoint.scheduler,
-            "window": checkpoint.window,
+            "counts": checkpoint.counts,
             "waiting": waiting_file,
         }
     )

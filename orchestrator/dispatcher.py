@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,14 +36,14 @@ from orchestrator.events import (
 )
 from orchestrator.judge import Judgement, judge_group
 from orchestrator.lag import EventLoopLagMonitor
-from orchestrator.logging_setup import group_context, rollout_context, step_context
+from orchestrator.logging_setup import set_context
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollout_file import fault_of_state
 from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary
-from orchestrator.window import StepWindow
+from orchestrator.step_metrics import step_metrics
 from transport.records import Batch, Rollout
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,8 @@ class Dispatcher:
         self._groups: dict[int, Group] = {}
         self._lost: list[Rollout] = []
         """Judged rollouts of groups that will not ship, for the next step's records."""
-        self._window = StepWindow()
+        self._counts: Counter[str] = Counter()
+        """Of what leaves no judged rollout behind, for the next step's metrics."""
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
         self.finished = asyncio.Event()
@@ -112,7 +114,7 @@ class Dispatcher:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes over the scheduler's state and the rollouts that wait. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
-        self._window.restore(checkpoint.window)
+        self._counts = Counter(checkpoint.counts)
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
         for rollout in checkpoint.waiting:
             ready.get(rollout.group_id, self._lost).append(rollout)
@@ -179,12 +181,11 @@ class Dispatcher:
         if group.judged:
             self._lost += group.rollouts
         else:
-            self._window.count("rollouts/cancelled", len(group.rollouts))
+            self._counts["rollouts/cancelled"] += len(group.rollouts)
         logger.debug("group %d is out: %s", group.group_id, reason)
 
     async def _play(self, group: Group, rollout: Rollout) -> None:
-        group_context.set(group.group_id)
-        rollout_context.set(rollout.rollout_id)
+        set_context(group=group.group_id, rollout=rollout.rollout_id)
         model = PolicyModel(rollout, self._chat, self._pool, self._sampling)
         interrupted = False
         try:
@@ -204,7 +205,7 @@ class Dispatcher:
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
 
     async def _judge(self, group: Group) -> None:
-        group_context.set(group.group_id)
+        set_context(group=group.group_id)
         loaded = self._environments[group.environment]
         if loaded.environment.group_scoring:
             try:
@@ -217,9 +218,8 @@ class Dispatcher:
         judgement = await asyncio.to_thread(self._judge_in_thread, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
             group.judged = True
-            self._window.add(group.rollouts)
             for (kind, environment), caught in judgement.caught.items():
-                self._window.count(f"filters/{kind}/{environment}", caught)
+                self._counts[f"filters/{kind}/{environment}"] += caught
         self.handle(judgement.event)
 
     def _judge_in_thread(self, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
@@ -237,12 +237,12 @@ class Dispatcher:
         return judgement
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
-        step_context.set(step)
+        set_context(step=step)
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         lost, self._lost = self._lost, []
 
         def snapshot(batch: Batch) -> Checkpoint:
-            return self._checkpoint(step, self._metrics(batch))
+            return self._checkpoint(step, self._metrics(batch, [*rollouts, *lost]))
 
         line = await self._boundary.take(step, rollouts, lost, snapshot, self._sender.submit)
         for group_id in group_ids:
@@ -275,20 +275,20 @@ class Dispatcher:
             step=step,
             identity=identity_of(self._config),
             scheduler=self._scheduler.state(),
-            window=self._window.state(),
+            counts=dict(self._counts),
             waiting=[*ready, *self._lost],
             line=line,
         )
 
-    def _metrics(self, batch: Batch) -> MetricsLine:
-        """The metrics of a step but for its phases. Starts a new window."""
+    def _metrics(self, batch: Batch, rollouts: Sequence[Rollout]) -> MetricsLine:
+        """The metrics of a step but for its phases. Begins to count anew."""
         snapshot = self._scheduler.snapshot()
-        lag = self._lag.take()
+        counts, self._counts = self._counts, Counter()
         return {
             "step": batch.step,
             "time": time.time(),
-            **self._window.take(batch),
-            **(lag.metrics() if lag is not None else {}),
+            **step_metrics(batch, rollouts, counts),
+            **self._lag.take().metrics(),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "policy/version": snapshot.policy_version,
             "memory/rss_bytes": _resident_bytes(),

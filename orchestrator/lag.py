@@ -43,22 +43,23 @@ class EventLoopLagMonitor:
         self._config = config
         self._on_tick = on_tick
         self._lags: list[float] = []
+        self._due = time.perf_counter()
+        """When the sleeper is to wake."""
 
     async def run(self) -> None:
         """Samples until cancelled."""
         while True:
-            due = time.perf_counter() + self._config.interval_seconds
+            self._due = time.perf_counter() + self._config.interval_seconds
             await asyncio.sleep(self._config.interval_seconds)
             # Timers of uvloop have a resolution of a millisecond and may fire that much early.
-            self._lags.append(max(0.0, time.perf_counter() - due))
+            self._lags.append(self._overdue())
             if self._on_tick is not None:
                 self._on_tick()
 
-    def take(self) -> LagDistribution | None:
-        """The distribution since the last call; None without a sample. Warns of what exceeds the thresholds."""
-        lags, self._lags = self._lags, []
-        if not lags:
-            return None
+    def take(self) -> LagDistribution:
+        """The distribution since the last call, of at least one sample: where none has ended, how late the pending one is so far.
+        Warns of what exceeds the thresholds."""
+        lags, self._lags = self._lags or [self._overdue()], []
         values = np.asarray(lags)
         median, p90, p99 = (float(value) for value in np.percentile(values, (50, 90, 99)))
         lag = LagDistribution(
@@ -66,6 +67,9 @@ class EventLoopLagMonitor:
         )
         self._warn(lag)
         return lag
+
+    def _overdue(self) -> float:
+        return max(0.0, time.perf_counter() - self._due)
 
     def _warn(self, lag: LagDistribution) -> None:
         thresholds = (

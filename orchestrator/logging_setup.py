@@ -28,6 +28,13 @@ _CONTEXT: dict[str, contextvars.ContextVar[Any]] = {
 }  # fmt: skip
 
 
+def set_context(*, step: int | None = None, group: int | None = None, rollout: str | None = None) -> None:
+    """Says what the current task works on; whatever it inherited from the task that started it is forgotten."""
+    step_context.set(step)
+    group_context.set(group)
+    rollout_context.set(rollout)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (Unix seconds), level, logger, message, and the context that is set."""
 

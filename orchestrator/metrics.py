@@ -65,21 +65,13 @@ def log_step(line: Mapping[str, Any], total_steps: int) -> None:
     phases = {name.removeprefix("phase/"): value for name, value in line.items() if name.startswith("phase/")}
     ordered = sorted(phases.items(), key=lambda item: -item[1])
     logger.info(
-        "step %d/%d  reward %s  staleness %s  rollouts %d (%d failed, %d filtered, %d cancelled)  policy %d  "
-        "lag p99 %s max %s  phases: %s",
-        line["step"], total_steps, _number(line.get("reward/mean")), _number(line.get("staleness/mean")),
+        "step %d/%d  reward %.3f  staleness %.2f  rollouts %d (%d failed, %d filtered, %d cancelled)  policy %d  "
+        "lag p99 %.1f ms max %.1f ms  phases: %s",
+        line["step"], total_steps, line["reward/mean"], line["staleness/mean"],
         line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"], line["rollouts/cancelled"],
-        line["policy/version"], _milliseconds(line.get("event_loop_lag/p99")), _milliseconds(line.get("event_loop_lag/max")),
+        line["policy/version"], line["event_loop_lag/p99"] * 1e3, line["event_loop_lag/max"] * 1e3,
         ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in ordered),
     )  # fmt: skip
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1e3:.1f} ms"
 
 
 class PrometheusEndpoint(Collector):

@@ -37,7 +37,7 @@ def make_checkpoint(config: OrchestratorConfig, step: int, **fields: Any) -> Che
         "step": step,
         "identity": identity_of(config),
         "scheduler": {"next_step": step + 1, "groups": []},
-        "window": {"rewards": {}, "counts": {}},
+        "counts": {"rollouts/cancelled": 3},
         "waiting": [make_rollout(step)],
         "line": {"step": step, "reward/mean": 0.5},
     }

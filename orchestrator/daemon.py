@@ -1,0 +1,284 @@
+"""The orchestrator's daemon: one process, one loop, one run. It wires the components and decides nothing.
+
+Read it as a table of contents: `startup` brings up inference, trainer and the first policy; `main_loop` waits for the last step
+while the dispatcher works; `shutdown` drains and commits what has finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import uvloop
+
+from cluster.notify import notify
+from environments.chat import Chat
+from environments.mix import ExampleMix
+from environments.registry import load_environment
+from inference.base import InferenceError
+from inference.pool import InferencePool
+from orchestrator import metrics
+from orchestrator.advantages import Advantage, load_advantage
+from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
+from orchestrator.config import OrchestratorConfig
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
+from orchestrator.lag import EventLoopLagMonitor
+from orchestrator.logging_setup import logging_to, run_context
+from orchestrator.merge_process import MergeProcess
+from orchestrator.metrics import MetricsLine, PrometheusEndpoint
+from orchestrator.policy import ForeignBroadcastError, PolicyWatcher
+from orchestrator.rollouts import LoadedEnvironment
+from orchestrator.run_directory import (
+    ConfigurationError,
+    RunEvictedError,
+    check_control,
+    rewind,
+    take_over,
+    write_config,
+)
+from orchestrator.scheduler import Scheduler
+from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
+from orchestrator.signals import StopSignals
+from orchestrator.step import StepBoundary
+from orchestrator.watchdog import StallError, Watchdog, awaiting
+from transport.open import open_link
+
+logger = logging.getLogger(__name__)
+
+_CONTROL_SECONDS = 0.5
+"""Between looks at `control/`."""
+
+_SWITCH_INTERVAL_SECONDS = 0.001
+"""How long a thread running Python may hold the loop off; Python's default is 5 ms."""
+
+
+def run(
+    config: OrchestratorConfig,
+    on_ready: Callable[[], None],
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+) -> int:
+    """Runs one run to its end, or until a signal; in the main thread. `on_ready` is called when rollouts begin.
+
+    Returns the exit code: 0 done or drained, 1 failed, 2 bad configuration, 3 evicted. Every failure is logged with its
+    reason, and leaves the last commit intact.
+    """
+    switch_interval = sys.getswitchinterval()
+    try:
+        take_over(config)
+    except ConfigurationError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    try:
+        with (
+            logging_to(config.run_dir / "orchestrator.log", config.log_format),
+            StopSignals(config.shutdown_timeout_seconds) as signals,
+            asyncio.Runner(loop_factory=new_event_loop) as runner,
+        ):
+            return runner.run(_serve(config, on_ready, signals))
+    finally:
+        sys.setswitchinterval(switch_interval)
+        gc.unfreeze()
+
+
+async def _serve(config: OrchestratorConfig, on_ready: Callable[[], None], signals: StopSignals) -> int:
+    run_context.set(config.run_id)
+    try:
+        await Daemon(config, on_ready, signals).serve()
+    except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a log line and an exit code
+        return _report(error)
+    return 0
+
+
+class Daemon:
+    """One life of one run."""
+
+    def __init__(self, config: OrchestratorConfig, on_ready: Callable[[], None], signals: StopSignals) -> None:
+        self._config = config
+        self._on_ready = on_ready
+        self._signals = signals
+        self._watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, self._describe)
+        self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
+        self._scheduler: Scheduler | None = None
+
+    async def serve(self) -> None:
+        """From nothing to the last step, or to a signal. Raises what ended the run otherwise."""
+        async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
+            self._background: list[asyncio.Task[None]] = []
+            self._tasks = tasks
+            self._run_beside(self._lag.run(), self._watchdog.run(), self._watch_control())
+            if await self._unless_stopped(self.startup(resources)):
+                done = await self._unless_stopped(self.main_loop())
+                await self.shutdown(done)
+            for task in self._background:
+                task.cancel()
+
+    async def startup(self, resources: AsyncExitStack) -> None:
+        """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy."""
+        config = self._config
+        checkpoint = await asyncio.to_thread(_resume, config) if config.resume else None
+        chat, environments, advantage = await asyncio.to_thread(_load, config)
+        await asyncio.to_thread(write_config, config)
+
+        endpoint = resources.enter_context(PrometheusEndpoint(config.prometheus_port, config.run_id))
+        merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
+        link = open_link(config.transport, config.output_dir, config.run_id)
+        newest_step = checkpoint.step if checkpoint is not None else 0
+        max_bytes = config.transport.max_batch_bytes
+        self._sender = Sender(link, config.run_dir, config.run_id, newest_step, max_bytes)
+        resources.push_async_callback(self._sender.close)
+        adapter = config.run_id if config.training.lora is not None else None
+        pool = InferencePool(config.inference, adapter or config.served_model or config.model, self._on_capacity)
+        resources.push_async_callback(pool.close)
+
+        mix = ExampleMix(
+            config.environments, {name: len(e.environment) for name, e in environments.items()}, config.seed
+        )
+        self._scheduler = Scheduler(config.schedule, config.steps, mix)
+        self._dispatcher = Dispatcher(
+            config,
+            scheduler=self._scheduler,
+            environments=environments,
+            advantage=advantage,
+            chat=chat,
+            pool=pool,
+            sender=self._sender,
+            boundary=StepBoundary(
+                config.run_dir,
+                config.run_id,
+                {environment.name: environment.state_columns for environment in config.environments},
+                gather_chunk_size=config.gather_chunk_size,
+                keep_checkpoints=config.keep_checkpoints,
+                dump_raw_rollouts=config.dump_raw_rollouts,
+                merge_chunk=merge_chunk,
+            ),
+            lag=self._lag,
+            tasks=self._tasks,
+            publish=lambda line: self._publish(endpoint, line),
+            on_progress=self._watchdog.progress,
+        )
+        if checkpoint is not None:
+            try:
+                self._dispatcher.restore(checkpoint)
+            except ValueError as error:
+                raise CheckpointError(f"the checkpoint of step {checkpoint.step} cannot be resumed: {error}") from error
+            logger.info("resuming after step %d", checkpoint.step)
+
+        self._run_beside(self._sender.run())
+        with awaiting("the first healthy inference server", ", ".join(config.inference.urls)):
+            await pool.start()
+        ready = await self._sender.wait_ready()
+        policy = PolicyWatcher(config.run_dir, pool, adapter, self._report_policy, lambda: self._sender.newest_step)
+        await policy.load_first(ready.next_step - 1)
+        self._run_beside(policy.run())
+        # What lives now lives long: no collection need walk it again.
+        gc.collect()
+        gc.freeze()
+        self._on_ready()
+        logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
+
+    async def main_loop(self) -> None:
+        """Until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
+        await self._dispatcher.finished.wait()
+        await self._dispatcher.settle()
+        await self._sender.wait_durable(self._config.steps)
+        logger.info("run %s is done: %d steps", self._config.run_id, self._config.steps)
+
+    async def shutdown(self, done: bool) -> None:
+        """Drains and commits, unless the run is done."""
+        notify("STOPPING=1")
+        if not done:
+            logger.info("stopping on a signal: draining")
+            await self._dispatcher.drain()
+            logger.info("drained; the run can be resumed after step %d", self._sender.newest_step)
+
+    def _run_beside(self, *coroutines: Coroutine[Any, Any, None]) -> None:
+        self._background += [self._tasks.create_task(coroutine) for coroutine in coroutines]
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Runs `work`; whether it ended before a signal came, which cancels it."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await task
+            return task.done()
+        finally:
+            task.cancel()
+            stop.cancel()
+            await asyncio.wait({task, stop})
+
+    async def _watch_control(self) -> None:
+        while True:
+            await asyncio.to_thread(check_control, self._config.run_dir)
+            await asyncio.sleep(_CONTROL_SECONDS)
+
+    def _on_capacity(self, rollouts: int) -> None:
+        logger.info("inference takes %d requests at once", rollouts)
+        self._dispatcher.handle(CapacityChanged(rollouts))
+
+    def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
+        self._watchdog.progress()
+        self._dispatcher.handle(event)
+
+    def _publish(self, endpoint: PrometheusEndpoint, line: MetricsLine) -> None:
+        endpoint.publish(line)
+        metrics.log_step(line, self._config.steps)
+        notify(f"STATUS=step {line['step']} of {self._config.steps}")
+
+    def _describe(self) -> str:
+        if self._scheduler is None:
+            return "not started yet"
+        return "; ".join(self._scheduler.snapshot().waiting_for)
+
+
+def _resume(config: OrchestratorConfig) -> Checkpoint | None:
+    """The checkpoint to go on from, the directory rewound to it. None where the run was killed before its first commit."""
+    checkpoint = load_newest(config)
+    newest_step = checkpoint.step if checkpoint is not None else 0
+    rewind(config.run_dir, newest_step)
+    metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
+    return checkpoint
+
+
+def _load(config: OrchestratorConfig) -> tuple[Chat, dict[str, LoadedEnvironment], Advantage]:
+    """What the configuration names. Raises `ConfigurationError`."""
+    try:
+        chat, advantage = Chat(config.model), load_advantage(config.advantage)
+        environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    return chat, environments, advantage
+
+
+_EXPECTED = (
+    CheckpointError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError, StallError,
+    InferenceError, ConfigurationError, OSError,
+)  # fmt: skip
+"""Failures whose message says everything; any other is a fault of ours and is logged with its traceback."""
+
+
+def _report(error: Exception) -> int:
+    """Logs what ended the run and answers the exit code."""
+    leaves = _leaves(error)
+    expected = [leaf for leaf in leaves if isinstance(leaf, _EXPECTED)]
+    if not expected:
+        logger.critical("the orchestrator failed", exc_info=error)
+        return 1
+    for leaf in expected:
+        logger.error("%s", leaf if str(leaf) else repr(leaf))
+    if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
+        return 3
+    return 2 if any(isinstance(leaf, ConfigurationError) for leaf in expected) else 1
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

@@ -1,0 +1,113 @@
+"""The trainer's end of the real wire without a model: it takes batches in order, publishes a broadcast for each, and can be
+killed and brought back at its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import orjson
+
+from transport.atomic import publish_directory, published_steps, remove_directory
+from transport.config import TransportConfig
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from transport.open import open_receiver
+from transport.records import Batch
+
+
+class ScriptedTrainer:
+    """A context manager: a thread that trains until left. A checkpoint every `durable_every` steps, and at the last one."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        run_id: str,
+        steps: int,
+        *,
+        transport: TransportConfig | None = None,
+        checkpoint: int = 0,
+        durable_every: int = 2,
+        train_seconds: float = 0.0,
+        answer: Callable[[Batch], ToOrchestrator | None] = lambda batch: None,
+    ) -> None:
+        self._output_dir, self._run_id, self._steps = output_dir, run_id, steps
+        self._transport = transport or TransportConfig()
+        self._broadcasts = output_dir / f"run_{run_id}" / "broadcast"
+        self._durable_every = durable_every
+        self._train_seconds = train_seconds
+        self._answer = answer
+        self._stopping = threading.Event()
+        self.checkpoint = self.newest = checkpoint
+        self.trained: list[Batch] = []
+        """In this life, in order."""
+        self.hellos = 0
+
+    @property
+    def steps_trained(self) -> list[int]:
+        return [batch.step for batch in self.trained]
+
+    def __enter__(self) -> ScriptedTrainer:
+        for step in published_steps(self._broadcasts):
+            if step > self.checkpoint:
+                remove_directory(self._broadcasts / f"step_{step}")
+        self._thread = threading.Thread(target=self._run, name="scripted-trainer")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def wait_for_step(self, step: int, seconds: float = 60.0) -> None:
+        """Until `step` is trained."""
+        deadline = time.monotonic() + seconds
+        while self.newest < step:
+            assert time.monotonic() < deadline, f"step {step} was not trained; the newest is {self.newest}"
+            time.sleep(0.002)
+
+    def _run(self) -> None:
+        receiver = open_receiver(self._transport, self._output_dir)
+        try:
+            while not self._stopping.is_set():
+                received = receiver.receive(0.01)
+                if received is None:
+                    continue
+                run_id, message = received
+                match message:
+                    case Hello():
+                        self.hellos += 1
+                        self._publish(self.checkpoint)
+                        receiver.send(run_id, Ready(self.newest + 1, credit=2))
+                    case Batch():
+                        receiver.send(run_id, self._answer(message) or self._train(message))
+                    case Bye():
+                        pass
+        finally:
+            receiver.close()
+
+    def _train(self, batch: Batch) -> Acknowledged | Rejected | Evicted:
+        if batch.step == self.newest + 1:
+            time.sleep(self._train_seconds)
+            self.trained.append(batch)
+            self.newest = batch.step
+            self._publish(batch.step)
+            if batch.step % self._durable_every == 0 or batch.step == self._steps:
+                self.checkpoint = batch.step
+        return Acknowledged(batch.step, self.checkpoint)
+
+    def _publish(self, version: int) -> None:
+        directory = self._broadcasts / f"step_{version}"
+        if version in published_steps(self._broadcasts):
+            return
+        probe = {"version": version, "token_ids": [1, 2, 3], "log_probabilities": [-1.0, -2.0 - version / 100]}
+        with publish_directory(directory) as partial:
+            (partial / "probe.json").write_bytes(orjson.dumps(probe))
+        for step in published_steps(self._broadcasts)[:-3]:
+            remove_directory(self._broadcasts / f"step_{step}")

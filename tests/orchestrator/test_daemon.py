@@ -1,0 +1,299 @@
+"""The whole daemon over the real wires: runs from start to end, faulty environments, signals, kills, a trainer that returns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import uvloop
+
+from environments.config import EnvironmentConfig
+from orchestrator.config import OrchestratorConfig, SamplingConfig, ScheduleConfig
+from orchestrator.daemon import run
+from tests.orchestrator.fake_inference import FakeInference
+from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.orchestrator.toy_model import make_toy_model
+from transport.atomic import published_steps
+from transport.messages import Evicted, Rejected
+
+pytestmark = pytest.mark.slow
+
+STEPS = 5
+
+
+@pytest.fixture
+def inference() -> Iterator[FakeInference]:
+    with FakeInference() as server:
+        yield server
+
+
+@pytest.fixture
+def make_config(tmp_path: Path, inference: FakeInference) -> Callable[..., OrchestratorConfig]:
+    model = make_toy_model(tmp_path / "model")
+
+    def make(**fields: Any) -> OrchestratorConfig:
+        environment = {
+            "name": "toy",
+            "kind": "tests.orchestrator.toy_environment:Toy",
+            "args": fields.pop("args", {}),
+            "state_columns": ["answer"],
+            "rollout_timeout_seconds": fields.pop("rollout_timeout_seconds", 30.0),
+        }
+        values: dict[str, Any] = {
+            "run_id": "one",
+            "output_dir": tmp_path / "job",
+            "model": str(model),
+            "steps": STEPS,
+            "environments": [EnvironmentConfig(**environment)],
+            "sampling": SamplingConfig(max_tokens=8),
+            "schedule": ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32),
+            "inference": {"urls": [inference.url], "health_interval_seconds": 0.1},
+            "stall_timeout_seconds": 30,
+            "shutdown_timeout_seconds": 10,
+        }
+        return OrchestratorConfig.model_validate(values | fields)
+
+    return make
+
+
+def metrics_of(config: OrchestratorConfig) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def records_of(config: OrchestratorConfig) -> list[dict[str, Any]]:
+    files = (config.run_dir / "rollouts").glob("step_*/rollouts.jsonl")
+    return [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+def assert_whole(config: OrchestratorConfig, steps: int = STEPS) -> None:
+    """Every step once, in order, in metrics and on disk, and every rollout in one step only."""
+    assert [line["step"] for line in metrics_of(config)] == list(range(1, steps + 1))
+    assert published_steps(config.run_dir / "rollouts") == list(range(1, steps + 1))
+    names = [record["rollout_id"] for record in records_of(config)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("new_event_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_a_run(
+    make_config: Callable[..., OrchestratorConfig],
+    inference: FakeInference,
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    config = make_config()
+    ready = 0
+
+    def on_ready() -> None:
+        nonlocal ready
+        ready += 1
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
+        assert run(config, on_ready, new_event_loop) == 0
+        assert trainer.steps_trained == list(range(1, STEPS + 1))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert ready == 1
+    assert_whole(config)
+    for batch in trainer.trained:
+        staleness = [batch.step - sample.policy_version for sample in batch.samples]
+        assert min(staleness) >= 1
+        assert max(staleness) <= config.schedule.max_off_policy_steps
+        assert len(batch.samples) >= 8
+        rows = [sum(len(chunk) for chunk in chunks) for chunks in batch.routed_experts]
+        assert rows == (np.diff(batch.sample_offsets) - 1).tolist()
+    assert inference.versions == sorted(set(inference.versions))
+    assert inference.versions[0] == 0
+    line = metrics_of(config)[-1]
+    assert {f"phase/{name}" for name in ("merge", "records", "commit", "send", "malloc_trim")} <= set(line)
+    assert {"reward/mean", "reward/toy/mean", "staleness/max", "event_loop_lag/p99", "memory/rss_bytes"} <= set(line)
+    # Durable batches are gone, their records stay; the newest checkpoints stay.
+    assert list((config.run_dir / "rollouts").glob("step_*/batch.bin")) == []
+    assert published_steps(config.run_dir / "checkpoints") == [STEPS - 1, STEPS]
+    assert all(isinstance(record["state"]["answer"], str) for record in records_of(config))
+    assert "step 5/5" in (config.run_dir / "orchestrator.log").read_text()
+
+
+@pytest.mark.parametrize("args", [{"turns": 1}, {"turns": 3, "group_scoring": True}], ids=["one turn", "group scoring"])
+def test_kinds_of_environments(make_config: Callable[..., OrchestratorConfig], args: dict[str, Any]) -> None:
+    config = make_config(args=args, dump_raw_rollouts=True, gather_chunk_size=3, use_process_pool=True)
+    with ScriptedTrainer(config.output_dir, "one", STEPS):
+        assert run(config, lambda: None) == 0
+    assert_whole(config)
+    assert published_steps(config.run_dir / "raw_rollouts") == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("exception", "KeyError: 'the environment is broken' (in _break"),
+        ("exit", "SystemExit"),
+        ("nan", "the reward is nan"),
+        ("slow", "rollout_timeout_seconds = 0.2"),
+        ("state", "not JSON-serialisable"),
+        ("cancel", "cancelled itself"),
+    ],
+)
+def test_a_faulty_environment_costs_its_rollouts(
+    make_config: Callable[..., OrchestratorConfig], fault: str, said: str
+) -> None:
+    config = make_config(args={"fault": fault}, rollout_timeout_seconds=0.2 if fault == "slow" else 30)
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
+        assert run(config, lambda: None) == 0
+        assert trainer.steps_trained == list(range(1, STEPS + 1))
+    failed = [record for record in records_of(config) if record["error"] is not None]
+    assert failed
+    assert all(said in record["error"] and record["example_index"] % 3 == 0 for record in failed)
+    assert all(np.isfinite(line["reward/mean"]) for line in metrics_of(config))
+    assert sum(line["rollouts/failed"] for line in metrics_of(config)) > 0
+
+
+def test_a_trainer_that_is_killed_gets_again_what_it_lacks(make_config: Callable[..., OrchestratorConfig]) -> None:
+    config = make_config(steps=8)
+    lives: list[ScriptedTrainer] = []
+
+    def train() -> None:
+        with ScriptedTrainer(config.output_dir, "one", 8, durable_every=3) as first:
+            first.wait_for_step(5)
+        lives.append(first)
+        with ScriptedTrainer(config.output_dir, "one", 8, durable_every=3, checkpoint=first.checkpoint) as second:
+            second.wait_for_step(8)
+            finished.wait(30)
+        lives.append(second)
+
+    finished = threading.Event()
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert run(config, lambda: None) == 0
+    finished.set()
+    thread.join(30)
+    first, second = lives
+    assert second.steps_trained == list(range(first.checkpoint + 1, 9))
+    assert_whole(config, 8)
+    for again in second.trained:
+        for before in first.trained:
+            if before.step == again.step:
+                np.testing.assert_array_equal(before.token_ids_T, again.token_ids_T)
+                np.testing.assert_array_equal(before.advantages_T, again.advantages_T)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (Rejected(1, "token 7 is outside the vocabulary"), 1, "outside the vocabulary"),
+        (Evicted("over budget"), 3, "over budget"),
+    ],
+)
+def test_what_the_trainer_refuses_ends_the_run(
+    make_config: Callable[..., OrchestratorConfig], answer: Rejected | Evicted, code: int, said: str
+) -> None:
+    config = make_config()
+    with ScriptedTrainer(config.output_dir, "one", STEPS, answer=lambda batch: answer):
+        assert run(config, lambda: None) == code
+    assert said in (config.run_dir / "orchestrator.log").read_text()
+
+
+@pytest.mark.parametrize(("name", "code"), [("evicted.txt", 3), ("config_validation_error.txt", 2)])
+def test_a_verdict_in_control_ends_the_run(
+    make_config: Callable[..., OrchestratorConfig], name: str, code: int
+) -> None:
+    config = make_config()
+
+    def judge() -> None:
+        (config.run_dir / "control" / name).write_text("because")
+
+    with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.5):
+        assert run(config, judge) == code
+    assert "because" in (config.run_dir / "orchestrator.log").read_text()
+
+
+def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(environments=[EnvironmentConfig(name="toy", kind="revers-text")])
+    assert run(config, lambda: None) == 2
+    assert "reverse-text" in capsys.readouterr().err
+    assert not (config.run_dir / "control" / "orch.toml").exists()
+    assert run(config, lambda: None) == 2
+    assert "resume = true" in capsys.readouterr().err
+
+
+# --- signals and kills, in a process of its own ---
+
+
+def start_process(config: OrchestratorConfig) -> subprocess.Popen[bytes]:
+    file = config.output_dir.parent / "config.json"
+    file.write_text(config.model_dump_json())
+    program = (
+        "import sys, pathlib; from orchestrator.config import OrchestratorConfig; from orchestrator.daemon import run; "
+        "sys.exit(run(OrchestratorConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
+    )
+    return subprocess.Popen([sys.executable, "-c", program, str(file)], stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_a_resume_finishes(
+    make_config: Callable[..., OrchestratorConfig], number: signal.Signals
+) -> None:
+    config = make_config()
+    with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.1) as trainer:
+        process = start_process(config)
+        trainer.wait_for_step(2)
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert "drained" in (config.run_dir / "orchestrator.log").read_text()
+        assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
+        assert trainer.steps_trained == list(range(1, STEPS + 1))
+    assert_whole(config)
+
+
+def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., OrchestratorConfig]) -> None:
+    config = make_config()
+    process = start_process(config)
+    wait_until((config.run_dir / "control" / "orch.toml").exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def test_a_second_signal_ends_it_at_once(
+    make_config: Callable[..., OrchestratorConfig], inference: FakeInference
+) -> None:
+    config = make_config(args={"fault": "slow"}, rollout_timeout_seconds=3600, shutdown_timeout_seconds=3600)
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
+        process = start_process(config)
+        trainer.wait_for_step(1)
+        os.kill(process.pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait(20) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.04])
+def test_sigkill_in_the_middle_of_a_step(make_config: Callable[..., OrchestratorConfig], delay: float) -> None:
+    config = make_config(steps=8)
+    with ScriptedTrainer(config.output_dir, "one", 8, durable_every=3, train_seconds=0.02) as trainer:
+        for step in (2, 5):
+            process = start_process(config)
+            trainer.wait_for_step(step)
+            time.sleep(delay)
+            process.kill()
+            process.wait(20)
+            config = config.model_copy(update={"resume": True})
+        assert run(config, lambda: None) == 0
+        assert trainer.steps_trained == list(range(1, 9))
+    assert_whole(config, 8)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)

@@ -1,0 +1,60 @@
+"""An environment for the daemon's tests, by import path: some turns, a reward by chance, and faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from environments.base import Example, Model
+from transport.records import Rollout
+
+
+class Toy:
+    """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state` or `cancel`."""
+
+    def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False) -> None:
+        self.group_scoring = group_scoring
+        self._turns = turns
+        self._fault = fault
+
+    def __len__(self) -> int:
+        return 50
+
+    def example(self, index: int) -> Example:
+        return Example(index, f"example {index}")
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        turn = await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
+        for _ in range(self._turns - 1):
+            turn = await model.generate(model.chat.extend(turn, [{"role": "user", "content": "go on"}]))
+        state["answer"] = model.chat.decode(turn.completion_ids.tolist())
+        if example.index % 3 == 0:
+            await self._break(state)
+
+    async def _break(self, state: dict[str, Any]) -> None:
+        match self._fault:
+            case "exception":
+                raise KeyError("the environment is broken")
+            case "exit":
+                raise SystemExit(7)
+            case "slow":
+                await asyncio.sleep(3600)
+            case "state":
+                state["handle"] = object()
+            case "cancel":
+                raise asyncio.CancelledError
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        if self._fault == "nan" and example.index % 3 == 0:
+            return float("nan")
+        return self._chance(rollout)
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        return [self._chance(rollout) for rollout in rollouts]
+
+    def _chance(self, rollout: Rollout) -> float:
+        """Between 0 and 1, different for each rollout, so that no advantage is zero."""
+        digest = hashlib.sha256(rollout.rollout_id.encode()).digest()
+        return int.from_bytes(digest[:4], "little") / 2**32
