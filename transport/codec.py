@@ -33,6 +33,7 @@ __all__ = [
     "decode_message",
     "encode",
     "encode_message",
+    "file_buffers",
     "frames_size",
     "pack_arrays",
     "read_file",
@@ -226,11 +227,10 @@ def write_file(path: Path, batch: Batch) -> None:
         os.close(descriptor)
 
 
-def read_file(path: Path) -> Batch:
+def read_file(path: Path, max_batch_bytes: int) -> Batch:
     """The batch that `write_file` wrote. Raises `CodecError` naming the file when it is not one, `OSError` as reading does."""
-    size = path.stat().st_size
     try:
-        return decode(read_frames(path, size), size)
+        return decode(read_frames(path, max_batch_bytes), max_batch_bytes)
     except CodecError as error:
         raise CodecError(f"{path}: {error}", error.step) from error
 

@@ -39,6 +39,10 @@ class TransportConfig(Config):
     secret_key_file: Path | None = None
     """This end's CURVE secret key. Required for a `tcp://` address that is not loopback."""
 
+    authorized_keys_directory: Path | None = None
+    """The trainer's end: a directory with the CURVE public key (`*.key`) of every orchestrator that may connect. Required with
+    keys; an orchestrator ignores it."""
+
     max_batch_bytes: int = Field(default=8 * 2**30, gt=0)
     """A batch that claims more than this many bytes is refused before anything is allocated for it."""
 

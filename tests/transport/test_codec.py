@@ -174,7 +174,7 @@ def test_more_bytes_than_allowed_are_refused_with_their_step() -> None:
 def test_a_batch_survives_a_file(tmp_path_factory: pytest.TempPathFactory, batch: Batch) -> None:
     path = tmp_path_factory.mktemp("batch") / "batch.bin"
     codec.write_file(path, batch)
-    assert_equal(codec.read_file(path), batch)
+    assert_equal(codec.read_file(path, LIMIT), batch)
 
 
 @pytest.mark.slow
@@ -188,14 +188,14 @@ def test_a_damaged_file_raises_the_documented_error(
     content = path.read_bytes()
     path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     with pytest.raises(CodecError, match=r"batch\.bin"):
-        codec.read_file(path)
+        codec.read_file(path, LIMIT)
     position = data.draw(st.integers(0, 31))  # the file's own framing and the kind
     changed = bytearray(content)
     changed[position] ^= data.draw(st.integers(1, 255))
     path.write_bytes(changed)
     if position < 29:  # beyond are three bytes of padding
         with pytest.raises(CodecError, match=r"batch\.bin"):
-            codec.read_file(path)
+            codec.read_file(path, LIMIT)
 
 
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     codec.write_file(path, make_batch(step=1))
     with pytest.raises(FileExistsError):
         codec.write_file(path, make_batch(step=2))
-    assert codec.read_file(path).step == 1
+    assert codec.read_file(path, LIMIT).step == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,156 @@
+"""Both ends of a wire for the tests: raw strangers, a trainer in another process, and waits that have a deadline and a name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import zmq
+
+from transport.atomic import Buffer, as_bytes_view
+from transport.base import BatchReceiver, TrainerLink
+from transport.codec import encode_message
+from transport.config import TransportConfig
+from transport.endpoint import resolve_address
+from transport.filesystem import DirectoryConnection
+from transport.link import Connected
+from transport.messages import Acknowledged, Bye, Hello, Ready, ToOrchestrator
+from transport.open import EXCHANGE, open_receiver
+from transport.records import Batch
+
+DEADLINE_SECONDS = 30.0
+
+Message = TypeVar("Message", Hello, Batch, Bye, Ready, Acknowledged)
+
+
+def take(receiver: BatchReceiver, kind: type[Message]) -> tuple[str, Message]:
+    """The receiver's next message, which must be of `kind`."""
+    received = receiver.receive(DEADLINE_SECONDS)
+    assert received is not None, f"no {kind.__name__} came in {DEADLINE_SECONDS} s"
+    run_id, message = received
+    assert isinstance(message, kind), message
+    return run_id, message
+
+
+def refuse(receiver: BatchReceiver, total: int) -> None:
+    """Lets the receiver read until it has refused `total` messages; it must accept none."""
+
+    def refused() -> bool:
+        assert receiver.receive(0.01) is None
+        return receiver.rejected >= total
+
+    wait_for(refused, f"refusal number {total}")
+
+
+async def hear(link: TrainerLink) -> ToOrchestrator:
+    """The link's next message."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        return await link.receive()
+
+
+async def handshake(link: TrainerLink, receiver: BatchReceiver, next_step: int = 1) -> Hello:
+    """Waits for the link's Hello and answers Ready, both in order."""
+    _, hello = await asyncio.to_thread(take, receiver, Hello)
+    receiver.send(hello.run_id, Ready(next_step, 4))
+    assert await hear(link) == Ready(next_step, 4)
+    return hello
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Waits until `condition` holds."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come about in {DEADLINE_SECONDS} s"
+        time.sleep(0.005)
+
+
+class Stranger:
+    """Writes whatever frames it is given to the trainer of a job, without the link's good manners."""
+
+    def __init__(self, config: TransportConfig, output_dir: Path) -> None:
+        self._frames: list[list[Buffer]] = []
+        if config.kind == "filesystem":
+            self._directory: DirectoryConnection | None = DirectoryConnection(output_dir / EXCHANGE, "stranger", 5.0)
+            self._directory.open()
+            self._wake = os.pipe()
+            wait_for(lambda: Connected() in self._poll(), "the stranger's connection")
+            return
+        self._directory = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(resolve_address(config, output_dir))
+
+    def write(self, frames: list[Buffer]) -> None:
+        """Sends one message of any frames, none excepted."""
+        if self._directory is not None:
+            self._directory.write(frames)
+        else:
+            self._socket.send_multipart([as_bytes_view(frame) for frame in frames])
+
+    def read(self) -> list[Buffer]:
+        """The trainer's next answer."""
+        if self._directory is not None:
+            wait_for(lambda: bool(self._frames or self._poll()) and bool(self._frames), "an answer to the stranger")
+            return self._frames.pop(0)
+        assert self._socket.poll(int(DEADLINE_SECONDS * 1000)), "no answer to the stranger"
+        return list(self._socket.recv_multipart())
+
+    def close(self) -> None:
+        """Leaves without a word."""
+        if self._directory is not None:
+            self._directory.close(0)
+            for descriptor in self._wake:
+                os.close(descriptor)
+        else:
+            self._socket.close()
+            self._context.term()
+
+    def _poll(self) -> list[object]:
+        assert self._directory is not None
+        events = self._directory.poll(self._wake[0], 0.0)
+        self._frames += [event for event in events if isinstance(event, list)]
+        return list(events)
+
+
+@contextmanager
+def trainer_process(config: TransportConfig, output_dir: Path, next_step: int = 1) -> Iterator[subprocess.Popen[bytes]]:
+    """A trainer's end in another process (`serve_forever`), killed with SIGKILL at the end if it still runs."""
+    command = [sys.executable, "-m", "tests.transport.ends", config.model_dump_json(), str(output_dir), str(next_step)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.send_signal(signal.SIGCONT)
+        process.wait(DEADLINE_SECONDS)
+
+
+def serve_forever(config: TransportConfig, output_dir: Path, next_step: int) -> None:
+    """Answers every Hello with Ready and every batch with an acknowledgement."""
+    receiver = open_receiver(config, output_dir)
+    while True:
+        match receiver.receive(1.0):
+            case (run_id, Hello()):
+                receiver.send(run_id, Ready(next_step, 4))
+            case (run_id, Batch() as batch):
+                receiver.send(run_id, Acknowledged(batch.step, 0))
+            case _:
+                continue
+
+
+def hello_frames(run_id: str = "default", protocol: int = 1) -> list[Buffer]:
+    """A Hello as frames."""
+    return encode_message(Hello(run_id, 0, protocol))
+
+
+if __name__ == "__main__":
+    serve_forever(TransportConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

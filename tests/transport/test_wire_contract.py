@@ -1,0 +1,361 @@
+"""What `transport.base` promises, over each wire: one suite, parametrised."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.transport.batches import assert_equal, make_batch
+from tests.transport.ends import Stranger, handshake, hear, hello_frames, refuse, take, trainer_process, wait_for
+from transport import codec
+from transport.atomic import as_bytes_view
+from transport.base import BatchReceiver, TrainerLink
+from transport.config import TransportConfig
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from transport.open import open_link, open_receiver
+from transport.records import Batch
+
+
+@pytest.fixture(params=["zmq", "filesystem"])
+def config(request: pytest.FixtureRequest) -> TransportConfig:
+    return TransportConfig(kind=request.param, heartbeat_seconds=0.2, max_batch_bytes=2**24)
+
+
+@contextmanager
+def opened(config: TransportConfig, directory: Path) -> Iterator[BatchReceiver]:
+    receiver = open_receiver(config, directory)
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+@pytest.fixture
+def receiver(config: TransportConfig, tmp_path: Path) -> Iterator[BatchReceiver]:
+    with opened(config, tmp_path) as receiver:
+        yield receiver
+
+
+async def connect(config: TransportConfig, directory: Path, run_id: str = "default") -> TrainerLink:
+    link = open_link(config, directory, run_id)
+    await link.start(Hello(run_id, 0))
+    return link
+
+
+async def assert_works(link: TrainerLink, receiver: BatchReceiver, step: int = 1, run_id: str = "default") -> None:
+    """A batch goes one way, an acknowledgement the other."""
+    batch = make_batch(run_id, step)
+    await link.send(batch)
+    sender, received = await asyncio.to_thread(take, receiver, Batch)
+    assert sender == run_id
+    assert_equal(received, batch)
+    receiver.send(run_id, Acknowledged(step, step - 1))
+    assert await hear(link) == Acknowledged(step, step - 1)
+
+
+@pytest.mark.parametrize("dtype", [None, np.uint8, np.uint16])
+async def test_batches_arrive_as_they_were(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path, dtype: Any
+) -> None:
+    link = await connect(config, tmp_path)
+    hello = await handshake(link, receiver)
+    assert hello == Hello("default", 0)
+    for step, lengths in enumerate([(5, 3), (1,), (), (3000, 2)], start=1):
+        batch = make_batch(step=step, lengths=lengths, dtype=dtype, layers=8)
+        await link.send(batch)
+        run_id, received = await asyncio.to_thread(take, receiver, Batch)
+        assert run_id == "default"
+        assert_equal(received, batch)
+    await link.close()
+    assert (await asyncio.to_thread(take, receiver, Bye))[0] == "default"
+    assert receiver.rejected == 0
+
+
+async def test_received_arrays_can_be_written(config: TransportConfig, receiver: BatchReceiver, tmp_path: Path) -> None:
+    """torch warns of arrays that it could not write to."""
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    await link.send(make_batch(lengths=(9000,)))
+    _, received = await asyncio.to_thread(take, receiver, Batch)
+    assert received.token_ids_T.flags.writeable
+    assert received.routed_experts[0][0].flags.writeable
+    await link.close()
+
+
+async def test_every_message_reaches_the_orchestrator(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    messages: list[ToOrchestrator] = [
+        Acknowledged(3, 2),
+        Rejected(None, "why"),
+        Rejected(2, ""),
+        Ready(4, 1),
+        Evicted("full"),
+    ]
+    for message in messages:
+        receiver.send("default", message)
+    assert [await hear(link) for _ in messages] == messages
+    await link.send(make_batch())  # evicted: it would have to say HELLO first
+    await asyncio.to_thread(refuse, receiver, 1)
+    assert isinstance(await hear(link), Rejected)
+    await link.close()
+
+
+async def test_a_trainer_may_come_late(config: TransportConfig, tmp_path: Path) -> None:
+    link = await connect(config, tmp_path / "job")
+    await link.send(make_batch())  # nobody is ready for it: dropped, its owner sends it again
+    with opened(config, tmp_path / "job") as receiver:
+        await handshake(link, receiver)
+        await assert_works(link, receiver)
+        await link.close()
+
+
+async def test_a_link_that_never_connects_closes(config: TransportConfig, tmp_path: Path) -> None:
+    link = await connect(config, tmp_path)
+    await link.close()
+    await link.close()
+    with pytest.raises(ConnectionError, match="closed"):
+        await link.send(make_batch())
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            await link.receive()
+
+
+async def test_a_link_never_started_closes(config: TransportConfig, tmp_path: Path) -> None:
+    await open_link(config, tmp_path, "default").close()
+
+
+async def test_closing_ends_a_pending_receive(config: TransportConfig, receiver: BatchReceiver, tmp_path: Path) -> None:
+    link = await connect(config, tmp_path)
+    pending = asyncio.create_task(link.receive())
+    await handshake_elsewhere(receiver)
+    assert await pending == Ready(1, 4)
+    pending = asyncio.create_task(link.receive())
+    await asyncio.sleep(0)
+    await link.close()
+    with pytest.raises(ConnectionError):
+        await pending
+
+
+async def handshake_elsewhere(receiver: BatchReceiver) -> None:
+    run_id, _ = await asyncio.to_thread(take, receiver, Hello)
+    receiver.send(run_id, Ready(1, 4))
+
+
+@pytest.mark.slow
+async def test_a_restarted_trainer_is_greeted_anew(config: TransportConfig, tmp_path: Path) -> None:
+    with opened(config, tmp_path) as receiver:
+        link = await connect(config, tmp_path)
+        await handshake(link, receiver)
+        await assert_works(link, receiver)
+        link.acknowledged(1)
+    assert isinstance(await hear(link), Bye)
+    with opened(config, tmp_path) as receiver:
+        hello = await handshake(link, receiver, next_step=2)
+        assert hello.last_acknowledged == 1
+        await assert_works(link, receiver, step=2)
+        await link.close()
+
+
+async def test_a_reconnecting_run_replaces_its_old_self(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    old = await connect(config, tmp_path)
+    await handshake(old, receiver)
+    new = await connect(config, tmp_path)
+    await handshake(new, receiver)
+    await old.send(make_batch(step=1))
+    await asyncio.to_thread(refuse, receiver, 1)
+    rejected = await hear(old)
+    assert isinstance(rejected, Rejected)
+    assert "HELLO" in rejected.reason
+    await assert_works(new, receiver, step=2)
+    await old.close()
+    await new.close()
+
+
+async def test_two_runs_do_not_mix(config: TransportConfig, receiver: BatchReceiver, tmp_path: Path) -> None:
+    links = {run_id: await connect(config, tmp_path, run_id) for run_id in ("a", "b")}
+    for _ in links:
+        await handshake_elsewhere(receiver)
+    for link in links.values():
+        assert await hear(link) == Ready(1, 4)
+    for run_id, link in links.items():
+        await assert_works(link, receiver, run_id=run_id)
+        await link.close()
+
+
+def flip(frames: list[codec.Buffer], index: int, value: bytes) -> list[codec.Buffer]:
+    return [*frames[:index], value, *frames[index + 1 :]]
+
+
+GOOD = codec.encode(make_batch("stranger", 5))
+NAN = np.full(8, np.nan, np.float32)
+REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
+    "unknown kind": (lambda: [b"PICKLE", b"x"], "PICKLE", None),
+    "one empty frame": (lambda: [b""], "no message we know", None),
+    "noise": (lambda: [b"HELLO", b"\xc1" * 9], "not msgpack", None),
+    "trainer's own message": (lambda: codec.encode_message(Ready(1, 1)), "not for the trainer", None),
+    "bad run id": (lambda: hello_frames("../../etc"), "run id", None),
+    "wrong protocol": (lambda: hello_frames(protocol=99), "protocol 99", None),
+    "truncated array": (lambda: flip(GOOD, 3, bytes(as_bytes_view(GOOD[3])[:-1])), "sidecar 1", 5),
+    "missing arrays": (lambda: GOOD[:-1], "arrays", 5),
+    "lying header": (lambda: flip(GOOD, 1, b"\x95\xa8stranger\x05\xce\xff\xff\xff\xff\x09\xc3"), "sample 0", 5),
+    "another run's batch": (lambda: codec.encode(make_batch("other", 5)), "'other'", 5),
+    "NaN": (
+        lambda: codec.encode(replace(make_batch(step=5), log_probabilities_T=NAN)),
+        "log_probabilities_T is nan",
+        5,
+    ),
+    "lengths that disagree": (
+        lambda: codec.encode(replace(make_batch("stranger", 5), advantages_T=NAN[:3])),
+        "advantages_T: 3",
+        5,
+    ),
+    "too many bytes": (lambda: [*GOOD, bytes(2**23), bytes(2**23)], "max_batch_bytes", None),
+    "too many frames": (lambda: [*GOOD[:2], *[b""] * (codec.MAX_FRAMES + 1)], "frames", None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_is_refused_is_counted_logged_and_told_and_harms_nobody(
+    config: TransportConfig,
+    receiver: BatchReceiver,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(codec, "MAX_FRAMES", 100)
+    make, reason, step = REFUSED[name]
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    stranger = Stranger(config, tmp_path)
+    try:
+        stranger.write(GOOD)  # without a HELLO
+        await asyncio.to_thread(refuse, receiver, 1)
+        first = codec.decode_message(stranger.read())
+        assert isinstance(first, Rejected)
+        assert "has not said HELLO" in first.reason
+        stranger.write(hello_frames("stranger"))
+        await asyncio.to_thread(take, receiver, Hello)
+        stranger.write(make())
+        with caplog.at_level(logging.WARNING):
+            await asyncio.to_thread(refuse, receiver, 2)
+        answer = codec.decode_message(stranger.read())
+        assert isinstance(answer, Rejected)
+        assert reason in answer.reason
+        assert answer.step == step
+        assert "refused a message from run" in caplog.text
+        await assert_works(link, receiver)
+    finally:
+        stranger.close()
+        await link.close()
+
+
+@pytest.mark.parametrize("name", ["NaN", "lengths that disagree"])
+async def test_the_link_hears_why_its_own_batch_was_refused(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path, name: str
+) -> None:
+    fields: dict[str, Any] = {"NaN": {"log_probabilities_T": NAN}, "lengths that disagree": {"advantages_T": NAN[:3]}}[
+        name
+    ]
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    await link.send(replace(make_batch(step=5), **fields))
+    await asyncio.to_thread(refuse, receiver, 1)
+    rejected = await hear(link)
+    assert isinstance(rejected, Rejected)
+    assert rejected.step == 5
+    assert "log_probabilities_T is nan" in rejected.reason or "advantages_T: 3 values" in rejected.reason
+    await assert_works(link, receiver, step=6)
+    await link.close()
+
+
+async def test_what_cannot_travel_is_told_to_who_sends_it(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    with pytest.raises(ValueError, match="max_batch_bytes is 16777216"):
+        await link.send(make_batch(lengths=(2**21,), dtype=None))
+    with pytest.raises(ValueError, match="<f8 does not travel"):
+        await link.send(replace(make_batch(), advantages_T=np.zeros(8)))  # type: ignore[arg-type]
+    await assert_works(link, receiver)
+    await link.close()
+
+
+@pytest.mark.slow
+async def test_a_flood_of_refused_messages_logs_little(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = Stranger(config, tmp_path)
+    try:
+        for _ in range(30):
+            stranger.write([b"?", b"?"])
+        await asyncio.to_thread(refuse, receiver, 30)
+        assert sum("refused a message" in record.message for record in caplog.records) <= 20
+    finally:
+        stranger.close()
+
+
+def test_a_second_trainer_is_told_that_the_place_is_taken(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="another trainer does"):
+        open_receiver(config, tmp_path)
+
+
+def test_a_receiver_without_peers_waits_no_longer_than_told_and_closes_twice(
+    config: TransportConfig, receiver: BatchReceiver
+) -> None:
+    assert receiver.receive(0.0) is None
+    receiver.send("nobody", Ready(1, 1))
+    receiver.close()
+    receiver.close()
+
+
+def _losses(caplog: pytest.LogCaptureFixture, count: int) -> Callable[[], bool]:
+    return lambda: caplog.text.count("lost the trainer at") >= count
+
+
+@pytest.mark.slow
+async def test_a_killed_trainer_is_found_again(
+    config: TransportConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = await connect(config, tmp_path)
+    for life in (1, 2):
+        with trainer_process(config, tmp_path, next_step=life) as process:
+            assert await hear(link) == Ready(life, 4)
+            await link.send(make_batch(step=life))
+            assert await hear(link) == Acknowledged(life, 0)
+            process.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(wait_for, _losses(caplog, life), "the loss")
+    await link.close()
+
+
+@pytest.mark.slow
+async def test_a_stopped_trainer_is_lost_and_found(
+    config: TransportConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = await connect(config, tmp_path)
+    with trainer_process(config, tmp_path) as process:
+        assert await hear(link) == Ready(1, 4)
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(wait_for, _losses(caplog, 1), "the loss")
+        process.send_signal(signal.SIGCONT)
+        assert await hear(link) == Ready(1, 4)
+        await link.send(make_batch(step=1))
+        assert await hear(link) == Acknowledged(1, 0)
+        await link.close()

@@ -1,0 +1,128 @@
+"""Where the two ends meet, and with which keys: the address of a job's ZMQ socket and the CURVE keys of one end.
+
+Both ends compute the same address from the same configuration. An address that other machines can reach needs keys
+(the design's security rules).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import zmq
+import zmq.auth
+
+from transport.config import TransportConfig
+
+SOCKET_NAME = "transport.sock"
+
+IPC = "ipc://"
+
+_Loaded = TypeVar("_Loaded")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CurveKeys:
+    """CURVE keys, Z85. Never shown: it has no representation."""
+
+    server_public: bytes
+    public: bytes
+    secret: bytes
+
+
+def resolve_address(config: TransportConfig, output_dir: Path) -> str:
+    """The ZMQ address of the job in `output_dir`. Raises `ValueError` when the configured one is malformed, too long for a UNIX
+    socket, or reachable from elsewhere without keys; `PermissionError` when the fallback directory is another user's."""
+    if config.address is None:
+        return IPC + str(_default_path(output_dir.resolve()))
+    if config.address.startswith(IPC):
+        path = config.address.removeprefix(IPC)
+        if not path or path.startswith("@") or len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
+            raise ValueError(
+                f"transport.address: {config.address!r} has a path of {len(os.fsencode(path))} bytes; a UNIX socket takes 1 to "
+                f"{zmq.IPC_PATH_MAX_LEN}, without a leading '@'"
+            )
+        return config.address
+    match = re.fullmatch(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):(?P<port>\d{1,5})", config.address)
+    if match is None or not 0 < int(match["port"]) < 2**16:
+        raise ValueError(f"transport.address: {config.address!r} is neither ipc://PATH nor tcp://HOST:PORT")
+    if config.secret_key_file is None and not _is_loopback(match["host"].strip("[]")):
+        raise ValueError(
+            f"transport.address: {config.address!r} is reachable from other machines and needs CURVE keys: set "
+            "server_public_key_file and secret_key_file (docs/transport.md says how to make them), or use ipc:// or tcp://127.0.0.1"
+        )
+    return config.address
+
+
+def load_keys(config: TransportConfig) -> CurveKeys | None:
+    """This end's keys, or None without any. Raises `ValueError` naming the field when one is missing or is no certificate."""
+    if config.server_public_key_file is None and config.secret_key_file is None:
+        return None
+    if config.server_public_key_file is None or config.secret_key_file is None:
+        raise ValueError(
+            "transport.server_public_key_file and transport.secret_key_file come together; only one is set"
+        )
+    server_public, _ = _load("server_public_key_file", zmq.auth.load_certificate, config.server_public_key_file)
+    public, secret = _load("secret_key_file", zmq.auth.load_certificate, config.secret_key_file)
+    if secret is None:
+        raise ValueError(
+            f"transport.secret_key_file: {config.secret_key_file} holds no secret key; expected a *.key_secret file"
+        )
+    return CurveKeys(server_public, public, secret)
+
+
+def load_authorized_keys(config: TransportConfig, keys: CurveKeys) -> frozenset[bytes]:
+    """Public keys that may connect to the trainer, whose own are `keys`. Raises `ValueError` when there are none, or when its own
+    public key is not the one that orchestrators are told to expect."""
+    if keys.public != keys.server_public:
+        raise ValueError(
+            f"transport: {config.secret_key_file} is not the secret of {config.server_public_key_file}; at the trainer's end the "
+            "two are one pair"
+        )
+    if config.authorized_keys_directory is None:
+        raise ValueError(
+            "transport.authorized_keys_directory: the trainer needs one when it has keys, to know its orchestrators"
+        )
+    directory = config.authorized_keys_directory
+    keys_by_name: dict[bytes, bool] = _load("authorized_keys_directory", zmq.auth.load_certificates, directory)
+    if not keys_by_name:
+        raise ValueError(f"transport.authorized_keys_directory: {directory} holds no public key (*.key)")
+    return frozenset(keys_by_name)
+
+
+def _load(field: str, load: Callable[[Path], _Loaded], path: Path) -> _Loaded:
+    try:
+        return load(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"transport.{field}: {path} cannot be read as a CURVE certificate: {error}") from error
+
+
+def _default_path(output_dir: Path) -> Path:
+    path = output_dir / SOCKET_NAME
+    if len(os.fsencode(path)) <= zmq.IPC_PATH_MAX_LEN:
+        return path
+    private = Path(tempfile.gettempdir()) / f"counterpoint-{os.getuid()}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            f"{private} must be a directory of this user with mode 0700; remove it or set transport.address"
+        )
+    return private / f"{hashlib.sha256(os.fsencode(output_dir)).hexdigest()[:32]}.sock"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may mean anything

@@ -1,0 +1,153 @@
+"""The trainer's end on any wire: `BatchReceiver` around a `Listener`, which knows the wire.
+
+It keeps who said `Hello` as which run, and lets through only what is whole, known and sensible. Everything else is counted,
+logged with its sender, answered with `Rejected`, and dropped; nothing a peer sends touches another peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from transport import codec
+from transport.atomic import Buffer
+from transport.codec import CodecError
+from transport.config import IDENTIFIER_PATTERN
+from transport.link import LINGER_SECONDS
+from transport.messages import PROTOCOL_VERSION, Bye, Evicted, Hello, Rejected, ToOrchestrator
+from transport.records import Batch
+
+logger = logging.getLogger(__name__)
+
+_LOG_LINES, _LOG_WINDOW_SECONDS = 10, 10.0
+"""At most so many lines about refused messages in so many seconds: a flood must not fill the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One message as the wire delivered it."""
+
+    sender: bytes
+    """Where an answer goes; empty when none can."""
+    origin: str
+    """The sender's address, for people."""
+    frames: list[Buffer] | CodecError
+    """Its frames, or why the wire could not even read them."""
+
+
+class Listener(Protocol):
+    """What a wire does for the receiver."""
+
+    def poll(self, timeout: float) -> Arrival | None:
+        """The next message, or None after at most `timeout` seconds."""
+
+    def write(self, sender: bytes, frames: Sequence[Buffer]) -> bool:
+        """Queues one message; False when that sender is gone. Never blocks on it."""
+
+    def close(self, linger: float) -> None:
+        """Waits at most `linger` seconds for what is queued, then frees everything. Safe to call twice."""
+
+
+class Receiver:
+    """`BatchReceiver` (see `transport.base`) over a listener. For one thread."""
+
+    def __init__(self, listener: Listener, max_batch_bytes: int) -> None:
+        self._listener = listener
+        self._max_batch_bytes = max_batch_bytes
+        self._runs: dict[bytes, str] = {}
+        self._senders: dict[str, bytes] = {}
+        self._rejected = 0
+        self._window_start, self._window_rejected = 0.0, 0
+
+    @property
+    def rejected(self) -> int:
+        """See `BatchReceiver`."""
+        return self._rejected
+
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
+        """See `BatchReceiver`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            arrival = self._listener.poll(max(0.0, deadline - time.monotonic()))
+            if arrival is not None:
+                try:
+                    return self._judge(arrival)
+                except CodecError as error:
+                    self._reject(arrival, error)
+            if time.monotonic() >= deadline:
+                return None
+
+    def send(self, run_id: str, message: ToOrchestrator) -> None:
+        """See `BatchReceiver`. After `Evicted` or `Bye` the run has to say `Hello` again."""
+        sender = self._senders.get(run_id)
+        if sender is None or not self._listener.write(sender, codec.encode_message(message)):
+            logger.info("run %s is not connected; it is not told %s", run_id, type(message).__name__)
+        if isinstance(message, Evicted | Bye):
+            self._forget(run_id)
+
+    def close(self) -> None:
+        """See `BatchReceiver`."""
+        for run_id in list(self._senders):
+            self.send(run_id, Bye("the trainer ends"))
+        self._listener.close(LINGER_SECONDS)
+
+    def _judge(self, arrival: Arrival) -> tuple[str, Hello | Batch | Bye]:
+        if isinstance(arrival.frames, CodecError):
+            raise arrival.frames
+        run_id = self._runs.get(arrival.sender)
+        if arrival.frames and arrival.frames[0] == codec.BATCH:
+            if run_id is None:
+                raise CodecError("a batch from a sender that has not said HELLO, or whose run has since connected anew")
+            batch = codec.decode(arrival.frames, self._max_batch_bytes)
+            if batch.run_id != run_id:
+                raise CodecError(f"a batch of run {batch.run_id!r} from the sender of run {run_id!r}", batch.step)
+            return run_id, batch
+        match codec.decode_message(arrival.frames):
+            case Hello() as hello:
+                return self._greet(arrival, hello), hello
+            case Bye() as bye if run_id is not None:
+                self._forget(run_id)
+                return run_id, bye
+            case other:
+                raise CodecError(
+                    f"a {type(other).__name__} is not for the trainer, or from a sender that has not said HELLO"
+                )
+
+    def _greet(self, arrival: Arrival, hello: Hello) -> str:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise CodecError(
+                f"protocol {hello.protocol} where this trainer speaks {PROTOCOL_VERSION}; install one version at both ends"
+            )
+        if not re.fullmatch(IDENTIFIER_PATTERN, hello.run_id):
+            raise CodecError(f"run id {hello.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
+        self._forget(hello.run_id)
+        if (other := self._runs.get(arrival.sender)) is not None:
+            self._forget(other)
+        self._runs[arrival.sender] = hello.run_id
+        self._senders[hello.run_id] = arrival.sender
+        logger.info("run %s connected from %s", hello.run_id, arrival.origin)
+        return hello.run_id
+
+    def _forget(self, run_id: str) -> None:
+        sender = self._senders.pop(run_id, None)
+        if sender is not None:
+            del self._runs[sender]
+
+    def _reject(self, arrival: Arrival, error: CodecError) -> None:
+        self._rejected += 1
+        now = time.monotonic()
+        if now - self._window_start >= _LOG_WINDOW_SECONDS:
+            if self._window_rejected > _LOG_LINES:
+                logger.warning("refused %d further messages", self._window_rejected - _LOG_LINES)
+            self._window_start, self._window_rejected = now, 0
+        self._window_rejected += 1
+        if self._window_rejected <= _LOG_LINES:
+            run_id = self._runs.get(arrival.sender)
+            who = f"run {run_id}" if run_id is not None else "a stranger"
+            logger.warning("refused a message from %s (%s): %s", who, arrival.origin, error)
+        if arrival.sender:
+            self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error))))
