@@ -27,6 +27,16 @@ DEFAULTS: dict[str, Any] = {"seed": 0, "resume": False, "transport": {}}
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
+class GpuConfig(Config):
+    """Which GPUs a role sees, by index; unset, it sees all, and vLLM and the trainer meet on the first."""
+
+    inference: list[int] | None = None
+    """vLLM's; `inference.tensor_parallel_size` of them at least."""
+
+    trainer: list[int] | None = None
+    """The trainer's; `trainer.processes` of them at least."""
+
+
 class JobConfig(Config):
     """A whole job: inference, a trainer, and one run."""
 
@@ -44,6 +54,9 @@ class JobConfig(Config):
 
     transport: TransportConfig = TransportConfig()
     """The wire between orchestrator and trainer."""
+
+    gpus: GpuConfig = GpuConfig()
+    """Placement on a machine with several GPUs."""
 
     inference: InferenceConfig
     """The vLLM server."""
@@ -91,6 +104,7 @@ class JobConfig(Config):
         self.orchestrator.inference = pool.model_copy(update=derived)
         self._fit_adapter()
         self._fit_lengths()
+        self._fit_gpus()
         return self
 
     def _fit_adapter(self) -> None:
@@ -121,6 +135,15 @@ class JobConfig(Config):
                 f"trainer.max_tokens = {self.trainer.max_tokens} is below inference.max_model_len = {longest}: "
                 "a sample of that length could not be trained on"
             )
+
+    def _fit_gpus(self) -> None:
+        needs = {
+            "inference": ("inference.tensor_parallel_size", self.inference.tensor_parallel_size, self.gpus.inference),
+            "trainer": ("trainer.processes", self.trainer.processes, self.gpus.trainer),
+        }
+        for role, (name, needed, given) in needs.items():
+            if given is not None and len(given) < needed:
+                raise ValueError(f"gpus.{role} = {given} are fewer than {name} = {needed}")
 
     def with_model(self, directory: Path) -> JobConfig:
         """The same job with the roles' model resolved to a directory, and its output directory absolute."""

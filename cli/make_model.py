@@ -6,12 +6,13 @@ The other commands resolve their model by it, too, in a process of its own, so t
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from cli.errors import UserError
-from cluster.process import guarded
+from cluster.process import SYSTEMD_VARIABLES, guarded
 
 USAGE = """usage: counterpoint make-model NAME...
 
@@ -44,7 +45,8 @@ def resolve(name: str) -> Path:
     if Path(name).is_dir():
         return Path(name).resolve()
     command = guarded([sys.executable, "-m", "cli.main", "make-model", name])
-    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     lines = completed.stdout.split("\n")
     directory = Path(lines[-2]) if len(lines) > 1 else Path()
     if completed.returncode != 0:

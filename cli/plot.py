@@ -25,7 +25,7 @@ def plot(history: History, path: Path, title: str) -> Path:
         steps, seconds = _columns(history, f"event_loop_lag/{name}")
         lag_axes.plot(steps, [1e3 * value for value in seconds], color=colour, linewidth=1.6, label=label)
     lag_axes.set_ylabel("event-loop lag, ms")
-    lag_axes.set_ylim(bottom=0)
+    lag_axes.set_ylim(0, 1.3 * lag_axes.get_ylim()[1])  # room for the legend
     lag_axes.set_xlabel("step")
     for axes in (reward_axes, lag_axes):
         axes.grid(color=GRID, linewidth=0.8)
@@ -35,8 +35,8 @@ def plot(history: History, path: Path, title: str) -> Path:
         axes.tick_params(colors=MUTED)
         axes.yaxis.label.set_color(INK)
         axes.xaxis.label.set_color(INK)
-        if axes.has_data():
-            axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    reward_axes.legend(loc="lower right", frameon=False, labelcolor=INK, fontsize=9)
+    lag_axes.legend(loc="upper left", ncols=2, frameon=False, labelcolor=INK, fontsize=9)
     reward_axes.set_title(title, loc="left", color=INK, fontweight="bold")
     figure.savefig(path)
     return path

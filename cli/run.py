@@ -80,6 +80,7 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             output_dir / "inference_0.log",
             ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
             nice=COMPUTE_NICE,
+            environment=_visible(config.gpus.inference),
         ),
         Worker(
             "trainer",
@@ -89,6 +90,7 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             ready_timeout_seconds=600,
             stop_timeout_seconds=120,
             nice=COMPUTE_NICE,
+            environment=_visible(config.gpus.trainer),
         ),
         Worker(
             "orchestrator",
@@ -100,6 +102,10 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             stop_timeout_seconds=orchestrator.shutdown_timeout_seconds + 15,
         ),
     ]
+
+
+def _visible(gpus: list[int] | None) -> dict[str, str]:
+    return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
 
 
 def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:

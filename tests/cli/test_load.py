@@ -160,6 +160,12 @@ def test_an_adapter_is_served_as_it_is_trained(job_file: Path) -> None:
     assert "nothing would train an adapter" in complaint(job_file, "--inference.lora.max_rank", "4")
 
 
+def test_gpus_must_suffice(job_file: Path) -> None:
+    load(JobConfig, job_file, ["--gpus.trainer", "[0, 1]", "--trainer.processes", "2"])
+    message = complaint(job_file, "--gpus.trainer", "[1]", "--trainer.processes", "2")
+    assert "gpus.trainer = [1] are fewer than trainer.processes = 2" in message
+
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
