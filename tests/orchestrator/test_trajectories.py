@@ -1,4 +1,4 @@
-"""Merging is exact: against an obvious, slow reference on lists, over turns that extend, fork, interleave and resend at random."""
+"""Merging is exact: against an obvious, slow reference on lists, over turns that extend, fork, interleave and resend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import trajectories
 from orchestrator.trajectories import OpenBranches, assemble_batch, merge_rollout
 from transport import codec
 from transport.records import Rollout, Sample, Turn
@@ -79,7 +78,7 @@ def reference_merge(turns: list[Turn]) -> list[ReferenceBranch] | None:
     return [branch for branch in branches if 1 in branch.mask]
 
 
-tokens = st.lists(st.integers(0, 1), max_size=4)
+few_tokens = st.lists(st.integers(0, 1), max_size=4)
 
 
 @st.composite
@@ -89,17 +88,19 @@ def turns_strategy(draw: st.DrawFn) -> list[Turn]:
     sequences: list[list[int]] = []
     turns: list[Turn] = []
     for mark in range(draw(st.integers(1, 7))):
-        origin = draw(st.sampled_from(sequences)) if sequences and draw(st.integers(0, 4)) else []
+        origin: list[int] = []
+        if sequences and draw(st.integers(0, 4)) > 0:
+            origin = draw(st.sampled_from(sequences))
         if draw(st.integers(0, 3)) == 0:
             origin = origin[: draw(st.integers(0, len(origin)))]
-        prompt = origin + draw(tokens)
+        prompt = origin + draw(few_tokens)
         prompt = prompt or [0]
-        completion = draw(tokens)
+        completion = draw(few_tokens)
         last_row = len(prompt) + len(completion) - 1
-        start = None
+        start: int | None = None
         if routed:
-            choices = [0, 0, *[min(len(s) - 1, last_row) for s in sequences], draw(st.integers(0, last_row))]
-            start = draw(st.sampled_from(choices))
+            choices = [0, 0, *[min(len(sequence) - 1, last_row) for sequence in sequences]]
+            start = draw(st.sampled_from([*choices, draw(st.integers(0, last_row))]))
         turns.append(make_turn(prompt, completion, version=draw(st.integers(0, 5)), start=start, mark=mark))
         sequences.append(prompt + completion)
     return turns
@@ -224,7 +225,7 @@ def test_agents_that_share_a_long_prefix_are_told_apart_without_comparing_it(mon
         compared += len(left)
         return array_equal(left, right)
 
-    monkeypatch.setattr(trajectories.np, "array_equal", counting)
+    monkeypatch.setattr(np, "array_equal", counting)
     shared = list(range(1000))
     histories = [[*shared, 5000 + agent] for agent in range(40)]
     turns = []

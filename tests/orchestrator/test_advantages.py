@@ -1,0 +1,119 @@
+"""Advantages: the built-in functions against their definitions, and a custom function's mistakes refused by its name."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.advantages import (
+    Advantage,
+    AdvantageError,
+    AdvantageInputs,
+    AdvantageOutputs,
+    load_advantage,
+)
+from orchestrator.config import AdvantageConfig
+from tests.orchestrator.rollouts_for_tests import make_group
+
+rewards_strategy = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9)
+
+
+def compute(
+    kind: str, rewards: list[float], lengths: list[int] | None = None, length_penalty: float = 0.0
+) -> list[float]:
+    advantage = load_advantage(AdvantageConfig(kind=kind, length_penalty=length_penalty))
+    return advantage.compute(make_group(rewards, lengths))
+
+
+@given(rewards_strategy)
+def test_group_mean_is_the_reward_above_the_mean(rewards: list[float]) -> None:
+    mean = statistics.fmean(rewards)
+    assert compute("group_mean", rewards) == pytest.approx([reward - mean for reward in rewards], abs=1e-9)
+
+
+@given(rewards_strategy)
+def test_standardised_divides_by_the_deviation(rewards: list[float]) -> None:
+    mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+    expected = [(reward - mean) / deviation if deviation else 0.0 for reward in rewards]
+    assert compute("standardised", rewards) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(rewards_strategy)
+def test_leave_one_out_compares_with_the_others(rewards: list[float]) -> None:
+    expected = [
+        reward - statistics.fmean(rewards[:index] + rewards[index + 1 :]) if len(rewards) > 1 else 0.0
+        for index, reward in enumerate(rewards)
+    ]
+    assert compute("leave_one_out", rewards) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.sampled_from(["group_mean", "standardised", "leave_one_out"]), st.floats(-1, 1), st.integers(1, 9))
+def test_equal_rewards_give_exactly_zero(kind: str, reward: float, count: int) -> None:
+    assert compute(kind, [reward] * count) == [0.0] * count
+
+
+def test_the_length_penalty_is_taken_from_the_reward_that_counts_not_from_the_record() -> None:
+    group = make_group([1.0, 1.0], lengths=[4, 2])
+    advantage = load_advantage(AdvantageConfig(length_penalty=0.5))
+    assert advantage.compute(group) == [-0.125, 0.125]
+    assert [rollout.reward for rollout in group] == [1.0, 1.0]
+
+
+def best_only(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([float(reward == inputs.rewards.max()) for reward in inputs.rewards])
+
+
+def test_a_function_is_loaded_by_import_path() -> None:
+    assert compute(f"{__name__}:best_only", [0.0, 2.0, 1.0]) == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("group_means", "nearest: group_mean"),
+        ("no_such_module:function", "cannot import 'no_such_module'"),
+        ("math:no_such_function", "the module 'math' has no such name"),
+        ("math:pi", "has a float there, not a function"),
+        ("math:", "expected one of group_mean, standardised, leave_one_out"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_explained(kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load_advantage(AdvantageConfig(kind=kind))
+    assert f"advantage.kind = {kind!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (AdvantageOutputs([1.0]), "returned 1 advantages for 2 rollouts"),
+        (AdvantageOutputs([1.0, float("nan")]), "returned nan for rollout 5-1; expected a finite number"),
+        (AdvantageOutputs([1.0, float("inf")]), "returned inf for rollout 5-1"),
+        (AdvantageOutputs([1.0, None]), "returned None for rollout 5-1"),  # type: ignore[list-item]
+        (AdvantageOutputs(3.0), "advantages of type float"),  # type: ignore[arg-type]
+        ([1.0, 2.0], "returned list; expected AdvantageOutputs"),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on_is_refused_by_name(answer: Any, message: str) -> None:
+    advantage = Advantage("mine:function", lambda inputs: answer)
+    with pytest.raises(AdvantageError, match=message) as caught:
+        advantage.compute(make_group([0.0, 1.0]))
+    assert "'mine:function'" in str(caught.value)
+
+
+def test_what_a_function_raises_is_passed_on_with_its_name() -> None:
+    def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+        raise KeyError("score")
+
+    with pytest.raises(AdvantageError, match="'mine:function' raised KeyError: 'score'"):
+        Advantage("mine:function", failing).compute(make_group([0.0]))
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    answer = AdvantageOutputs(list(np.array([0.5, -0.5], dtype=np.float32)))
+    assert Advantage("mine:function", lambda inputs: answer).compute(make_group([0.0, 1.0])) == [0.5, -0.5]

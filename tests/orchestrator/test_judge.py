@@ -1,0 +1,151 @@
+"""Judging a group: bad data fails its rollout with a reason, the siblings go on, and nothing raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
+from orchestrator.config import AdvantageConfig, ZeroAdvantageFilter
+from orchestrator.events import GroupJudged
+from orchestrator.judge import judge_group
+from tests.orchestrator.rollouts_for_tests import make_group, make_turn
+from transport.records import Rollout
+
+group_mean = load_advantage(AdvantageConfig())
+zero_advantage = ZeroAdvantageFilter()
+
+
+def test_a_good_group_is_kept_with_its_advantages() -> None:
+    group = make_group([1.0, 0.0])
+    judgement = judge_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    assert [rollout.advantage for rollout in group] == [0.5, -0.5]
+
+
+def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
+    group = make_group([1.0, 0.0, 0.5])
+    judgement = judge_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=1)
+    assert [rollout.filtered_by for rollout in group] == [None, None, "zero_advantage"]
+    assert judgement.caught == {("zero_advantage", "words"): 1}
+
+
+def changed(**fields: Any) -> Callable[[Rollout], None]:
+    def change(rollout: Rollout) -> None:
+        rollout.turns = [replace(rollout.turns[0], **fields)]
+
+    return change
+
+
+def rewarded(reward: float | None) -> Callable[[Rollout], None]:
+    def change(rollout: Rollout) -> None:
+        rollout.reward = reward
+
+    return change
+
+
+def emptied(rollout: Rollout) -> None:
+    rollout.turns = []
+
+
+def half_routed(rollout: Rollout) -> None:
+    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), make_turn([4], [1, 2, 0, 1, 2, 9])]
+
+
+def differently_routed(rollout: Rollout) -> None:
+    second = replace(make_turn([4], [1, 2, 0, 1, 2, 9]), routed_experts=routing(6, layers=3))
+    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), second]
+
+
+def routed_with_a_gap(rollout: Rollout) -> None:
+    second = replace(make_turn([4], [1, 2, 0, 1, 2, 9]), routed_experts=routing(1), routed_experts_start=5)
+    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), second]
+
+
+def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
+    return np.zeros((rows, layers, 2), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (rewarded(float("nan")), "the reward is nan; expected a finite number"),
+        (rewarded(None), "the reward is None"),
+        (emptied, "it ended without any turn"),
+        (
+            changed(log_probabilities=np.array([-1.0, -1.0], dtype=np.float32)),
+            "turn 0: 2 log_probabilities for 3 completion_ids; expected one each",
+        ),
+        (
+            changed(log_probabilities=np.array([-1.0, np.nan, -1.0], dtype=np.float32)),
+            "turn 0: log_probabilities[1] is nan; expected a finite number",
+        ),
+        (
+            changed(log_probabilities=np.array([-1.0, 0.5, -1.0], dtype=np.float32)),
+            "turn 0: a log-probability is 0.5; expected 0 or less",
+        ),
+        (changed(prompt_ids=np.array([], dtype=np.int32)), "turn 0: prompt_ids is empty"),
+        (changed(prompt_ids=np.array([3, -1], dtype=np.int32)), "turn 0: prompt_ids holds the token -1"),
+        (changed(completion_ids=np.array([[1, 2, 3]], dtype=np.int32)), "turn 0: completion_ids has shape (1, 3)"),
+        (changed(completion_ids=np.array([1, 2, 3], dtype=np.int64)), "dtype int64; expected one dimension of int32"),
+        (
+            changed(completion_ids=np.array([], dtype=np.int32), log_probabilities=np.array([], dtype=np.float32)),
+            "no turn has a completion token",
+        ),
+        (changed(routed_experts=routing(3)), "routed_experts has 3 rows from position 0 on"),
+        (changed(routed_experts=np.zeros((4, 2, 2))), "dtype float64; expected [tokens, layers, top_k]"),
+        (half_routed, "turn 1: routed_experts is there in some turns and missing in others"),
+        (differently_routed, "turn 1: routed_experts has layers and top_k (3, 2) of uint8; turn 0 has (2, 2)"),
+        (routed_with_a_gap, "rows 4 to 4 are missing"),
+    ],
+)
+def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
+    spoil: Callable[[Rollout], None], reason: str
+) -> None:
+    group = make_group([1.0, 0.0, 0.25])
+    spoil(group[2])
+    judgement = judge_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    assert judgement.failed == 1
+    assert group[2].error is not None
+    assert reason in group[2].error
+    assert [rollout.advantage for rollout in group[:2]] == [0.5, -0.5]
+
+
+def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
+    group = make_group([1.0, 0.0, 9.0])
+    group[2].error = "the environment raised KeyError"
+    judgement = judge_group(group, group_mean, [])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    assert judgement.failed == 0
+    assert group[2].error == "the environment raised KeyError"
+
+
+def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
+    group = make_group([float("inf"), 1.0])
+    group[1].error = "timed out"
+    judgement = judge_group(group, group_mean, [])
+    assert judgement.event.kept == 0
+    assert judgement.event.dropped == (
+        "no rollout of 2 survived; the first said: the reward is inf; expected a finite number"
+    )
+
+
+def test_a_failure_drops_a_group_that_is_scored_as_one() -> None:
+    group = make_group([1.0, 0.0])
+    group[1].error = "timed out"
+    judgement = judge_group(group, group_mean, [], group_scoring=True)
+    assert judgement.event.dropped == "scored as a group, and rollout 5-1 failed: timed out"
+
+
+def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
+    def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+        raise RuntimeError("no")
+
+    judgement = judge_group(make_group([1.0]), Advantage("mine:function", failing), [])
+    assert judgement.event == GroupJudged(5, 0, 0, "advantage function 'mine:function' raised RuntimeError: no")
