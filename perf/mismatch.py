@@ -1,0 +1,201 @@
+"""How much of the mismatch between inference and trainer is precision, how much routing, how much staleness.
+
+    python -m perf.mismatch [--model tiny-moe] [--rollouts 64] [--json]
+
+For float32 and for bfloat16 inference it starts a real vLLM, plays the demo's environments, and puts the same rollouts through
+the trainer's forward pass (float32) with and without router replay. Then it trains on them, with the demo's own training
+settings, and looks again after each update: what the same tokens show one and two steps later is staleness. The
+mismatch is the trainer's own metric, `mismatch_kl` (`trainer/step.py`); the share of routing choices that differ counts the
+token and layer pairs whose set of experts would be another without replay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from rich.console import Console
+from rich.table import Table
+from trainer.make_model import resolve_model
+
+from environments.chat import Chat
+from environments.mix import ExampleMix
+from environments.registry import load_environment
+from inference.base import SamplingParameters
+from inference.config import PoolConfig
+from inference.pool import InferencePool
+from orchestrator.config import OrchestratorConfig
+from orchestrator.judge import find_fault
+from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play
+from orchestrator.trajectories import assemble_batch, merge_rollout
+from trainer.config import TrainerConfig
+from trainer.learner import Learner
+from trainer.model import log_probabilities
+from trainer.packer import pack, plan
+from trainer.ranks import Ranks
+from transport.records import Batch, Rollout
+
+DEMO = Path(__file__).parent.parent / "configs" / "demo.toml"
+UPDATES = 2
+
+
+def measure(model: Path, run: OrchestratorConfig, dtype: str, rollouts: int, directory: Path) -> list[dict[str, Any]]:
+    """The rows of one inference precision: without replay, with replay, and with replay after each update."""
+    with _server(model, dtype, directory) as url:
+        batch = asyncio.run(_sample(model, run, url, rollouts))
+    config = TrainerConfig(output_dir=directory, model=str(model), device="cpu")
+    ranks = Ranks(0, 1, torch.device("cpu"), None)
+    plain = Learner(config.model_copy(update={"router_replay": False}), ranks)
+    plain.admit(run.run_id, run.model_dump_json(), 0)
+    replaying = Learner(config, ranks)
+    replaying.admit(run.run_id, run.model_dump_json(), 0)
+    rows = [_row(dtype, "off", 1, _mismatch(plain, batch), _differing_routing(replaying, batch))]
+    # The metrics of a step are those of the weights before its update: the first is on-policy, each later one a step older.
+    rows += [_row(dtype, "on", 1 + update, _mismatch(replaying, batch), 0.0) for update in range(UPDATES + 1)]
+    return rows
+
+
+def _row(dtype: str, replay: str, staleness: int, mismatch: float, differing: float) -> dict[str, Any]:
+    return {
+        "inference": dtype,
+        "router_replay": replay,
+        "staleness": staleness,
+        "mismatch_kl": mismatch,
+        "routing_differs": differing,
+    }
+
+
+def _mismatch(learner: Learner, batch: Batch) -> float:
+    return float(learner.train(replace(batch, step=1))["mismatch_kl"])
+
+
+def _differing_routing(learner: Learner, batch: Batch) -> float:
+    """Share of token and layer pairs whose recorded set of experts is not the one the trainer's own gate chooses."""
+    replay, limits = learner.replay, learner.limits
+    assert replay is not None
+    differing = pairs = 0
+    for samples in plan(batch, limits.max_tokens, 1)[0]:
+        micro = pack(batch, samples, limits, torch.device("cpu"))
+        if micro.routed_experts_TLK is None:
+            raise ValueError("the server returned no routed experts: is this a mixture of experts?")
+        with torch.no_grad(), replay.observing() as probabilities_by_layer:
+            log_probabilities(
+                learner.model,
+                micro.token_ids_T,
+                micro.position_ids_T,
+                micro.sample_lengths,
+                micro.predicting_P,
+                micro.targets_P,
+                1.0,
+            )
+        for layer, probabilities_TE in probabilities_by_layer.items():
+            own_TK = probabilities_TE.topk(limits.top_k, dim=-1).indices.sort(dim=-1).values
+            recorded_TK = micro.routed_experts_TLK[:, layer].long().sort(dim=-1).values
+            differs_T = (own_TK != recorded_TK).any(dim=-1)[micro.has_record_T]
+            differing += int(differs_T.sum())
+            pairs += len(differs_T)
+    return differing / pairs
+
+
+async def _sample(model: Path, run: OrchestratorConfig, url: str, rollouts: int) -> Batch:
+    """Plays the run's environments on the server, with the orchestrator's own code, into one batch."""
+    environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in run.environments}
+    mix = ExampleMix(run.environments, {name: len(e.environment) for name, e in environments.items()}, run.seed)
+    chat = Chat(str(model))
+    sampling = SamplingParameters(run.sampling.temperature, run.sampling.max_tokens, tuple(chat.stop_token_ids))
+    pool = InferencePool(PoolConfig(urls=[url]), str(model))
+    played: list[Rollout] = []
+    await pool.start()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(rollouts):
+                name, example_index = mix.next()
+                rollout = Rollout(f"{index}-0", index, name, example_index)
+                played.append(rollout)
+                tasks.create_task(play(environments[name], rollout, PolicyModel(rollout, chat, pool, sampling)))
+    finally:
+        await pool.close()
+    for rollout in played:
+        if (fault := rollout.error or find_fault(rollout)) is not None:
+            raise RuntimeError(f"rollout {rollout.rollout_id} of {rollout.environment} failed: {fault}")
+        # Any sign will do: what is measured is how far an update of the usual size moves the policy.
+        rollout.advantage = 1.0 if int(rollout.rollout_id.split("-")[0]) % 2 else -1.0
+    return assemble_batch(run.run_id, 1, [sample for rollout in played for sample in merge_rollout(rollout)])
+
+
+@contextmanager
+def _server(model: Path, dtype: str, directory: Path) -> Iterator[str]:
+    """A real vLLM of that precision, as `counterpoint inference` starts it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file = directory / f"inference_{dtype}.toml"
+    settings = {
+        "model": str(model),
+        "port": port,
+        "dtype": dtype,
+        "max_model_len": 512,
+        "max_num_batched_tokens": 16384,
+        "return_routed_experts": True,
+        "log_file": str(directory / f"inference_{dtype}.log"),
+    }
+    file.write_text(tomli_w.dumps(settings))
+    process = subprocess.Popen([sys.executable, "-m", "cli.main", "inference", str(file)])
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny-moe", help="a mixture of experts: a directory or a built-in name")
+    parser.add_argument("--rollouts", type=int, default=64, help="rollouts a precision")
+    parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
+    arguments = parser.parse_args()
+    model = resolve_model(arguments.model)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = _demo_run(model, Path(scratch))
+        rows = [
+            row
+            for dtype in ("float32", "bfloat16")
+            for row in measure(model, run, dtype, arguments.rollouts, Path(scratch))
+        ]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(
+        title=f"Mismatch between inference and a float32 trainer, {arguments.rollouts} rollouts of {arguments.model}"
+    )
+    for heading in ("inference", "router replay", "staleness", "mismatch KL", "routing choices that differ"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        differs = f"{row['routing_differs']:.2%}" if row["router_replay"] == "off" else "replayed"
+        table.add_row(
+            row["inference"], row["router_replay"], str(row["staleness"]), f"{row['mismatch_kl']:.2e}", differs
+        )
+    Console().print(table)
+
+
+def _demo_run(model: Path, output_dir: Path) -> OrchestratorConfig:
+    demo = tomllib.loads(DEMO.read_text())
+    return OrchestratorConfig.model_validate(demo["orchestrator"] | {"output_dir": output_dir, "model": str(model)})
+
+
+if __name__ == "__main__":
+    main()

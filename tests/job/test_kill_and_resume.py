@@ -1,0 +1,102 @@
+"""Any process of a job may be killed at any moment: `--resume` goes on, and every step is trained exactly once.
+
+Each test runs a whole job, with real vLLM, kills one process in the middle of a step, and resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.job.jobs import STEPS, RunningJob, steps_of, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+ALL_STEPS = list(range(1, STEPS + 1))
+
+
+def test_a_killed_orchestrator_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
+    kill_and_resume(tmp_path, "cli.main orchestrator", "orchestrator")
+
+
+def test_a_killed_trainer_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
+    kill_and_resume(tmp_path, "cli.main trainer", "trainer")
+
+
+def test_a_killed_vllm_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
+    kill_and_resume(tmp_path, "vllm.entrypoints", "inference_0")
+
+
+def test_ctrl_c_leaves_no_process_and_a_directory_to_resume(tmp_path: Path, tiny_moe: Path) -> None:
+    job = started_and_trained(tmp_path, trained=2)
+    try:
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130, job.output()
+        assert_nothing_is_left(job)
+    finally:
+        job.end()
+    assert_resumes(job)
+
+
+def kill_and_resume(directory: Path, victim: str, name: str) -> None:
+    """Kills the process with `victim` in its command line while the step after the fourth is under way."""
+    job = started_and_trained(directory, trained=4)
+    try:
+        os.kill(job.pid_of(victim), signal.SIGKILL)
+        assert job.wait() == 1, job.output()
+        assert name in job.output(), "the message names the worker that died"
+        assert_nothing_is_left(job)
+    finally:
+        job.end()
+    assert_resumes(job)
+
+
+def started_and_trained(directory: Path, trained: int) -> RunningJob:
+    job = RunningJob(write_config(directory), directory / "output")
+    try:
+        job.wait_for(f"step {trained}", lambda: len(steps_of(job.output_dir / "trainer" / "metrics.jsonl")) >= trained)
+    except BaseException:
+        job.end()
+        raise
+    return job
+
+
+def assert_nothing_is_left(job: RunningJob) -> None:
+    deadline = time.monotonic() + 10
+    while job.processes() and time.monotonic() < deadline:
+        time.sleep(0.05)  # the kernel takes a moment to bury what was killed
+    assert not job.processes(), job.processes()
+
+
+def assert_resumes(job: RunningJob) -> None:
+    """The same job with `--resume` goes to its end, with what was committed before left as it was."""
+    committed = records_of(job.output_dir)
+    assert committed, "the job was killed before it had committed anything: the test proves nothing"
+    resumed = RunningJob(job.config_file, job.output_dir, ("--resume",))
+    try:
+        assert resumed.wait() == 0, resumed.output()
+        assert_nothing_is_left(resumed)
+    finally:
+        resumed.end()
+    assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS
+    assert steps_of(job.output_dir / "trainer" / "metrics.jsonl") == ALL_STEPS
+    records = records_of(job.output_dir)
+    assert sorted(records) == ALL_STEPS
+    assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
+
+
+def records_of(output_dir: Path) -> dict[int, str]:
+    """Step to digest of the records of every step that was committed: one whose checkpoint or successor is there."""
+    run = output_dir / "run_killed"
+    newest = max(
+        (int(path.parent.name.removeprefix("step_")) for path in run.glob("checkpoints/step_*/STABLE")), default=0
+    )
+    return {
+        step: hashlib.sha256((run / f"rollouts/step_{step}/rollouts.jsonl").read_bytes()).hexdigest()
+        for step in range(1, newest + 1)
+    }
