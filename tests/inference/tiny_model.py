@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transport.records import Float32Array, Int32Array
+from transport.records import Float32Array, Int32Array, Int64Array
 
 VOCABULARY = 260
 """256 bytes and four special tokens."""
@@ -94,3 +94,36 @@ def misshape(source: Path, directory: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     tensors[name] = tensors[name][:-1].clone()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def make_adapter(base: Path, directory: Path, *, seed: int) -> Any:
+    """Writes a random LoRA adapter of the model in `base`, as PEFT does, published, and returns the adapted model."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=names, task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                # PEFT starts it at zero, which would be no adapter at all.
+                parameter.normal_(std=0.2)
+    adapted.eval()
+    adapted.save_pretrained(directory)
+    (directory / "STABLE").touch()
+    return adapted
+
+
+def routing(model: Any, token_ids: Int32Array) -> Int64Array:
+    """Hugging Face's choice of experts for each token, `[tokens, layers, top_k]`, sorted along the last axis."""
+    import torch
+
+    with torch.no_grad():
+        output = model(torch.tensor(token_ids[None].astype(np.int64)), output_router_logits=True)
+    top_k = model.config.num_experts_per_tok
+    chosen = [logits.topk(top_k, dim=-1).indices.sort(dim=-1).values for logits in output.router_logits]
+    result: Int64Array = torch.stack(chosen, dim=1).numpy()
+    return result

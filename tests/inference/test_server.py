@@ -1,0 +1,173 @@
+"""Starting and ending a server process, with a stand-in for vLLM where the real one would only take longer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from inference import server
+from inference.config import InferenceConfig
+from inference.lifeline import bound_command
+from tests.inference.conftest import free_port, live_processes, wait_until
+
+HEALTHY = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + HEALTHY
+SILENT = "import time; time.sleep(600)"
+SHORT_LIVED = "import sys; sys.exit(3)"
+
+
+def config_of(tmp_path: Path, model: dict[str, Any] | None = None, **settings: Any) -> InferenceConfig:
+    if model is not None:
+        (tmp_path / "config.json").write_text(json.dumps(model))
+    return InferenceConfig(model=str(tmp_path), **({"port": free_port(), "log_file": tmp_path / "log"} | settings))
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(server, "server_command", lambda config: [sys.executable, "-c", program, str(config.port)])
+
+
+def children() -> list[int]:
+    return [pid for pid, parent in live_processes() if parent == os.getpid()]
+
+
+def stop_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [HEALTHY, STUBBORN])
+def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    stand_in(monkeypatch, program)
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.3)
+    before = signal.getsignal(signal.SIGTERM)
+    assert server.serve(config_of(tmp_path, {}), stop_this_process) == server.EXIT_OK
+    assert children() == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_by_itself_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch, SHORT_LIVED)
+    assert server.serve(config_of(tmp_path, {}), lambda: pytest.fail("it was never ready")) == server.EXIT_FAILED
+    assert "ended before it was ready with exit code 3; its output is in" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch, SILENT)
+    config = config_of(tmp_path, {}, startup_timeout_seconds=0.1)
+    assert server.serve(config, lambda: pytest.fail("it was never ready")) == server.EXIT_FAILED
+    assert "startup_timeout_seconds = 0.1" in caplog.text
+    assert children() == []
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing may be started"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = config_of(tmp_path, {}, port=taken.getsockname()[1])
+        assert server.serve(config, lambda: None) == server.EXIT_FAILED
+        assert (
+            f"cannot listen on 127.0.0.1:{config.port}: Address already in use; stop what uses the port" in caplog.text
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "complaint"),
+    [
+        (None, {}, "there is no"),
+        ({}, {"return_routed_experts": True}, "has no experts; remove the setting"),
+        ({"num_experts": 8}, {"lora": {}}, "a mixture of experts, whose adapters vLLM cannot serve on a CPU"),
+        ({}, {"api_key_file": Path("/nowhere/token")}, "api_key_file = '/nowhere/token': cannot be read: No such file"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    model: dict[str, Any] | None,
+    settings: dict[str, Any],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing may be started"))
+    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    assert server.serve(config_of(tmp_path, model, **settings), lambda: None) == server.EXIT_BAD_CONFIG
+    assert complaint in caplog.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "somewhere.example"])
+def test_beyond_loopback_a_token_is_needed(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ValidationError, match="set api_key_file, or listen on 127"):
+        config_of(tmp_path, {}, host=host)
+    config_of(tmp_path, {}, host=host, api_key_file=tmp_path / "token")
+
+
+def test_the_token_is_in_no_command_line_and_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    token = tmp_path / "token"
+    token.write_text("open sesame\n")
+    config = config_of(tmp_path, {}, api_key_file=token)
+    assert server.server_environment(config)["VLLM_API_KEY"] == "open sesame"
+    assert "sesame" not in " ".join(server.server_command(config)) + caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two\nlines\n", "x" * 5000])
+def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> None:
+    token = tmp_path / "token"
+    token.write_text(content)
+    with pytest.raises(ValueError, match="one line of 1 to 4096 ASCII characters"):
+        server.server_environment(config_of(tmp_path, {}, api_key_file=token))
+
+
+@pytest.mark.slow
+def test_a_bound_process_dies_with_the_one_that_started_it() -> None:
+    parent = f"""
+import subprocess, time
+from inference.lifeline import bound_command
+child = subprocess.Popen(bound_command([{sys.executable!r}, "-c", {SILENT!r}]))
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.stdout.close()
+    # The child must have become the program it was started for: before that it may not be bound yet.
+    wait_until(lambda: b"time.sleep(600)" in Path(f"/proc/{child}/cmdline").read_bytes(), 10, "the program's start")
+    process.kill()
+    process.wait()
+    wait_until(lambda: child not in dict(live_processes()), 10, "the child's end")
+
+
+@pytest.mark.slow
+def test_a_process_whose_parent_is_gone_already_does_not_start() -> None:
+    command = bound_command([sys.executable, "-c", "print('started')"])
+    command[3] = "-1"  # no process has this id, as if the one that forked it had died and another had taken over
+    ended = subprocess.run(command, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, b"")

@@ -1,0 +1,131 @@
+"""A real vLLM with our plugin, a dense model, LoRA adapters behind a bearer token; and how it ends. The last test kills the
+server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import aiohttp
+import numpy as np
+import pytest
+
+from inference import wire
+from inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
+from inference.config import PoolConfig
+from inference.pool import InferencePool
+from tests.inference.conftest import ServerProcess, live_processes, wait_until
+from tests.inference.tiny_model import log_probabilities
+from transport.records import Turn
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+TOLERANCE = 0.004
+PROMPT = np.arange(5, 50, dtype=np.int32)
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24, stop_token_ids=())
+
+
+@asynccontextmanager
+async def pool_at(
+    server: ServerProcess, adapter: str, protocol: Literal["binary", "openai"] = "binary"
+) -> AsyncIterator[InferencePool]:
+    config = PoolConfig(
+        urls=[server.url],
+        protocol=protocol,
+        api_key_file=server.config.api_key_file,
+        probe_tolerance=TOLERANCE,
+        max_retries=0,
+    )
+    pool = InferencePool(config, adapter)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def update_to(server: ServerProcess, version: int, adapter: str, directory: Path | None = None) -> WeightUpdate:
+    published = server.directories[version]
+    return WeightUpdate(version, directory or published, Probe.read(published / "probe.json"), adapter)
+
+
+def agrees(server: ServerProcess, version: int, turn: Turn) -> bool:
+    tokens = np.concatenate([turn.prompt_ids, turn.completion_ids])
+    expected = log_probabilities(server.models[version], tokens)[len(turn.prompt_ids) - 1 :]
+    return bool(np.abs(expected - turn.log_probabilities).max() < TOLERANCE)
+
+
+@pytest.mark.parametrize("protocol", ["binary", "openai"])
+async def test_adapters_are_replaced_under_one_name(
+    lora_server: ServerProcess, protocol: Literal["binary", "openai"]
+) -> None:
+    name = f"run-{protocol}"
+    async with pool_at(lora_server, name, protocol) as pool:
+        for version in (0, 1, 2, 3):
+            await pool.update_weights(update_to(lora_server, version, name))
+            turn = await pool.generate(PROMPT, SAMPLING, affinity="a")
+            assert turn.policy_version == version
+            assert turn.routed_experts is None
+            assert agrees(lora_server, version, turn), "the prompt is the same each time: no stale prefix is served"
+
+
+async def test_an_adapter_outlives_its_files(lora_server: ServerProcess, tmp_path: Path) -> None:
+    """The trainer removes old broadcasts. vLLM 0.30 itself would read them again at every step (see `plugin.update`)."""
+    shutil.copytree(lora_server.directories[1], tmp_path / "step_1")
+    async with pool_at(lora_server, "run-files") as pool:
+        await pool.update_weights(update_to(lora_server, 1, "run-files", tmp_path / "step_1"))
+        shutil.rmtree(tmp_path / "step_1")
+        assert agrees(lora_server, 1, await pool.generate(PROMPT, SAMPLING, affinity="a"))
+
+
+async def test_a_broken_adapter_is_refused_and_the_old_one_is_served_still(
+    lora_server: ServerProcess, tmp_path: Path
+) -> None:
+    shutil.copytree(lora_server.directories[2], tmp_path / "step_2")
+    weights = tmp_path / "step_2" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    async with pool_at(lora_server, "run-broken") as pool:
+        await pool.update_weights(update_to(lora_server, 1, "run-broken"))
+        with pytest.raises(InferenceError, match=r"no inference server took version 2: .*truncated"):
+            await pool.update_weights(update_to(lora_server, 2, "run-broken", tmp_path / "step_2"))
+        await pool.update_weights(update_to(lora_server, 1, "run-broken"))
+        assert agrees(lora_server, 1, await pool.generate(PROMPT, SAMPLING, affinity="a"))
+
+
+async def test_a_stock_server_takes_no_full_weights(lora_server: ServerProcess) -> None:
+    async with pool_at(lora_server, lora_server.config.model, "openai") as pool:
+        update = replace(update_to(lora_server, 1, "x"), adapter=None)
+        with pytest.raises(InferenceError, match="cannot take full weights; train a LoRA adapter"):
+            await pool.update_weights(update)
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+async def test_nothing_but_health_and_metrics_is_open_without_the_token(
+    lora_server: ServerProcess, token: str | None
+) -> None:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(lora_server.url, headers=headers) as session:
+        for path in (
+            wire.GENERATE_PATH,
+            wire.PROBE_PATH,
+            wire.UPDATE_PATH,
+            "/v1/completions",
+            "/tokenize",
+            "/invocations",
+        ):
+            async with session.post(path, data=b"{}") as response:
+                assert response.status == 401, path
+        for path, status in ((wire.STATUS_PATH, 401), ("/health", 200), ("/metrics", 200)):
+            async with session.get(path) as response:
+                assert response.status == status, path
+
+
+def test_no_process_outlives_a_server_process_that_is_killed(lora_server: ServerProcess) -> None:
+    family = lora_server.family()
+    assert len(family) >= 3, "ours, vLLM's API server, its engine"
+    lora_server.process.kill()
+    wait_until(lambda: not {pid for pid, _ in live_processes()} & set(family), 10, f"the end of {family}")

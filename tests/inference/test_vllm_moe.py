@@ -1,0 +1,272 @@
+"""A real vLLM with our plugin, a mixture of experts, full weights: what it answers is what Hugging Face computes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+
+from inference import wire
+from inference.base import (
+    Completion,
+    GenerateRequest,
+    InferenceError,
+    Probe,
+    RequestRefused,
+    SamplingParameters,
+    ServerFailure,
+    WeightUpdate,
+)
+from inference.client import BinaryClient
+from inference.config import PoolConfig
+from inference.connection import Connections
+from inference.openai_client import OpenAIClient
+from inference.pool import InferencePool
+from tests.inference.conftest import PROBE_TOKENS, ServerProcess
+from tests.inference.tiny_model import END, log_probabilities, misshape, routing
+from transport.records import Float32Array, Int32Array, Turn
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+TOLERANCE = 0.004
+"""Between vLLM's log-probabilities and Hugging Face's, both in float32."""
+
+PROMPT = np.arange(5, 50, dtype=np.int32)
+GREEDY = SamplingParameters(temperature=0.01, max_tokens=24, stop_token_ids=())
+
+
+def update_to(server: ServerProcess, version: int) -> WeightUpdate:
+    directory = server.directories[version]
+    return WeightUpdate(version, directory, Probe.read(directory / "probe.json"), None)
+
+
+@asynccontextmanager
+async def binary_client(server: ServerProcess) -> AsyncIterator[BinaryClient]:
+    async with Connections(PoolConfig()) as connections:
+        yield BinaryClient(server.url, connections)
+
+
+@asynccontextmanager
+async def pool_at(server: ServerProcess, version: int = 0) -> AsyncIterator[InferencePool]:
+    pool = InferencePool(PoolConfig(urls=[server.url], probe_tolerance=TOLERANCE, max_retries=0), server.config.model)
+    try:
+        await pool.start()
+        await pool.update_weights(update_to(server, version))
+        yield pool
+    finally:
+        await pool.close()
+
+
+def request(
+    server: ServerProcess, sampling: SamplingParameters, start: int = 0, prompt: Int32Array = PROMPT
+) -> GenerateRequest:
+    return GenerateRequest(server.config.model, prompt, sampling, start)
+
+
+def disagreement(
+    server: ServerProcess, version: int, turn: Turn | Completion, prompt: Int32Array, temperature: float
+) -> Float32Array:
+    """Of each completion token, the distance from the log-probability that Hugging Face computes."""
+    tokens = turn.completion_ids if isinstance(turn, Turn) else turn.token_ids
+    expected = log_probabilities(server.models[version], np.concatenate([prompt, tokens]), temperature)[
+        len(prompt) - 1 :
+    ]
+    difference: Float32Array = np.abs(expected - turn.log_probabilities)
+    return difference
+
+
+async def test_log_probabilities_are_those_at_the_sampling_temperature(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server) as pool:
+        for temperature in (0.5, 1.0, 1.5):
+            sampling = SamplingParameters(temperature, max_tokens=24, stop_token_ids=(END,))
+            turn = await pool.generate(PROMPT, sampling, affinity="a")
+            assert disagreement(moe_server, 0, turn, PROMPT, temperature).max() < TOLERANCE
+
+
+async def test_a_stop_token_ends_a_completion_and_is_part_of_it(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server) as pool:
+        free = await pool.generate(PROMPT, GREEDY, affinity="a")
+        stop = int(free.completion_ids[3])
+        first = free.completion_ids.tolist().index(stop)
+        ended = await pool.generate(PROMPT, replace(GREEDY, stop_token_ids=(stop,)), affinity="a")
+    assert (ended.finish_reason, ended.completion_ids.tolist()) == ("stop", free.completion_ids[: first + 1].tolist())
+
+
+async def test_routing_is_what_the_model_chose_for_every_token_but_the_last(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server) as pool:
+        turn = await pool.generate(PROMPT, GREEDY, affinity="a")
+    tokens = np.concatenate([turn.prompt_ids, turn.completion_ids])
+    assert turn.routed_experts is not None
+    assert turn.routed_experts.dtype == np.uint8
+    assert turn.routed_experts.shape == (len(tokens) - 1, 2, 2)
+    expected = routing(moe_server.models[0], tokens)[:-1]
+    assert (np.sort(turn.routed_experts, axis=-1) == expected).all()
+
+
+async def test_turns_return_only_the_routing_that_the_caller_lacks(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server) as pool:
+        first = await pool.generate(PROMPT, GREEDY, affinity="a")
+        extended = np.concatenate([PROMPT, first.completion_ids, PROMPT[:7]])
+        assert first.routed_experts is not None
+        have = len(first.routed_experts)
+        second = await pool.generate(extended, GREEDY, affinity="a", routed_experts_start=have)
+    assert second.routed_experts is not None
+    assert second.routed_experts_start == have == len(PROMPT) + len(first.completion_ids) - 1
+    joined = np.concatenate([first.routed_experts, second.routed_experts])
+    expected = routing(moe_server.models[0], np.concatenate([extended, second.completion_ids]))[:-1]
+    assert (np.sort(joined, axis=-1) == expected).all()
+
+
+async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server), Connections(PoolConfig()) as connections:
+        for start in (0, 30):
+            wanted = request(moe_server, GREEDY, start)
+            binary = await BinaryClient(moe_server.url, connections).generate(wanted)
+            stock = OpenAIClient(moe_server.url, connections)
+            assert await stock.identify() == moe_server.url
+            json = await stock.generate(wanted)
+            assert json.token_ids.tolist() == binary.token_ids.tolist()
+            assert json.token_ids.dtype == binary.token_ids.dtype
+            assert json.finish_reason == binary.finish_reason
+            np.testing.assert_allclose(json.log_probabilities, binary.log_probabilities, atol=1e-5)
+            assert json.routed_experts is not None
+            assert binary.routed_experts is not None
+            assert json.routed_experts.dtype == binary.routed_experts.dtype
+            assert (json.routed_experts == binary.routed_experts).all()
+        assert (
+            Probe.read(moe_server.directories[0] / "probe.json").mismatch(
+                await stock.probe(moe_server.config.model, PROBE_TOKENS), TOLERANCE
+            )
+            is None
+        )
+
+
+async def test_weights_change_under_requests_in_flight_and_no_token_mixes_them(moe_server: ServerProcess) -> None:
+    """Each token is predicted by one version, wholly: the caches do not survive the load. And the prefix that all share is
+    not served stale afterwards."""
+    sampling = SamplingParameters(temperature=1.0, max_tokens=400, stop_token_ids=())
+    async with pool_at(moe_server) as pool:
+        requests = [asyncio.create_task(pool.generate(PROMPT, sampling, affinity=str(index))) for index in range(12)]
+        await running_at(moe_server, lambda running: running >= 6)
+        await pool.update_weights(update_to(moe_server, 1))
+        after = await pool.generate(PROMPT, sampling, affinity="after")
+        turns = await asyncio.gather(*requests)
+        assert after.policy_version == 1
+        assert disagreement(moe_server, 1, after, PROMPT, 1.0).max() < TOLERANCE
+        switched = 0
+        for turn in turns:
+            assert turn.policy_version == 0
+            old, new = (disagreement(moe_server, version, turn, PROMPT, 1.0) < TOLERANCE for version in (0, 1))
+            by_old = int(np.argmin(old)) if not old.all() else len(old)
+            assert new[by_old:].all(), "the rest is the new weights', computed on a prefix that they computed too"
+            switched += by_old < len(old)
+            assert turn.routed_experts is not None
+            assert len(turn.routed_experts) == len(PROMPT) + len(turn.completion_ids) - 1
+        assert switched > 0
+
+
+async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server) as pool:
+        for version in (1, 0, 1, 0):
+            await pool.update_weights(update_to(moe_server, version))
+            turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+            assert turn.policy_version == version
+            assert disagreement(moe_server, version, turn, PROMPT, 1.0).max() < TOLERANCE
+
+
+async def test_a_wrong_probe_takes_the_server_out_and_says_so(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server) as pool:
+        wrong = replace(update_to(moe_server, 0), probe=update_to(moe_server, 1).probe, version=7)
+        with pytest.raises(
+            InferenceError, match="took version 7 and failed its probe: the log-probability of probe token"
+        ):
+            await pool.update_weights(wrong)
+        (status,) = pool.status()
+        assert (status.state, status.version) == ("out", None)
+        await pool.update_weights(update_to(moe_server, 0))
+        assert pool.status()[0].state == "serving"
+
+
+async def test_weights_of_another_shape_are_refused_and_the_server_lives(
+    moe_server: ServerProcess, tmp_path: Path
+) -> None:
+    misshape(moe_server.directories[0], tmp_path / "step_8")
+    async with pool_at(moe_server), binary_client(moe_server) as client:
+        bad = replace(update_to(moe_server, 0), version=8, directory=tmp_path / "step_8")
+        with pytest.raises(
+            RequestRefused, match=r"422.*q_proj\.weight has the shape \[63, 64\], \[64, 64\] is expected"
+        ):
+            await client.load(bad)
+        with pytest.raises(RequestRefused, match="no STABLE marker"):
+            await client.load(replace(bad, directory=tmp_path))
+        completion = await client.generate(request(moe_server, replace(GREEDY, temperature=1.0)))
+        assert disagreement(moe_server, 0, completion, PROMPT, 1.0).max() < TOLERANCE
+
+
+async def test_requests_that_make_no_sense_are_refused_and_harm_nobody(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server), binary_client(moe_server) as client:
+        wanted = request(moe_server, GREEDY)
+        with pytest.raises(ServerFailure, match=r"404.*neither the base model nor a loaded adapter"):
+            await client.generate(replace(wanted, model="stranger"))
+        with pytest.raises(RequestRefused, match="token ids must be from 0 to 259"):
+            await client.generate(replace(wanted, prompt_ids=np.array([1, 260], dtype=np.int32)))
+        with pytest.raises(RequestRefused, match="a prompt of 512 tokens leaves no room"):
+            await client.generate(replace(wanted, prompt_ids=np.ones(512, dtype=np.int32)))
+        with pytest.raises(RequestRefused, match="413"):
+            await client.generate(replace(wanted, prompt_ids=np.ones(50_000, dtype=np.int32)))
+        async with aiohttp.ClientSession() as session:
+            for body, status in ((b"\x81", 400), (b"", 400)):
+                async with session.post(moe_server.url + wire.GENERATE_PATH, data=body) as response:
+                    assert response.status == status
+            for path in (wire.PROBE_PATH, wire.UPDATE_PATH):
+                async with session.post(moe_server.url + path, data=b'{"model": 3}') as response:
+                    assert response.status == 400
+        assert len((await client.generate(wanted)).token_ids) == GREEDY.max_tokens
+
+
+async def test_cancelling_a_request_aborts_it_in_the_engine(moe_server: ServerProcess) -> None:
+    sampling = replace(GREEDY, max_tokens=460)
+    async with pool_at(moe_server) as pool:
+        prompt = await endless_prompt(pool, sampling)
+        before = await metric(moe_server, "generation_tokens_total")
+        tasks = [asyncio.create_task(pool.generate(prompt, sampling, affinity=str(index))) for index in range(16)]
+        await running_at(moe_server, lambda running: running >= 4)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await running_at(moe_server, lambda running: running == 0)
+        written = await metric(moe_server, "generation_tokens_total") - before
+        assert all(task.cancelled() for task in tasks)
+        assert written < len(tasks) * sampling.max_tokens / 2
+
+
+async def endless_prompt(pool: InferencePool, sampling: SamplingParameters) -> Int32Array:
+    """A prompt whose greedy completion never comes to the model's own end token, as most do not."""
+    for shift in range(20):
+        turn = await pool.generate(PROMPT + shift, sampling, affinity="any")
+        if len(turn.completion_ids) == sampling.max_tokens:
+            return turn.prompt_ids
+    pytest.fail("20 prompts ended by themselves")
+
+
+async def running_at(server: ServerProcess, enough: Callable[[float], bool]) -> None:
+    """Returns when the number of requests that the engine says it runs is enough."""
+    async with asyncio.timeout(20):
+        while not enough(await metric(server, "num_requests_running")):  # noqa: ASYNC110  (it is another process's)
+            await asyncio.sleep(0.005)
+
+
+async def metric(server: ServerProcess, name: str) -> float:
+    """What vLLM says of itself."""
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as response:
+        text = await response.text()
+    found = re.search(rf"^vllm:{name}\{{.*\}} ([0-9.e+]+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return float(found[1])
