@@ -1,0 +1,133 @@
+"""The other end of the wire for tests: a trainer in a real process, and a link that feeds it batches as an orchestrator does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import tomli_w
+
+from orchestrator.config import OrchestratorConfig
+from trainer.config import TrainerConfig
+from transport.base import TrainerLink
+from transport.messages import Acknowledged, Hello, Ready, ToOrchestrator
+from transport.open import open_link
+from transport.records import Batch
+
+DEADLINE = 90.0
+"""Seconds; a trainer that is not where it should be by then is stuck."""
+
+_PROGRAM = """
+import logging, sys
+from pathlib import Path
+from trainer.config import TrainerConfig
+from trainer.train import train
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+config = TrainerConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
+sys.exit(train(config, lambda: print("READY", flush=True)))
+"""
+
+
+def write_run(config: OrchestratorConfig) -> None:
+    """`control/orch.toml`, as the orchestrator writes it."""
+    control = config.run_dir / "control"
+    control.mkdir(parents=True, exist_ok=True)
+    (control / "orch.toml").write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
+
+
+@contextmanager
+def trainer_process(config: TrainerConfig) -> Iterator[subprocess.Popen[str]]:
+    """A trainer in a process of its own, past `on_ready`; killed at the end if it still runs. Its log is `log(config)`."""
+    config.output_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file, log_path(config).open("w") as log:
+        file.write(config.model_dump_json().encode())
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, file.name],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def log_path(config: TrainerConfig) -> Path:
+    """Where the process's log goes."""
+    return config.output_dir / "trainer.log"
+
+
+class Feeder:
+    """Sends batches and remembers what the trainer said."""
+
+    def __init__(self, link: TrainerLink) -> None:
+        self.link = link
+        self.ready: Ready | None = None
+        self.durable = 0
+        self.acknowledged: list[int] = []
+
+    async def until(self, kind: type[ToOrchestrator], **expected: Any) -> ToOrchestrator:
+        """The next message of `kind` whose fields are as expected; those before it are only noted."""
+        async with asyncio.timeout(DEADLINE):
+            while True:
+                message = await self.link.receive()
+                if isinstance(message, Ready):
+                    self.ready = message
+                if isinstance(message, Acknowledged):
+                    self.acknowledged.append(message.step)
+                    self.durable = max(self.durable, message.durable)
+                if isinstance(message, kind) and all(
+                    getattr(message, name) == value for name, value in expected.items()
+                ):
+                    return message
+
+    async def train(self, *batches: Batch) -> None:
+        """Sends batches and waits until the last is acknowledged."""
+        for batch in batches:
+            await self.link.send(batch)
+        await self.until(Acknowledged, step=batches[-1].step)
+
+
+@asynccontextmanager
+async def feeder(config: TrainerConfig, run_id: str = "default") -> AsyncIterator[Feeder]:
+    """A connected feeder; leaves with `BYE`."""
+    link = open_link(config.transport, config.output_dir, run_id)
+    await link.start(Hello(run_id, 0))
+    try:
+        yield Feeder(link)
+    finally:
+        await link.close()
+
+
+async def ended(process: subprocess.Popen[str]) -> int:
+    """The exit code of the process."""
+    return await asyncio.to_thread(process.wait, DEADLINE)
+
+
+def metrics_lines(output_dir: Path) -> list[dict[str, Any]]:
+    """What is in `trainer/metrics.jsonl`."""
+    path = output_dir / "trainer" / "metrics.jsonl"
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def read_probe(output_dir: Path, version: int, run_id: str = "default") -> dict[str, Any]:
+    """A broadcast's probe."""
+    path = output_dir / f"run_{run_id}" / "broadcast" / f"step_{version}" / "probe.json"
+    probe: dict[str, Any] = json.loads(path.read_text())
+    return probe

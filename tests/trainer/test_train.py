@@ -1,0 +1,206 @@
+"""The whole trainer in a real process, fed over the real wire: it trains, resumes exactly, stops politely, and says no."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.orchestrator_end import (
+    ended,
+    feeder,
+    log_path,
+    metrics_lines,
+    read_probe,
+    trainer_process,
+    write_run,
+)
+from trainer.config import TrainerConfig
+from trainer.model import load_model, log_probabilities
+from transport.atomic import published_steps
+from transport.messages import Acknowledged, Evicted, Ready
+
+pytestmark = pytest.mark.slow
+
+
+def job(output_dir: Path, model: Path, trainer: dict[str, Any] | None = None, **training: Any) -> TrainerConfig:
+    """A trainer's configuration, beside a run's in its place."""
+    write_run(make_run_config(output_dir, model, **training))
+    return TrainerConfig(output_dir=output_dir, model=str(model), threads=1, **(trainer or {}))
+
+
+def broadcast(output_dir: Path, version: int) -> dict[str, torch.Tensor]:
+    return load_file(output_dir / "run_default" / "broadcast" / f"step_{version}" / "model.safetensors")
+
+
+def check_probe(output_dir: Path, version: int) -> None:
+    """The published weights, loaded as inference loads them, give the published probe."""
+    probe = read_probe(output_dir, version)
+    assert probe["version"] == version
+    tokens = torch.tensor(probe["token_ids"])
+    model = load_model(output_dir / "run_default" / "broadcast" / f"step_{version}", "float32", torch.device("cpu"))
+    positions = torch.arange(len(tokens))
+    with torch.no_grad():
+        values, _ = log_probabilities(model, tokens, positions, [len(tokens)], positions[:-1], tokens[1:], 1.0)
+    assert values.tolist() == pytest.approx(probe["log_probabilities"], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["zmq", "filesystem"])
+async def test_trains_a_run_to_its_end(moe_directory: Path, tmp_path: Path, kind: str) -> None:
+    config = job(tmp_path, moe_directory, {"transport": {"kind": kind}, "keep_broadcasts": 2}, steps=3)
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=1)
+            check_probe(tmp_path, 0)
+            await end.train(make_batch(1, routed=True), make_batch(3, routed=True), make_batch(2, routed=True))
+            await end.until(Acknowledged, step=3, durable=3)
+        assert await ended(process) == 0, log_path(config).read_text()
+    assert published_steps(tmp_path / "run_default" / "broadcast") == [2, 3]
+    check_probe(tmp_path, 3)
+    lines = metrics_lines(tmp_path)
+    assert [(line["run_id"], line["step"]) for line in lines] == [("default", 1), ("default", 2), ("default", 3)]
+    assert all(line["tokens_per_second"] > 0 and line["replayed_share"] == 1.0 for line in lines)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+async def test_resumes_exactly_after_a_kill(dense_directory: Path, tmp_path: Path, lora: dict[str, int] | None) -> None:
+    """Killed after step 3 with a checkpoint at 2, the second life repeats 3 and ends with the weights of an undisturbed one."""
+    results = []
+    for name, killed in (("undisturbed", False), ("killed", True)):
+        output_dir = tmp_path / name
+        config = job(output_dir, dense_directory, {"keep_broadcasts": 9}, steps=4, lora=lora)
+        if killed:
+            with trainer_process(config) as process:
+                async with feeder(config) as end:
+                    await end.until(Ready, next_step=1)
+                    await end.train(make_batch(1), make_batch(2))
+                    await end.until(Acknowledged, durable=2)
+                    # Step 4's acknowledgement says that step 3 is published.
+                    await end.train(make_batch(3), make_batch(4))
+                    process.send_signal(signal.SIGKILL)
+            published = published_steps(output_dir / "run_default" / "broadcast")
+            assert published[:4] == [0, 1, 2, 3]
+            (output_dir / "trainer" / "default" / "checkpoints" / "step_4" / "STABLE").unlink(missing_ok=True)
+            config = config.model_copy(update={"resume": True})
+        with trainer_process(config) as process:
+            async with feeder(config) as end:
+                await end.until(Ready, next_step=3 if killed else 1)
+                if killed:
+                    assert published_steps(output_dir / "run_default" / "broadcast") == [0, 1, 2]
+                    await end.until(Acknowledged, step=2, durable=2)
+                    await end.train(make_batch(2), make_batch(3))
+                else:
+                    await end.train(make_batch(1), make_batch(2), make_batch(3))
+                await end.train(make_batch(4))
+                await end.until(Acknowledged, step=4, durable=4)
+            assert await ended(process) == 0, log_path(config).read_text()
+        file = "adapter_model.safetensors" if lora else "model.safetensors"
+        tensors = load_file(output_dir / "run_default" / "broadcast" / "step_4" / file)
+        lines = metrics_lines(output_dir)
+        assert [line["step"] for line in lines] == [1, 2, 3, 4]
+        results.append((tensors, [(line["loss"], line["grad_norm"]) for line in lines]))
+    (first, first_metrics), (second, second_metrics) = results
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first_metrics == second_metrics
+
+
+async def test_a_stop_request_leaves_a_checkpoint(dense_directory: Path, tmp_path: Path) -> None:
+    config = job(tmp_path, dense_directory, steps=9, checkpoint_interval=9)
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready)
+            await end.train(make_batch(1))
+            process.send_signal(signal.SIGTERM)
+            await end.until(Acknowledged, step=1, durable=1)
+            assert await ended(process) == 0, log_path(config).read_text()
+    assert published_steps(tmp_path / "trainer" / "default" / "checkpoints") == [1]
+    with trainer_process(config) as process:
+        assert await ended(process) == 2
+    assert "set resume = true" in log_path(config).read_text()
+
+
+async def test_a_poisoned_batch_evicts_its_run(dense_directory: Path, tmp_path: Path) -> None:
+    config = job(tmp_path, dense_directory)
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready)
+            await end.train(make_batch(1))
+            bad = make_batch(2)
+            bad.token_ids_T[5] = 5_000
+            await end.link.send(bad)
+            evicted = await end.until(Evicted)
+            assert isinstance(evicted, Evicted)
+            assert "step 2: sample 0 (2-0), token 5: id 5000 is outside the model's vocabulary" in evicted.reason
+        assert await ended(process) == 1
+    assert "5000" in (tmp_path / "run_default" / "control" / "evicted.txt").read_text()
+    assert published_steps(tmp_path / "trainer" / "default" / "checkpoints") == [1]
+    assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
+
+
+async def test_runs_that_cannot_be_trained_are_told_why(dense_directory: Path, tmp_path: Path) -> None:
+    """And may come back once they are mended, while the trainer waits."""
+    config = job(tmp_path, dense_directory, lora={"rank": 2, "target_modules": ["query"]})
+    file = tmp_path / "run_default" / "control" / "orch.toml"
+    complaint = file.with_name("config_validation_error.txt")
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Evicted)
+        assert "training.lora.target_modules = ['query']: this model has no such linear layer" in complaint.read_text()
+        file.write_text("steps = 'many'\n")
+        async with feeder(config) as end:
+            await end.until(Evicted)
+        assert "steps" in complaint.read_text()
+        async with feeder(config, "nobody") as end:
+            refused = await end.until(Evicted)
+            assert isinstance(refused, Evicted)
+            assert "do orchestrator and trainer have the same output_dir?" in refused.reason
+        write_run(make_run_config(tmp_path, dense_directory, steps=1))
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=1)
+            async with feeder(config, "second") as other:
+                refused = await other.until(Evicted)
+                assert isinstance(refused, Evicted)
+                assert "trains run 'default', and only one" in refused.reason
+            await end.train(make_batch(1))
+            await end.until(Acknowledged, durable=1)
+        assert await ended(process) == 0, log_path(config).read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "/nonexistent"}, "there is no config.json"),
+        ({"max_runs": 2}, "this version trains one run at a time"),
+        ({"transport": {"address": "tcp://0.0.0.0:1"}}, "key"),
+    ],
+)
+async def test_bad_configuration_ends_with_two(
+    dense_directory: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    config = TrainerConfig.model_validate({"output_dir": tmp_path, "model": str(dense_directory), **change})
+    with trainer_process(config) as process:
+        assert await ended(process) == 2
+    assert message in log_path(config).read_text()
+
+
+async def test_a_damaged_checkpoint_is_named_and_left(dense_directory: Path, tmp_path: Path) -> None:
+    config = job(tmp_path, dense_directory, steps=2)
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready)
+            await end.train(make_batch(1), make_batch(2))
+            await end.until(Acknowledged, durable=2)
+        assert await ended(process) == 0
+    state = tmp_path / "trainer" / "default" / "checkpoints" / "step_2" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:1000])
+    config = config.model_copy(update={"resume": True})
+    with trainer_process(config) as process:
+        async with feeder(config):
+            assert await ended(process) == 1
+    assert "step_2 cannot be used" in log_path(config).read_text()
+    assert state.stat().st_size == 1000
