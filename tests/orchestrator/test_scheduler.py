@@ -278,3 +278,12 @@ def test_events_that_contradict_what_came_before_are_refused() -> None:
         scheduler.handle(GroupJudged(0, 2, 0))
     with pytest.raises(ValueError, match="the batch of step 3 was committed"):
         scheduler.handle(BatchCommitted(3))
+
+
+def test_a_ready_group_is_as_old_as_the_oldest_turn_that_completed() -> None:
+    scheduler = make_scheduler(group_size=4, rollouts_per_step=8)
+    scheduler.handle(PolicyUpdated(1))
+    for index, (outcome, version) in enumerate((("f", 1), ("c", 3), ("c", 2), ("c", 3))):
+        end(scheduler, 0, outcome, version, first=index)
+    scheduler.handle(GroupJudged(0, 3, 0))
+    assert scheduler.state()["groups"][0]["ready"] == {"kept": 3, "filtered": 0, "version": 2}
