@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
@@ -123,31 +124,56 @@ class Daemon:
         """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy."""
         config = self._config
         checkpoint = await asyncio.to_thread(_resume, config) if config.resume else None
-        chat, environments, advantage = await asyncio.to_thread(_load, config)
+        loaded = await asyncio.to_thread(_load, config)
         await asyncio.to_thread(write_config, config)
-
-        endpoint = resources.enter_context(PrometheusEndpoint(config.prometheus_port, config.run_id))
         merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
-        link = open_link(config.transport, config.output_dir, config.run_id)
-        newest_step = checkpoint.step if checkpoint is not None else 0
-        max_bytes = config.transport.max_batch_bytes
-        self._sender = Sender(link, config.run_dir, config.run_id, newest_step, max_bytes)
-        resources.push_async_callback(self._sender.close)
-        adapter = config.run_id if config.training.lora is not None else None
-        pool = InferencePool(config.inference, adapter or config.served_model or config.model, self._on_capacity)
-        resources.push_async_callback(pool.close)
+        self._assemble(loaded, checkpoint, merge_chunk, resources)
 
-        mix = ExampleMix(
-            config.environments, {name: len(e.environment) for name, e in environments.items()}, config.seed
+        self._run_beside(self._sender.run())
+        with awaiting("the first healthy inference server", ", ".join(config.inference.urls)):
+            await self._pool.start()
+        ready = await self._sender.wait_ready()
+        policy = PolicyWatcher(
+            config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
-        self._scheduler = Scheduler(config.schedule, config.steps, mix)
+        await policy.load_first(ready.next_step - 1)
+        self._run_beside(policy.run())
+        # What lives now lives long: no collection need walk it again.
+        gc.collect()
+        gc.freeze()
+        self._on_ready()
+        logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
+
+    def _assemble(
+        self,
+        loaded: Loaded,
+        checkpoint: Checkpoint | None,
+        merge_chunk: MergeProcess | None,
+        resources: AsyncExitStack,
+    ) -> None:
+        """Makes the components, each closed by `resources`, and gives them the state to go on from."""
+        config, environments = self._config, loaded.environments
+        try:
+            endpoint = resources.enter_context(PrometheusEndpoint(config.prometheus_port, config.run_id))
+            link = open_link(config.transport, config.output_dir, config.run_id)
+            model = _adapter(config) or config.served_model or config.model
+            self._pool = InferencePool(config.inference, model, self._on_capacity)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        resources.push_async_callback(self._pool.close)
+        newest_step = checkpoint.step if checkpoint is not None else 0
+        self._sender = Sender(link, config.run_dir, config.run_id, newest_step, config.transport.max_batch_bytes)
+        resources.push_async_callback(self._sender.close)
+
+        sizes = {name: len(environment.environment) for name, environment in environments.items()}
+        self._scheduler = Scheduler(config.schedule, config.steps, ExampleMix(config.environments, sizes, config.seed))
         self._dispatcher = Dispatcher(
             config,
             scheduler=self._scheduler,
             environments=environments,
-            advantage=advantage,
-            chat=chat,
-            pool=pool,
+            advantage=loaded.advantage,
+            chat=loaded.chat,
+            pool=self._pool,
             sender=self._sender,
             boundary=StepBoundary(
                 config.run_dir,
@@ -169,19 +195,6 @@ class Daemon:
             except ValueError as error:
                 raise CheckpointError(f"the checkpoint of step {checkpoint.step} cannot be resumed: {error}") from error
             logger.info("resuming after step %d", checkpoint.step)
-
-        self._run_beside(self._sender.run())
-        with awaiting("the first healthy inference server", ", ".join(config.inference.urls)):
-            await pool.start()
-        ready = await self._sender.wait_ready()
-        policy = PolicyWatcher(config.run_dir, pool, adapter, self._report_policy, lambda: self._sender.newest_step)
-        await policy.load_first(ready.next_step - 1)
-        self._run_beside(policy.run())
-        # What lives now lives long: no collection need walk it again.
-        gc.collect()
-        gc.freeze()
-        self._on_ready()
-        logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
 
     async def main_loop(self) -> None:
         """Until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
@@ -247,14 +260,27 @@ def _resume(config: OrchestratorConfig) -> Checkpoint | None:
     return checkpoint
 
 
-def _load(config: OrchestratorConfig) -> tuple[Chat, dict[str, LoadedEnvironment], Advantage]:
-    """What the configuration names. Raises `ConfigurationError`."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a configuration names."""
+
+    chat: Chat
+    advantage: Advantage
+    environments: dict[str, LoadedEnvironment]
+
+
+def _load(config: OrchestratorConfig) -> Loaded:
+    """Loads model directory, functions and environments. Raises `ConfigurationError`."""
     try:
-        chat, advantage = Chat(config.model), load_advantage(config.advantage)
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
+        return Loaded(Chat(config.model), load_advantage(config.advantage), environments)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    return chat, environments, advantage
+
+
+def _adapter(config: OrchestratorConfig) -> str | None:
+    """Name of the run's LoRA adapter at the servers; None where full weights are trained."""
+    return config.run_id if config.training.lora is not None else None
 
 
 _EXPECTED = (

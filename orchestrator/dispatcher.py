@@ -43,8 +43,7 @@ from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary
-from orchestrator.step_metrics import step_metrics
-from transport.records import Batch, Rollout
+from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -241,8 +240,8 @@ class Dispatcher:
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         lost, self._lost = self._lost, []
 
-        def snapshot(batch: Batch) -> Checkpoint:
-            return self._checkpoint(step, self._metrics(batch, [*rollouts, *lost]))
+        def snapshot(so_far: MetricsLine) -> Checkpoint:
+            return self._checkpoint(step, so_far | self._metrics())
 
         line = await self._boundary.take(step, rollouts, lost, snapshot, self._sender.submit)
         for group_id in group_ids:
@@ -280,14 +279,14 @@ class Dispatcher:
             line=line,
         )
 
-    def _metrics(self, batch: Batch, rollouts: Sequence[Rollout]) -> MetricsLine:
-        """The metrics of a step but for its phases. Begins to count anew."""
+    def _metrics(self) -> MetricsLine:
+        """What the daemon adds to a step's metrics. Begins to count anew."""
         snapshot = self._scheduler.snapshot()
         counts, self._counts = self._counts, Counter()
         return {
-            "step": batch.step,
             "time": time.time(),
-            **step_metrics(batch, rollouts, counts),
+            "rollouts/cancelled": 0,
+            **counts,
             **self._lag.take().metrics(),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "policy/version": snapshot.policy_version,

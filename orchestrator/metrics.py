@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def log_step(line: Mapping[str, Any], total_steps: int) -> None:
 class PrometheusEndpoint(Collector):
     """Serves the newest line on loopback as gauges named `counterpoint_<metric>`, labelled with the run.
 
-    A context manager. Raises `OSError` on entry when the port is taken.
+    A context manager. Raises `ConfigurationError` on entry when the port is taken.
     """
 
     def __init__(self, port: int, run_id: str) -> None:
@@ -100,7 +101,13 @@ class PrometheusEndpoint(Collector):
     def __enter__(self) -> PrometheusEndpoint:
         registry = CollectorRegistry()
         registry.register(self)
-        self._server, self._thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
+        try:
+            self._server, self._thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            raise ConfigurationError(
+                f"prometheus_port = {self._port}: cannot listen on 127.0.0.1:{self._port}: {error.strerror}. "
+                "Choose another port, or 0 for any free one"
+            ) from error
         self.port = int(self._server.server_port)
         logger.info("Prometheus metrics at http://127.0.0.1:%d/metrics", self.port)
         return self

@@ -127,8 +127,8 @@ class Sender:
         self._in_memory.pop(message.step, None)
         self._link.acknowledged(message.step)
         if message.durable > self.durable_step:
-            first, self.durable_step = self.durable_step + 1, message.durable
-            await asyncio.to_thread(self._prune, first, message.durable)
+            await asyncio.to_thread(self._prune, self.durable_step + 1, message.durable)
+            self.durable_step = message.durable
 
     def _prune(self, first: int, last: int) -> None:
         for step in range(first, last + 1):

@@ -22,6 +22,7 @@ from orchestrator.checkpoint import Checkpoint, write_checkpoint
 from orchestrator.metrics import MetricsLine
 from orchestrator.records import write_records
 from orchestrator.rollout_file import write_rollouts
+from orchestrator.step_metrics import step_metrics
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from orchestrator.watchdog import awaiting
 from transport import codec
@@ -72,23 +73,24 @@ class StepBoundary:
         step: int,
         rollouts: Sequence[Rollout],
         others: Sequence[Rollout],
-        snapshot: Callable[[Batch], Checkpoint],
+        snapshot: Callable[[MetricsLine], Checkpoint],
         send: Callable[[Batch], Awaitable[None]],
     ) -> MetricsLine:
         """Takes step `step` with `rollouts` (all of the groups that ship, in order) and answers its metrics line.
 
         `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
-        loop once the batch is on disk and gives the state to commit, `line` included; `send` hands the committed
-        batch to the trainer. Raises `OSError` (disk full) before the commit, or `ValueError` when no rollout is left to train on.
+        loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `send`
+        hands the committed batch to the trainer. Raises `OSError` (disk full) before the commit, or `ValueError` when no
+        rollout is left to train on.
         """
         phases = Phases()
         with phases.phase("merge"):
             batch = await self.merge(step, rollouts)
         with phases.phase("records"):
             await asyncio.to_thread(self.write_rollouts, batch, rollouts, others)
-        checkpoint = snapshot(batch)
+            so_far = await asyncio.to_thread(step_metrics, batch, [*rollouts, *others])
+        checkpoint = snapshot({"step": step, **so_far, **phases.metrics()})
         assert checkpoint.line is not None
-        checkpoint.line.update(phases.metrics())
         with phases.phase("commit"):
             await asyncio.to_thread(write_checkpoint, self.run_dir, checkpoint, self.keep_checkpoints)
         with phases.phase("send"):

@@ -6,15 +6,15 @@ hide exactly the examples that are always solved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from transport.records import Batch, Rollout
 
 
-def step_metrics(batch: Batch, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float | int]:
-    """The metrics of the step that ships `batch`, under the design's names. `counts` adds what is counted as it happens."""
+def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float | int]:
+    """The metrics of the step that ships `batch`, under the design's names. Walks every turn: call it in a thread."""
     completed = [rollout for rollout in rollouts if rollout.error is None and rollout.reward is not None]
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     staleness = [batch.step - sample.policy_version for sample in batch.samples]
@@ -22,7 +22,6 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout], counts: Mapping[str,
         "rollouts/completed": len(completed),
         "rollouts/failed": len(rollouts) - len(completed),
         "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
-        "rollouts/cancelled": 0,
         "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
         "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
         "staleness/mean": float(np.mean(staleness)),
@@ -31,7 +30,6 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout], counts: Mapping[str,
         "batch/tokens": len(batch.token_ids_T),
         "batch/bytes": batch.nbytes,
         **_reward_metrics(completed),
-        **counts,
     }
 
 

@@ -1,0 +1,81 @@
+"""The policy watcher: the newest stable broadcast, in the right order of events, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import orjson
+import pytest
+
+from inference.base import WeightUpdate
+from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
+from orchestrator.policy import ForeignBroadcastError, PolicyWatcher
+from transport.atomic import publish_directory
+
+
+class RecordingPool:
+    """Remembers what was loaded, among the events reported."""
+
+    def __init__(self) -> None:
+        self.history: list[object] = []
+        self.loaded = asyncio.Event()
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        await asyncio.sleep(0)
+        self.history.append(update)
+        self.loaded.set()
+
+
+def publish(run_dir: Path, version: int, said: int | None = None) -> Path:
+    directory = run_dir / "broadcast" / f"step_{version}"
+    with publish_directory(directory) as partial:
+        probe = {"version": version if said is None else said, "token_ids": [1, 2], "log_probabilities": [-1.0]}
+        (partial / "probe.json").write_bytes(orjson.dumps(probe))
+    return directory
+
+
+def make_watcher(run_dir: Path, pool: RecordingPool, newest_step: int) -> PolicyWatcher:
+    return PolicyWatcher(run_dir, pool, "one", pool.history.append, lambda: newest_step)
+
+
+async def test_the_order_of_events(tmp_path: Path) -> None:
+    pool = RecordingPool()
+    watcher = make_watcher(tmp_path, pool, 2)
+    directory = publish(tmp_path, 0)
+    await asyncio.wait_for(watcher.load_first(0), 10)
+    starting, update, updated = pool.history
+    assert (starting, updated) == (PolicyUpdateStarting(0), PolicyUpdated(0))
+    assert isinstance(update, WeightUpdate)
+    assert (update.version, update.directory, update.adapter) == (0, directory, "one")
+
+
+@pytest.mark.slow
+async def test_only_the_newest_is_loaded_and_only_when_stable(tmp_path: Path) -> None:
+    pool = RecordingPool()
+    watcher = make_watcher(tmp_path, pool, 9)
+    for version in (0, 1, 3):
+        publish(tmp_path, version)
+    (tmp_path / "broadcast" / "step_4").mkdir()
+    await asyncio.wait_for(watcher.load_first(0), 10)
+    assert watcher.version == 3
+    task = asyncio.create_task(watcher.run())
+    pool.loaded.clear()
+    publish(tmp_path, 5)
+    await asyncio.wait_for(pool.loaded.wait(), 10)
+    assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [3, 5]
+    task.cancel()
+
+
+async def test_a_version_that_no_batch_can_have_trained(tmp_path: Path) -> None:
+    pool = RecordingPool()
+    publish(tmp_path, 3)
+    with pytest.raises(ForeignBroadcastError, match="up to step 2 only"):
+        await asyncio.wait_for(make_watcher(tmp_path, pool, 2).load_first(0), 10)
+    assert pool.history == []
+
+
+async def test_a_probe_of_another_version(tmp_path: Path) -> None:
+    publish(tmp_path, 1, said=2)
+    with pytest.raises(ForeignBroadcastError, match="says version 2; expected 1"):
+        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 2).load_first(1), 10)

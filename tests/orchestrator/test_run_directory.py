@@ -1,0 +1,88 @@
+"""The run's directory: taken over or refused, rewound, and read for verdicts."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from pathlib import Path
+
+import orjson
+import pytest
+
+from orchestrator.logging_setup import logging_to, set_context
+from orchestrator.run_directory import (
+    ConfigurationError,
+    RunEvictedError,
+    check_control,
+    rewind,
+    take_over,
+    write_config,
+)
+from tests.orchestrator.test_checkpoint import make_config
+from transport.atomic import publish_directory, published_steps
+
+
+def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    take_over(config)
+    with pytest.raises(ConfigurationError, match="resume = true"):
+        take_over(config)
+    take_over(config.model_copy(update={"resume": True}))
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="output_dir = "):
+        take_over(make_config(tmp_path / "file"))
+
+
+def test_the_configuration_is_readable_by_the_trainer(tmp_path: Path) -> None:
+    config = make_config(tmp_path, seed=7)
+    take_over(config)
+    (config.run_dir / "control" / "config_validation_error.txt").write_text("of a former life")
+    write_config(config)
+    written = tomllib.loads((config.run_dir / "control" / "orch.toml").read_text())
+    assert type(config).model_validate(written) == config
+    check_control(config.run_dir)
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    take_over(config)
+    (config.run_dir / "control" / "config_validation_error.txt").write_text("rank 3\n")
+    with pytest.raises(ConfigurationError, match="rank 3"):
+        check_control(config.run_dir)
+    (config.run_dir / "control" / "evicted.txt").write_text("")
+    with pytest.raises(RunEvictedError, match="no reason given"):
+        check_control(config.run_dir)
+
+
+def test_rewinding(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        with publish_directory(tmp_path / "rollouts" / f"step_{step}"):
+            pass
+    (tmp_path / "rollouts" / ".step_4.partial").mkdir()
+    rewind(tmp_path, 2)
+    assert published_steps(tmp_path / "rollouts") == [1, 2]
+    assert not (tmp_path / "rollouts" / ".step_4.partial").exists()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_the_log_says_which_group(tmp_path: Path, log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "orchestrator.log"
+    assert log_format in ("text", "json")
+    with logging_to(path, "json" if log_format == "json" else "text"):
+        set_context(group=7, rollout="7-1")
+        logging.getLogger("somewhere").info("hello %s", "you")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            logging.getLogger("somewhere").exception("it failed")
+    text = path.read_text()
+    assert "Traceback" in text
+    assert "group=7" in capsys.readouterr().err
+    if log_format == "json":
+        first, second = (orjson.loads(line) for line in text.splitlines())
+        assert first["message"] == "hello you"
+        assert (first["group"], first["rollout"], first["level"]) == (7, "7-1", "INFO")
+        assert "ValueError: broken" in second["exception"]

@@ -1,0 +1,152 @@
+"""The sender over a link that the test plays: credit, acknowledgement, resending, pruning, and the ends of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
+from orchestrator.trajectories import assemble_batch, merge_rollout
+from tests.orchestrator.rollout_examples import make_rollout
+from transport import codec
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from transport.records import Batch
+
+LIMIT = 1 << 30
+
+
+class PlayedLink:
+    """A `TrainerLink` whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[Batch] = []
+        self.hello: Hello | None = None
+        self.last_acknowledged = 0
+        self._incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
+
+    async def start(self, hello: Hello) -> None:
+        self.hello = hello
+
+    def acknowledged(self, step: int) -> None:
+        self.last_acknowledged = step
+
+    async def send(self, batch: Batch) -> None:
+        await asyncio.sleep(0)
+        self.sent.append(batch)
+
+    async def receive(self) -> ToOrchestrator:
+        message = await self._incoming.get()
+        self._incoming.task_done()
+        return message
+
+    async def close(self) -> None:
+        pass
+
+    async def say(self, message: ToOrchestrator) -> None:
+        """Until the sender has taken it in and done what follows."""
+        self._incoming.put_nowait(message)
+        await self._incoming.join()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    @property
+    def steps(self) -> list[int]:
+        return [batch.step for batch in self.sent]
+
+
+def make_batch(step: int) -> Batch:
+    return assemble_batch("one", step, merge_rollout(make_rollout(step)))
+
+
+@asynccontextmanager
+async def running(run_dir: Path, newest_step: int = 0) -> AsyncIterator[tuple[Sender, PlayedLink]]:
+    link = PlayedLink()
+    sender = Sender(link, run_dir, "one", newest_step, LIMIT)
+    task = asyncio.create_task(sender.run())
+    try:
+        yield sender, link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - files are read in a thread; nothing announces the end
+            await asyncio.sleep(0.001)
+
+
+def record(run_dir: Path, step: int) -> Path:
+    directory = run_dir / "rollouts" / f"step_{step}"
+    directory.mkdir(parents=True)
+    codec.write_file(directory / "batch.bin", make_batch(step))
+    return directory / "batch.bin"
+
+
+async def test_nothing_is_sent_before_ready_and_never_more_than_the_credit(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        for step in (1, 2, 3):
+            await sender.submit(make_batch(step))
+        assert link.sent == []
+        await link.say(Ready(1, credit=2))
+        assert link.steps == [1, 2]
+        assert sender.unacknowledged == 3
+        await link.say(Acknowledged(1, durable=0))
+        assert link.steps == [1, 2, 3]
+        assert link.last_acknowledged == 1
+        assert sender.unacknowledged == 2
+
+
+async def test_after_a_reconnect_everything_unacknowledged_goes_again_from_memory(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4))
+        for step in (1, 2, 3):
+            await sender.submit(make_batch(step))
+        await link.say(Acknowledged(1, durable=0))
+        await link.say(Bye("restarting"))
+        await sender.submit(make_batch(4))
+        assert link.steps == [1, 2, 3]
+        await link.say(Ready(2, credit=4))
+        assert link.steps == [1, 2, 3, 2, 3, 4]
+
+
+async def test_what_is_not_in_memory_is_read_from_the_record(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        record(tmp_path, step)
+    async with running(tmp_path, newest_step=3) as (_, link):
+        await link.say(Ready(2, credit=4))
+        await until(lambda: link.steps == [2, 3])
+        np.testing.assert_array_equal(link.sent[0].token_ids_T, make_batch(2).token_ids_T)
+
+
+async def test_records_go_once_durable(tmp_path: Path) -> None:
+    paths = [record(tmp_path, step) for step in (1, 2, 3)]
+    async with running(tmp_path, newest_step=3) as (sender, link):
+        await link.say(Ready(1, credit=4))
+        await until(lambda: link.steps == [1, 2, 3])
+        await link.say(Acknowledged(3, durable=2))
+        await asyncio.wait_for(sender.wait_durable(2), 10)
+        assert [path.exists() for path in paths] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "said"),
+    [
+        (Rejected(2, "NaN in sample 3"), RejectedError, "step 2: NaN in sample 3"),
+        (Evicted("over budget"), EvictedError, "over budget"),
+        (Ready(5, credit=1), MissingBatchError, "trained up to step 4"),
+        (Ready(1, credit=1), MissingBatchError, "batch.bin is gone"),
+    ],
+)
+async def test_what_ends_the_run(tmp_path: Path, message: ToOrchestrator, error: type[Exception], said: str) -> None:
+    link = PlayedLink()
+    task = asyncio.create_task(Sender(link, tmp_path, "one", 2, LIMIT).run())
+    await link.say(message)
+    with pytest.raises(error, match=said):
+        await asyncio.wait_for(task, 10)

@@ -1,0 +1,101 @@
+"""The step boundary without a daemon, in a thread and in the merge process; a failure before the commit leaves no step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from orchestrator.checkpoint import Checkpoint
+from orchestrator.merge_process import MergeProcess
+from orchestrator.rollout_file import read_rollouts
+from orchestrator.step import StepBoundary, merge_all
+from tests.orchestrator.rollout_examples import make_rollout, make_turn
+from transport import codec
+from transport.atomic import published_steps
+from transport.records import Batch, Rollout
+
+
+def make_rollouts() -> list[Rollout]:
+    two_turns = [make_turn([1, 2], [3], start=0), make_turn([1, 2, 3, 4], [5, 6], version=1, start=2)]
+    return [
+        make_rollout(0, 0, turns=two_turns, state={"answer": "yes", "secret": "no"}, reward=0.5),
+        make_rollout(0, 1, error="it broke", reward=None),
+        make_rollout(1, 0, filtered_by="zero_advantage", reward=0.0),
+        make_rollout(1, 1, reward=1.0),
+    ]
+
+
+def snapshot(line: dict[str, Any]) -> Checkpoint:
+    return Checkpoint(line["step"], {}, {}, {}, [], line)
+
+
+async def take(boundary: StepBoundary, rollouts: list[Rollout], sent: list[Batch]) -> dict[str, Any]:
+    async def send(batch: Batch) -> None:
+        assert published_steps(boundary.run_dir / "checkpoints") == [3], "sent before the commit"
+        sent.append(batch)
+
+    return await boundary.take(3, rollouts, [make_rollout(2, 0, filtered_by="repetition", reward=0.1)], snapshot, send)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1])
+async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> None:
+    sent: list[Batch] = []
+    boundary = StepBoundary(tmp_path, "one", {"toy": ["answer"]}, gather_chunk_size=chunk_size, dump_raw_rollouts=True)
+    line = await take(boundary, make_rollouts(), sent)
+    (batch,) = sent
+    assert [sample.rollout_id for sample in batch.samples] == ["0-0", "1-1"]
+    recorded = codec.read_file(tmp_path / "rollouts/step_3/batch.bin", 1 << 30)
+    np.testing.assert_array_equal(recorded.token_ids_T, batch.token_ids_T)
+    records = [orjson.loads(row) for row in (tmp_path / "rollouts/step_3/rollouts.jsonl").read_bytes().splitlines()]
+    assert [record["rollout_id"] for record in records] == ["0-0", "0-1", "1-0", "1-1", "2-0"]
+    assert records[0]["state"] == {"answer": "yes"}
+    assert len(read_rollouts(tmp_path / "raw_rollouts/step_3/rollouts.bin")) == 4
+    assert line["reward/mean"] == pytest.approx((0.5 + 0.0 + 1.0 + 0.1) / 4)
+    assert (line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"]) == (4, 1, 2)
+    assert (line["staleness/max"], line["step"]) == (3, 3)
+    assert [orjson.loads(row) for row in (tmp_path / "metrics.jsonl").read_bytes().splitlines()] == [line]
+    committed = orjson.loads((tmp_path / "checkpoints/step_3/metrics.json").read_bytes())
+    assert committed.items() <= line.items()
+
+
+async def test_a_full_disk_leaves_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, batch: Batch) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(codec, "write_file", full)
+    sent: list[Batch] = []
+    with pytest.raises(OSError, match="No space left"):
+        await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), sent)
+    assert sent == []
+    assert published_steps(tmp_path / "rollouts") == published_steps(tmp_path / "checkpoints") == []
+
+
+@pytest.mark.slow
+async def test_the_merge_process_gives_the_same(tmp_path: Path) -> None:
+    rollouts = [make_rollouts()[0], make_rollout(3, 0, turns=[make_turn([1], [2, 3])])]
+    async with MergeProcess() as merge:
+        for _ in range(2):
+            for one, other in zip(await merge(rollouts), merge_all(rollouts), strict=True):
+                assert (one.rollout_id, one.policy_version, one.reward) == (
+                    other.rollout_id, other.policy_version, other.reward,
+                )  # fmt: skip
+                for name in ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T"):
+                    np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+                assert bool(one.routed_experts) == bool(other.routed_experts)
+                if one.routed_experts:
+                    np.testing.assert_array_equal(
+                        np.concatenate(one.routed_experts), np.concatenate(other.routed_experts)
+                    )
+
+
+@pytest.mark.slow
+async def test_a_merge_process_that_dies_is_named() -> None:
+    async with MergeProcess() as merge:
+        merge._process.kill()
+        merge._process.wait()
+        with pytest.raises(RuntimeError, match="died with exit code -9"):
+            await merge(make_rollouts()[:1])
