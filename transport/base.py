@@ -23,9 +23,9 @@ class TrainerLink(Protocol):
         """Tells the link what to claim in the `Hello` of its next reconnect."""
 
     async def send(self, batch: Batch) -> None:
-        """Hands a batch over. Its arrays are sent by reference and must not change until it is acknowledged. Without a `Ready` of the
-        present connection the batch is dropped: its owner sends what a later `Ready` lacks. Raises `ValueError` for a batch
-        that cannot travel, `ConnectionError` after `close` or a failure of the link."""
+        """Hands a batch over. Its arrays are sent by reference and must not change until it is acknowledged. Without a `Ready`
+        of the present connection the batch is dropped: its owner sends what a later `Ready` lacks. Raises `ValueError` for a
+        batch that cannot travel, `ConnectionError` after `close` or a failure of the link."""
 
     async def receive(self) -> ToOrchestrator:
         """The next message from the trainer. Waits without limit; the caller owns the deadline. Raises `ConnectionError` after
@@ -43,8 +43,8 @@ class BatchReceiver(Protocol):
         sender, answered with `Rejected`, and never returned."""
 
     def send(self, run_id: str, message: ToOrchestrator) -> None:
-        """Sends to a run that has said `Hello`; to any other it is a logged no-op. After `Evicted` or `Bye` a run has to say `Hello`
-        again before anything of it is let through."""
+        """Sends to a run that has said `Hello`; to any other it is a logged no-op. After `Evicted` or `Bye` a run has to say
+        `Hello` again before anything of it is let through."""
 
     @property
     def rejected(self) -> int:

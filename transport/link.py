@@ -287,5 +287,7 @@ class _Patience:
         logger.warning("waiting for %s %s since %s (%.0f s)", self._what, self._peer, self._since, waited)
 
     def satisfied(self) -> None:
+        if self._what is None:
+            return
         logger.info("connected to %s%s", self._peer, f", away since {self._since}" if self._complained else "")
         self._what, self._complained, self.due = None, False, float("inf")
