@@ -44,13 +44,15 @@ class History:
 
     shipped: dict[int, Line] = field(default_factory=dict)
     trained: dict[int, Line] = field(default_factory=dict)
+    since: float = 0.0
+    """When this invocation of the job began, in Unix seconds: rates leave out the steps before it, and the pause."""
     _run_id: str = ""
     _followers: list[tuple[_Follower, dict[int, Line]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, output_dir: Path, run_id: str) -> History:
+    def of(cls, output_dir: Path, run_id: str, since: float = 0.0) -> History:
         """The history of `run_<id>` in a job's directory; empty until `refresh`."""
-        history = cls(_run_id=run_id)
+        history = cls(since=since, _run_id=run_id)
         history._followers = [
             (_Follower(output_dir / f"run_{run_id}" / "metrics.jsonl"), history.shipped),
             (_Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
@@ -84,10 +86,10 @@ class History:
         lines = self.shipped if any(name in line for line in self.shipped.values()) else self.trained
         return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
 
-    def tokens_per_second(self, since: float = 0.0, steps: int | None = None) -> float | None:
-        """Completion tokens a second, over the last `steps` steps, or all, that ended after `since` (Unix seconds). The first
-        one counts as a start only: when it began is not known."""
-        lines = [line for _, line in sorted(self.shipped.items()) if line.get("time", 0.0) >= since]
+    def tokens_per_second(self, steps: int | None = None) -> float | None:
+        """Completion tokens a second, over the last `steps` steps, or all, of this invocation. The first one counts as a start
+        only: when it began is not known."""
+        lines = [line for _, line in sorted(self.shipped.items()) if line.get("time", 0.0) >= self.since]
         lines = lines[-steps - 1 :] if steps else lines
         if len(lines) < 2 or lines[-1]["time"] <= lines[0]["time"]:
             return None

@@ -109,9 +109,9 @@ def _visible(gpus: list[int] | None) -> dict[str, str]:
 
 
 def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:
-    began, began_at = time.monotonic(), time.time()
+    began = time.monotonic()
     run_id = config.orchestrator.run_id
-    history = History.of(config.output_dir, run_id)
+    history = History.of(config.output_dir, run_id, since=time.time())
     history.refresh()  # a resumed job's past is no news
     progress = choose(console, history, config.orchestrator.steps)
     try:
@@ -120,7 +120,7 @@ def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:
         progress.close()
     history.refresh()
     _explain(outcome, workers_of(config, files))
-    summary = summarise(history, config.output_dir, time.monotonic() - began, outcome.reason, began_at)
+    summary = summarise(history, config.output_dir, time.monotonic() - began, outcome.reason)
     paths = {"summary": write_summary(summary, config.output_dir), "run": config.output_dir / f"run_{run_id}"}
     if history.shipped:
         from cli.plot import plot

@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
     if job is None:
         raise UserError(f"{directory} holds no job: {JOB_FILE} is missing")
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # a pipe has no width; 80 would cut columns off
     console.print(_runs(directory, job))
     console.print(_processes(directory))
     for worker, line in _last_errors(directory).items():
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 def _runs(directory: Path, job: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=str(directory), title_justify="left")
-    for column in ("run", "step", "trained", "reward", "staleness", "lag p99", "lag max", "mismatch KL", "tokens/s"):
+    for column in ("run", "step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s"):
         table.add_column(column, justify="left" if column == "run" else "right")
     orchestrator = job["orchestrator"]
     history = History.of(directory, orchestrator["run_id"])

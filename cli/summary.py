@@ -23,9 +23,9 @@ LAG_NAMES = ("min", "median", "p90", "p99", "max")
 Summary = dict[str, Any]
 
 
-def summarise(history: History, output_dir: Path, elapsed: float, outcome: str, since: float = 0.0) -> Summary:
-    """All numbers of a job. `elapsed` in seconds and `since` (Unix seconds) are of this invocation: a resumed job's rate leaves
-    out the steps before. A number nobody measured is None."""
+def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) -> Summary:
+    """All numbers of a job. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run. A number
+    nobody measured is None."""
     rewards = [value for _, value in history.series("reward/mean")]
     mismatch = [value for _, value in history.series("mismatch_kl")]
     staleness = [value for _, value in history.series("staleness/max")]
@@ -47,7 +47,7 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str, 
             kind: int(sum(line.get(f"tokens/{kind}", 0) for line in history.shipped.values()))
             for kind in ("prompt", "completion")
         },
-        "tokens_per_second": history.tokens_per_second(since),
+        "tokens_per_second": history.tokens_per_second(),
         "event_loop_lag_seconds": lag,
         "staleness_max": max(staleness, default=None),
         "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},

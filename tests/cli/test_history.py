@@ -68,7 +68,9 @@ def test_the_summary_adds_up(past: Path) -> None:
 def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path, write_lines: Write) -> None:
     lines = [shipped_line(1, 100.0), shipped_line(2, 102.0), shipped_line(3, 9000.0), shipped_line(4, 9001.0)]
     write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
-    assert history_of(tmp_path).tokens_per_second(since=8000.0) == pytest.approx(1000)
+    history = History.of(tmp_path, "test", since=8000.0)
+    history.refresh()
+    assert history.tokens_per_second() == pytest.approx(1000)
 
 
 def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
