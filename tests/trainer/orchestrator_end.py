@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import multiprocessing
 import os
-import subprocess
+import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +29,20 @@ from transport.records import Batch
 DEADLINE = 90.0
 """Seconds; a trainer that is not where it should be by then is stuck."""
 
-_PROGRAM = """
-import logging, sys
-from pathlib import Path
-from trainer.config import TrainerConfig
-from trainer.train import train
-logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-config = TrainerConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-sys.exit(train(config, lambda: print("READY", flush=True)))
-"""
+sys.path.append(str(Path(__file__).parents[2]))  # each trainer imports this module by its name, and gets our path
+_processes = multiprocessing.get_context("forkserver")
+# Importing torch and transformers takes seconds: it is done once, in a server without threads that each trainer is forked from.
+_processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.modeling_auto"])
+
+
+def _main(config_json: str, log: str, ready: Connection) -> None:
+    from trainer.train import train
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    sys.exit(train(TrainerConfig.model_validate_json(config_json), lambda: ready.send_bytes(b"READY")))
 
 
 def write_run(config: OrchestratorConfig) -> None:
@@ -45,27 +53,20 @@ def write_run(config: OrchestratorConfig) -> None:
 
 
 @contextmanager
-def trainer_process(config: TrainerConfig) -> Iterator[subprocess.Popen[str]]:
-    """A trainer in a process of its own, past `on_ready`; killed at the end if it still runs. Its log is `log(config)`."""
+def trainer_process(config: TrainerConfig) -> Iterator[ForkServerProcess]:
+    """A trainer in a process of its own, past `on_ready` or ended; killed at the end if it still runs."""
     config.output_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(suffix=".json") as file, log_path(config).open("w") as log:
-        file.write(config.model_dump_json().encode())
-        file.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, file.name],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        assert process.stdout is not None
-        try:
-            process.stdout.readline()
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+    receiver, sender = _processes.Pipe(duplex=False)
+    process = _processes.Process(target=_main, args=(config.model_dump_json(), str(log_path(config)), sender))
+    process.start()
+    sender.close()
+    try:
+        assert wait([receiver, process.sentinel], DEADLINE), "the trainer is neither ready nor ended"
+        yield process
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
 
 
 def log_path(config: TrainerConfig) -> Path:
@@ -115,9 +116,17 @@ async def feeder(config: TrainerConfig, run_id: str = "default") -> AsyncIterato
         await link.close()
 
 
-async def ended(process: subprocess.Popen[str]) -> int:
+async def ended(process: ForkServerProcess) -> int:
     """The exit code of the process."""
-    return await asyncio.to_thread(process.wait, DEADLINE)
+    await asyncio.to_thread(process.join, DEADLINE)
+    assert process.exitcode is not None, "the trainer does not end"
+    return process.exitcode
+
+
+def send_signal(process: ForkServerProcess, number: signal.Signals) -> None:
+    """Sends a signal to a process that still runs."""
+    assert process.pid is not None
+    os.kill(process.pid, number)
 
 
 def metrics_lines(output_dir: Path) -> list[dict[str, Any]]:

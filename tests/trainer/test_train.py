@@ -17,6 +17,7 @@ from tests.trainer.orchestrator_end import (
     log_path,
     metrics_lines,
     read_probe,
+    send_signal,
     trainer_process,
     write_run,
 )
@@ -82,7 +83,7 @@ async def test_resumes_exactly_after_a_kill(dense_directory: Path, tmp_path: Pat
                     await end.until(Acknowledged, durable=2)
                     # Step 4's acknowledgement says that step 3 is published.
                     await end.train(make_batch(3), make_batch(4))
-                    process.send_signal(signal.SIGKILL)
+                    send_signal(process, signal.SIGKILL)
             published = published_steps(output_dir / "run_default" / "broadcast")
             assert published[:4] == [0, 1, 2, 3]
             (output_dir / "trainer" / "default" / "checkpoints" / "step_4" / "STABLE").unlink(missing_ok=True)
@@ -115,7 +116,7 @@ async def test_a_stop_request_leaves_a_checkpoint(dense_directory: Path, tmp_pat
         async with feeder(config) as end:
             await end.until(Ready)
             await end.train(make_batch(1))
-            process.send_signal(signal.SIGTERM)
+            send_signal(process, signal.SIGTERM)
             await end.until(Acknowledged, step=1, durable=1)
             assert await ended(process) == 0, log_path(config).read_text()
     assert published_steps(tmp_path / "trainer" / "default" / "checkpoints") == [1]
