@@ -61,6 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone (`counterpoint run --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail as well
         return 1
+    except (
+        OSError
+    ) as error:  # a full disk, a directory that went away: the message names it, and a traceback adds nothing
+        print(f"counterpoint: error: {error}", file=sys.stderr)
+        return 1
 
 
 def _unknown_command(name: str) -> str:

@@ -24,8 +24,8 @@ Summary = dict[str, Any]
 
 
 def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) -> Summary:
-    """All numbers of a job. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run. A number
-    nobody measured is None."""
+    """All numbers of a job. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run.
+    A number nobody measured is None."""
     rewards = [value for _, value in history.series("reward/mean")]
     mismatch = [value for _, value in history.series("mismatch_kl")]
     staleness = [value for _, value in history.series("staleness/max")]
