@@ -1,0 +1,118 @@
+"""Two real ranks under torchrun: the same results as one, a polite end, and no half-dead group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cluster.launch import descendants
+from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.orchestrator_end import (
+    ended,
+    feeder,
+    log_path,
+    metrics_lines,
+    send_signal,
+    trainer_process,
+    write_run,
+)
+from tests.trainer.test_step import make_learner, weights
+from trainer.config import TrainerConfig
+from trainer.ranks import _buckets
+from transport.atomic import published_steps
+from transport.messages import Acknowledged, Evicted, Ready
+
+pytestmark = pytest.mark.slow
+
+
+def all_gone(pids: list[int]) -> bool:
+    """Whether all of these processes end before a deadline."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def process_of_rank(pids: list[int], rank: int) -> int:
+    """The one of `pids` that torchrun started as `rank`."""
+    variable = f"RANK={rank}".encode()
+    return next(pid for pid in pids if variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp_path: Path) -> None:
+    # AdamW divides by the gradient's size: where that is near zero, the order of a sum moves a weight by a share of the rate.
+    training: dict[str, Any] = {"steps": 9, "checkpoint_interval": 9, "learning_rate": 3e-4}
+    write_run(make_run_config(tmp_path, moe_directory, **training))
+    config = TrainerConfig(output_dir=tmp_path, model=str(moe_directory), processes=2, max_tokens=20, threads=1)
+    alone = make_learner(tmp_path / "alone", moe_directory, **training)
+    expected = [alone.train(make_batch(step, routed=True)) for step in (1, 2, 3)]
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=1)
+            await end.train(*(make_batch(step, routed=True) for step in (1, 2, 3)))
+            send_signal(process, signal.SIGTERM)
+            await end.until(Acknowledged, step=3, durable=3)
+        children = descendants(process.pid or 0)
+        assert await ended(process) == 0, log_path(config).read_text()
+        assert await asyncio.to_thread(all_gone, children)
+    lines = metrics_lines(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line, metrics in zip(lines, expected, strict=True):
+        for name in (
+            "loss",
+            "entropy",
+            "mismatch_kl",
+            "grad_norm",
+            "importance_ratio/max",
+            "loss/guess",
+            "replayed_share",
+        ):
+            assert line[name] == pytest.approx(metrics[name], abs=1e-5)
+    saved = load_file(tmp_path / "trainer" / "default" / "checkpoints" / "step_3" / "state.safetensors")
+    for name, weight in weights(alone).items():
+        torch.testing.assert_close(saved[f"master.{name}"], weight, rtol=0, atol=1e-5)
+
+
+async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    write_run(make_run_config(tmp_path, dense_directory, steps=9, checkpoint_interval=1))
+    config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory), processes=2, threads=1)
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=1)
+            await end.train(make_batch(1))
+            await end.until(Acknowledged, durable=1)
+            children = descendants(process.pid or 0)
+            rank = await asyncio.to_thread(process_of_rank, children, 1)
+            os.kill(rank, signal.SIGKILL)
+            assert await ended(process) == 1
+        assert await asyncio.to_thread(all_gone, children)
+    assert "a rank of the trainer died" in log_path(config).read_text()
+    config = config.model_copy(update={"resume": True})
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=2)
+            bad = make_batch(2)
+            bad.token_ids_T[3] = 1_000_000
+            await end.link.send(bad)
+            await end.until(Evicted)
+        assert await ended(process) == 1
+    assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
+
+
+def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.ranks._BUCKET_ELEMENTS", 10)
+    tensors = [torch.full((size,), float(index)) for index, size in enumerate((4, 6, 1, 30, 2))]
+    buckets = list(_buckets(tensors))
+    assert [[tensor.numel() for tensor in bucket] for bucket in buckets] == [[4, 6], [1], [30], [2]]
