@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -39,6 +40,7 @@ from orchestrator.run_directory import (
     ConfigurationError,
     RunEvictedError,
     check_control,
+    config_is_refused,
     rewind,
     take_over,
     write_config,
@@ -93,7 +95,7 @@ async def _serve(config: OrchestratorConfig, on_ready: Callable[[], None], signa
     try:
         await Daemon(config, on_ready, signals).serve()
     except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a log line and an exit code
-        return _report(error)
+        return _report(error, config.run_dir)
     return 0
 
 
@@ -290,7 +292,7 @@ _EXPECTED = (
 """Failures whose message says everything; any other is a fault of ours and is logged with its traceback."""
 
 
-def _report(error: Exception) -> int:
+def _report(error: Exception, run_dir: Path) -> int:
     """Logs what ended the run and answers the exit code."""
     leaves = _leaves(error)
     expected = [leaf for leaf in leaves if isinstance(leaf, _EXPECTED)]
@@ -299,9 +301,12 @@ def _report(error: Exception) -> int:
         return 1
     for leaf in expected:
         logger.error("%s", leaf if str(leaf) else repr(leaf))
+    if any(isinstance(leaf, ConfigurationError) for leaf in expected):
+        return 2
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
-        return 3
-    return 2 if any(isinstance(leaf, ConfigurationError) for leaf in expected) else 1
+        # A trainer that refuses a configuration evicts the run, too, and either may be seen first.
+        return 2 if config_is_refused(run_dir) else 3
+    return 1
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -107,6 +107,8 @@ class Dispatcher:
         """Of what leaves no judged rollout behind, for the next step's metrics."""
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._shipping = False
+        """A step boundary is under way, so that the scheduler is a step ahead of the last commit."""
         self.finished = asyncio.Event()
         """The last step is committed."""
 
@@ -128,13 +130,22 @@ class Dispatcher:
             self._execute(instruction)
 
     async def drain(self) -> None:
-        """Cancels what is in flight, lets judging and a step boundary finish, and writes the state that a resume goes on from."""
+        """Cancels what is in flight, lets judging and a step boundary finish, and writes the state that a resume goes on from.
+
+        An environment that will not be cancelled is waited for during half of `shutdown_timeout_seconds`; the state needs
+        nothing of it.
+        """
         self._draining = True
         self.handle(DrainRequested())
         for group in self._groups.values():
             _interrupt(group)
-        await self.settle()
-        if not self.finished.is_set():
+        try:
+            async with asyncio.timeout(self._config.shutdown_timeout_seconds / 2):
+                await self.settle()
+        except TimeoutError:
+            names = sorted(task.get_name() for task in self._work)
+            logger.error("%d tasks ignore their cancellation: %s", len(names), ", ".join(names[:8]))
+        if not (self.finished.is_set() or self._shipping):
             checkpoint = self._checkpoint(self._sender.newest_step)
             await asyncio.to_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
@@ -237,6 +248,7 @@ class Dispatcher:
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
         set_context(step=step)
+        self._shipping = True
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         lost, self._lost = self._lost, []
 
@@ -244,6 +256,7 @@ class Dispatcher:
             return self._checkpoint(step, so_far | self._metrics())
 
         line = await self._boundary.take(step, rollouts, lost, snapshot, self._sender.submit)
+        self._shipping = False
         for group_id in group_ids:
             del self._groups[group_id]
         self._on_progress()

@@ -16,6 +16,8 @@ from transport.atomic import remove_directory, write_atomically
 
 logger = logging.getLogger(__name__)
 
+_REFUSAL = "config_validation_error.txt"
+
 
 class ConfigurationError(ValueError):
     """What the operator configured cannot be run; the message says what, where and what to do."""
@@ -45,7 +47,7 @@ def take_over(config: OrchestratorConfig) -> None:
 def write_config(config: OrchestratorConfig) -> None:
     """Writes `control/orch.toml`, for which the trainer waits. A verdict on an earlier configuration goes first."""
     control = config.run_dir / "control"
-    (control / "config_validation_error.txt").unlink(missing_ok=True)
+    (control / _REFUSAL).unlink(missing_ok=True)
     resolved = config.model_dump(mode="json", exclude_none=True)
     write_atomically(control / "orch.toml", tomli_w.dumps(resolved).encode())
 
@@ -55,7 +57,7 @@ def check_control(run_dir: Path) -> None:
     verdicts: tuple[tuple[str, Callable[[str], Exception]], ...] = (
         ("evicted.txt", lambda reason: RunEvictedError(f"this run was evicted: {reason}")),
         (
-            "config_validation_error.txt",
+            _REFUSAL,
             lambda reason: ConfigurationError(f"the trainer refuses the configuration: {reason}"),
         ),
     )
@@ -64,6 +66,11 @@ def check_control(run_dir: Path) -> None:
         if path.exists():
             reason = path.read_text(encoding="utf-8", errors="replace").strip() or "no reason given"
             raise verdict(f"{reason} ({path})")
+
+
+def config_is_refused(run_dir: Path) -> bool:
+    """Whether the trainer has refused the configuration of this life."""
+    return (run_dir / "control" / _REFUSAL).exists()
 
 
 def rewind(run_dir: Path, newest_step: int) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import uvloop
 
 from environments.config import EnvironmentConfig
+from orchestrator.checkpoint import load_newest
 from orchestrator.config import OrchestratorConfig, SamplingConfig, ScheduleConfig
 from orchestrator.daemon import run
 from tests.orchestrator.fake_inference import FakeInference
@@ -228,14 +230,21 @@ def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], caps
 # --- signals and kills, in a process of its own ---
 
 
-def start_process(config: OrchestratorConfig) -> subprocess.Popen[bytes]:
-    file = config.output_dir.parent / "config.json"
-    file.write_text(config.model_dump_json())
+@contextmanager
+def started(config: OrchestratorConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """The daemon in a process, with its standard error in `stderr.txt`; killed if the block leaves it running."""
+    directory = config.output_dir.parent
+    (directory / "config.json").write_text(config.model_dump_json())
     program = (
         "import sys, pathlib; from orchestrator.config import OrchestratorConfig; from orchestrator.daemon import run; "
         "sys.exit(run(OrchestratorConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
     )
-    return subprocess.Popen([sys.executable, "-c", program, str(file)], stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", program, str(directory / "config.json")]
+    with (directory / "stderr.txt").open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -244,10 +253,10 @@ def test_a_signal_drains_and_a_resume_finishes(
 ) -> None:
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.1) as trainer:
-        process = start_process(config)
-        trainer.wait_for_step(2)
-        process.send_signal(number)
-        assert process.wait(20) == 0
+        with started(config) as process:
+            trainer.wait_for_step(2)
+            process.send_signal(number)
+            assert process.wait(20) == 0
         assert "drained" in (config.run_dir / "orchestrator.log").read_text()
         assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
         assert trainer.steps_trained == list(range(1, STEPS + 1))
@@ -256,18 +265,17 @@ def test_a_signal_drains_and_a_resume_finishes(
 
 def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., OrchestratorConfig]) -> None:
     config = make_config()
-    process = start_process(config)
-    wait_until((config.run_dir / "control" / "orch.toml").exists)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    with started(config) as process:
+        wait_until((config.run_dir / "control" / "orch.toml").exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 def test_a_second_signal_ends_it_at_once(
     make_config: Callable[..., OrchestratorConfig], inference: FakeInference
 ) -> None:
     config = make_config(args={"fault": "slow"}, rollout_timeout_seconds=3600, shutdown_timeout_seconds=3600)
-    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
-        process = start_process(config)
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer, started(config) as process:
         trainer.wait_for_step(1)
         os.kill(process.pid, signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)
@@ -276,16 +284,29 @@ def test_a_second_signal_ends_it_at_once(
         assert process.wait(20) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
+def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[..., OrchestratorConfig]) -> None:
+    config = make_config(args={"fault": "stubborn"}, rollout_timeout_seconds=3600, shutdown_timeout_seconds=2)
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer, started(config) as process:
+        trainer.wait_for_step(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 1
+    said = (config.output_dir.parent / "stderr.txt").read_text()
+    assert "ignore their cancellation: rollout" in said
+    assert "not drained within shutdown_timeout_seconds" in said
+    checkpoint = load_newest(config)
+    assert checkpoint is not None
+    # Not what the last step committed, but what had finished since, too.
+    assert (config.run_dir / "checkpoints" / f"step_{checkpoint.step}" / "waiting-1.bin").exists()
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.04])
 def test_sigkill_in_the_middle_of_a_step(make_config: Callable[..., OrchestratorConfig], delay: float) -> None:
     config = make_config(steps=8)
     with ScriptedTrainer(config.output_dir, "one", 8, durable_every=3, train_seconds=0.02) as trainer:
         for step in (2, 5):
-            process = start_process(config)
-            trainer.wait_for_step(step)
-            time.sleep(delay)
-            process.kill()
-            process.wait(20)
+            with started(config):
+                trainer.wait_for_step(step)
+                time.sleep(delay)
             config = config.model_copy(update={"resume": True})
         assert run(config, lambda: None) == 0
         assert trainer.steps_trained == list(range(1, 9))

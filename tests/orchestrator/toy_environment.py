@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from transport.records import Rollout
 
 
 class Toy:
-    """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state` or `cancel`."""
+    """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state`, `cancel` or `stubborn`."""
 
     def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False) -> None:
         self.group_scoring = group_scoring
@@ -43,6 +44,10 @@ class Toy:
                 await asyncio.sleep(3600)
             case "state":
                 state["handle"] = object()
+            case "stubborn":
+                while True:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(3600)
             case "cancel":
                 raise asyncio.CancelledError
 
