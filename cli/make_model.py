@@ -42,7 +42,7 @@ def resolve(name: str) -> Path:
 
     Ends this process (`SystemExit`), with the reason on stderr, when there is no such model.
     """
-    if Path(name).is_dir():
+    if (Path(name) / "config.json").is_file():
         return Path(name).resolve()
     command = guarded([sys.executable, "-m", "cli.main", "make-model", name])
     environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}

@@ -24,12 +24,13 @@ DEADLINE_SECONDS = 60.0
 
 
 class FakeJob:
-    """Starts `counterpoint run` with pretending workers; the model is any directory."""
+    """Starts `counterpoint run` with pretending workers, and a model that nobody loads."""
 
     def __init__(self, job_file: Path, tmp_path: Path) -> None:
         self.output = tmp_path / "out"
         self.model = tmp_path / "model"
         self.model.mkdir()
+        (self.model / "config.json").write_text("{}")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
