@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from orchestrator.config import LagConfig
 
 logger = logging.getLogger(__name__)
@@ -60,10 +58,15 @@ class EventLoopLagMonitor:
         """The distribution since the last call, of at least one sample: where none has ended, how late the pending one is so far.
         Warns of what exceeds the thresholds."""
         lags, self._lags = self._lags or [self._overdue()], []
-        values = np.asarray(lags)
-        median, p90, p99 = (float(value) for value in np.percentile(values, (50, 90, 99)))
+        values = sorted(lags)
         lag = LagDistribution(
-            float(values.min()), float(values.mean()), median, p90, p99, float(values.max()), len(lags)
+            min=values[0],
+            mean=sum(values) / len(values),
+            median=quantile(values, 0.5),
+            p90=quantile(values, 0.9),
+            p99=quantile(values, 0.99),
+            max=values[-1],
+            n=len(values),
         )
         self._warn(lag)
         return lag
@@ -83,3 +86,12 @@ class EventLoopLagMonitor:
                     "event loop lag: %s of %d samples is %.3f s, above lag.warn_%s_seconds = %g",
                     name, lag.n, value, name, threshold,
                 )  # fmt: skip
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """Interpolated between neighbours, as numpy does by default. Not numpy itself: its first call imports for 100 ms, on the
+    loop whose lag is asked for."""
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

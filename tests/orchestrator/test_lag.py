@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.config import LagConfig
-from orchestrator.lag import EventLoopLagMonitor
+from orchestrator.lag import EventLoopLagMonitor, quantile
 
 BLOCKED_SECONDS = 0.15
 
@@ -52,3 +55,8 @@ async def test_the_distribution_is_per_step() -> None:
     assert set(monitor.take().metrics()) == {
         f"event_loop_lag/{name}" for name in ("min", "mean", "median", "p90", "p99", "max", "n")
     }
+
+
+@given(lags=st.lists(st.floats(0, 100), min_size=1, max_size=50), share=st.floats(0, 1))
+def test_quantiles_are_numpys(lags: list[float], share: float) -> None:
+    assert quantile(sorted(lags), share) == pytest.approx(float(np.quantile(lags, share)), abs=1e-9)
