@@ -17,8 +17,6 @@ from transformers import AttentionInterface
 NAME = "per_sample"
 """The `attn_implementation` to load a model with."""
 
-_HALF = (torch.bfloat16, torch.float16)
-
 
 def _per_sample_attention(
     module: torch.nn.Module,
@@ -51,8 +49,6 @@ def _per_sample_attention(
             f"a sample of {max(sample_lengths)} tokens is longer than the attention window of {sliding_window} tokens "
             f"of {type(module).__name__}; lower max_model_len of inference to the window"
         )
-    if query_1HTD.device.type == "cuda" and query_1HTD.dtype in _HALF:
-        return _variable_length_flash(query_1HTD, key_1HTD, value_1HTD, scaling, sample_lengths), None
     attended = [
         functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         for query, key, value in zip(
@@ -63,28 +59,6 @@ def _per_sample_attention(
         )
     ]
     return torch.cat(attended, 2).transpose(1, 2), None
-
-
-def _variable_length_flash(query: Tensor, key: Tensor, value: Tensor, scaling: float, lengths: list[int]) -> Tensor:
-    """The same in one call of the flash kernel, which exists for half precision on CUDA."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    offsets = torch.tensor([0, *lengths], device=query.device, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-    longest = max(lengths)
-    attended = varlen_attn(
-        query_THD,
-        key_THD,
-        value_THD,
-        offsets,
-        offsets,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=(-1, 0),
-        enable_gqa=True,
-    )
-    return attended[None]
 
 
 AttentionInterface.register(NAME, _per_sample_attention)

@@ -45,7 +45,7 @@ class Broadcaster:
 
         Raises:
             OSError: disk full, no permission; nothing appears.
-            ValueError: the weights are broken (`write_probe`); nothing appears.
+            BrokenWeights: the weights give results that are not finite; nothing appears.
         """
         if version in published_steps(self.directory):
             return

@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from trainer.model import log_probabilities
 from trainer.router_replay import RouterReplay
 
+
+class BrokenWeights(RuntimeError):
+    """The weights give results that are not finite; they must not be published."""
+
+
 CANDIDATES = 8
 TOKENS = 12
 _SEED = 20_240_229
@@ -25,7 +30,7 @@ def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, pat
     """Computes the probe of policy version `version` (temperature 1, no replay) and writes it as `docs/contracts.md` says.
 
     Raises:
-        ValueError: the weights give a log-probability that is not finite.
+        BrokenWeights: they give a log-probability that is not finite.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(_SEED)
@@ -44,7 +49,7 @@ def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, pat
     chosen = _clearest(observed, replay.top_k if replay else 0)
     values = flat_P.view(CANDIDATES, TOKENS - 1)[chosen].cpu()
     if not bool(values.isfinite().all()):
-        raise ValueError(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
+        raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
     probe = {"version": version, "token_ids": tokens_CT[chosen].tolist(), "log_probabilities": values.tolist()}
     path.write_bytes(orjson.dumps(probe))
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
+from safetensors import SafetensorError
+
 from trainer import checkpoint, ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
@@ -21,6 +23,7 @@ from trainer.learner import Learner
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model import choose_device
 from trainer.packer import InvalidBatch
+from trainer.probe import BrokenWeights
 from trainer.runs import Run, RunRefused, evict, read_run_config, refuse_config
 from trainer.stop import StopRequest
 from transport.base import BatchReceiver
@@ -67,14 +70,17 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
                 learner.follow()
                 return 0
             receiver = stack.enter_context(closing(open_receiver(config.transport, config.output_dir)))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             logger.error("%s", error)
             return 2
         on_ready()
         try:
             code = Trainer(config, learner, receiver).serve(stop)
-        except checkpoint.CheckpointError as error:
+        except (checkpoint.CheckpointError, BrokenWeights) as error:
             logger.error("%s", error)
+            return 1
+        except (OSError, SafetensorError) as error:
+            logger.error("cannot write to %s: %s. What was published before is intact", config.output_dir, error)
             return 1
         learner.stop()
         return code

@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -35,9 +36,11 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.modeling_auto"])
 
 
-def _main(config_json: str, log: str, ready: Connection) -> None:
+def _main(config_json: str, log: str, ready: Connection, largest_file: int | None) -> None:
     from trainer.train import train
 
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -53,11 +56,13 @@ def write_run(config: OrchestratorConfig) -> None:
 
 
 @contextmanager
-def trainer_process(config: TrainerConfig) -> Iterator[ForkServerProcess]:
-    """A trainer in a process of its own, past `on_ready` or ended; killed at the end if it still runs."""
+def trainer_process(config: TrainerConfig, largest_file: int | None = None) -> Iterator[ForkServerProcess]:
+    """A trainer in a process of its own, past `on_ready` or ended; killed at the end if it still runs. It cannot write files
+    of more than `largest_file` bytes."""
     config.output_dir.mkdir(parents=True, exist_ok=True)
     receiver, sender = _processes.Pipe(duplex=False)
-    process = _processes.Process(target=_main, args=(config.model_dump_json(), str(log_path(config)), sender))
+    arguments = (config.model_dump_json(), str(log_path(config)), sender, largest_file)
+    process = _processes.Process(target=_main, args=arguments)
     process.start()
     sender.close()
     try:

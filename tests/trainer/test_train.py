@@ -205,3 +205,18 @@ async def test_a_damaged_checkpoint_is_named_and_left(dense_directory: Path, tmp
             assert await ended(process) == 1
     assert "step_2 cannot be used" in log_path(config).read_text()
     assert state.stat().st_size == 1000
+
+
+async def test_a_full_disk_ends_the_trainer_with_its_last_state_intact(dense_directory: Path, tmp_path: Path) -> None:
+    """The weights still fit, the checkpoint, three times their size, does not."""
+    weights_size = (dense_directory / "model.safetensors").stat().st_size
+    config = job(tmp_path, dense_directory, steps=2)
+    with trainer_process(config, largest_file=2 * weights_size) as process:
+        async with feeder(config) as end:
+            await end.until(Ready)
+            await end.train(make_batch(1), make_batch(2))
+        assert await ended(process) == 1
+    assert f"cannot write to {tmp_path}" in log_path(config).read_text()
+    assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1, 2]
+    assert list((tmp_path / "trainer" / "default" / "checkpoints").iterdir()) == []
+    check_probe(tmp_path, 2)

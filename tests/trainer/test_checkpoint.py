@@ -1,0 +1,118 @@
+"""Checkpoints and broadcasts as files: exact, whole, and only as many as asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.test_step import make_learner, weights
+from trainer import checkpoint
+from trainer.broadcast import Broadcaster
+from trainer.checkpoint import CheckpointError
+from trainer.learner import Learner
+from trainer.metrics import MetricsFile
+from trainer.probe import BrokenWeights
+from trainer.runs import Run
+from transport.atomic import published_steps
+
+
+def run_of(learner: Learner) -> Run:
+    assert learner.run is not None
+    return learner.run
+
+
+@pytest.mark.parametrize(
+    ("trainer", "training"),
+    [
+        ({}, {"schedule": "cosine", "warmup_steps": 1, "weight_decay": 0.1}),
+        ({"dtype": "bfloat16"}, {}),
+        ({"dtype": "bfloat16"}, {"lora": {"rank": 2}}),
+    ],
+)
+def test_training_goes_on_bit_for_bit(
+    moe_directory: Path, tmp_path: Path, trainer: dict[str, Any], training: dict[str, Any]
+) -> None:
+    first = make_learner(tmp_path, moe_directory, trainer, **training)
+    for step in (1, 2):
+        first.train(make_batch(step, routed=True))
+    checkpoint.save(run_of(first), tmp_path, keep=2)
+    random_after = torch.rand(3)
+    second = make_learner(tmp_path, moe_directory, trainer, **training)
+    config = make_run_config(tmp_path, moe_directory, **training)
+    second = Learner(second.config, second.ranks)
+    second.admit("default", config.model_dump_json(), checkpoint.newest_step(tmp_path, "default"))
+    assert torch.equal(torch.rand(3), random_after)
+    assert run_of(second).progress == run_of(first).progress
+    assert run_of(second).progress.total_samples == 8
+    for step in (3, 4):
+        expected, found = (learner.train(make_batch(step, routed=True)) for learner in (first, second))
+        assert found["loss"] == expected["loss"]
+        assert found["learning_rate"] == expected["learning_rate"]
+    former, latter = weights(first), weights(second)
+    assert all(torch.equal(former[name], latter[name]) for name in former)
+    assert any(
+        not torch.equal(former[name], start) for name, start in weights(make_learner(tmp_path, moe_directory)).items()
+    )
+
+
+def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, dense_directory)
+    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
+    for step in (1, 2, 3):
+        learner.train(make_batch(step))
+        checkpoint.save(run_of(learner), tmp_path, keep=2)
+        broadcaster.publish(learner.model, learner.replay, None, step)
+    assert published_steps(checkpoint.checkpoints_directory(tmp_path, "default")) == [2, 3]
+    assert published_steps(broadcaster.directory) == [2, 3]
+    broadcaster.remove_beyond(2)
+    assert published_steps(broadcaster.directory) == [2]
+
+
+def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_directory: Path, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, dense_directory)
+    learner.train(make_batch(1))
+    checkpoint.save(run_of(learner), tmp_path, keep=1)
+    other = make_learner(tmp_path, moe_directory)
+    with pytest.raises(CheckpointError, match=r"step_1 cannot be used: weight .* is missing"):
+        checkpoint.load(run_of(other), tmp_path, 1)
+    state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
+    description = json.loads(state.read_text())
+    state.write_text(json.dumps(description | {"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99 of run 'default'; expected format 1"):
+        checkpoint.load(run_of(learner), tmp_path, 1)
+
+
+def test_broken_weights_are_not_published(dense_directory: Path, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, dense_directory)
+    with torch.no_grad():
+        next(learner.model.parameters()).fill_(torch.nan)
+    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
+    with pytest.raises(BrokenWeights, match="version 7: the probe's log-probabilities are not finite"):
+        broadcaster.publish(learner.model, learner.replay, None, 7)
+    assert list(broadcaster.directory.iterdir()) == []
+
+
+def test_a_broadcast_carries_the_tokenizer_of_its_model(dense_directory: Path, tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, dense_directory)
+    (dense_directory / "tokenizer.json").write_text("{}")
+    Broadcaster(tmp_path, "default", str(dense_directory), keep=2).publish(learner.model, None, None, 0)
+    names = {path.name for path in (tmp_path / "run_default" / "broadcast" / "step_0").iterdir()}
+    assert {"tokenizer.json", "config.json", "model.safetensors", "probe.json", "STABLE"} <= names
+    (dense_directory / "tokenizer.json").unlink()
+
+
+def test_metrics_of_repeated_steps_are_removed(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.truncate("a", 0)
+    for run_id, step in (("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)):
+        metrics.append({"run_id": run_id, "step": step, "loss": 0.5})
+    with metrics.path.open("ab") as file:
+        file.write(b'{"run_id": "b", "st')
+    metrics.truncate("a", 1)
+    left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
+    assert [(line["run_id"], line["step"]) for line in left] == [("a", 1), ("b", 1), ("b", 2)]
