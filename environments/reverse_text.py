@@ -16,7 +16,7 @@ class ReverseText:
 
     group_scoring = False
 
-    def __init__(self, examples: int = 1000, shortest: int = 3, longest: int = 6, seed: int = 0) -> None:
+    def __init__(self, examples: int = 1000, shortest: int = 3, longest: int = 5, seed: int = 0) -> None:
         if examples < 1:
             raise ValueError(f"examples = {examples}: expected at least 1")
         if not 1 <= shortest <= longest:
