@@ -12,19 +12,19 @@ from transport.records import Rollout
 
 
 class ReverseText:
-    """Random words of `shortest` to `longest` lower-case letters; `seed` chooses them."""
+    """Random words of `shortest` to `longest` lower-case letters, no letter twice (a tiny model goes by the letter it wrote last);
+    `seed` chooses them."""
 
     group_scoring = False
 
     def __init__(self, examples: int = 1000, shortest: int = 3, longest: int = 5, seed: int = 0) -> None:
         if examples < 1:
             raise ValueError(f"examples = {examples}: expected at least 1")
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"shortest = {shortest}, longest = {longest}: expected 1 <= shortest <= longest")
+        if not 1 <= shortest <= longest <= len(string.ascii_lowercase):
+            raise ValueError(f"shortest = {shortest}, longest = {longest}: expected 1 <= shortest <= longest <= 26")
         choose = random.Random(seed)
         self._words = [
-            "".join(choose.choices(string.ascii_lowercase, k=choose.randint(shortest, longest)))
-            for _ in range(examples)
+            "".join(choose.sample(string.ascii_lowercase, choose.randint(shortest, longest))) for _ in range(examples)
         ]
 
     def __len__(self) -> int:

@@ -17,14 +17,14 @@ import torch
 from environments.chat import Chat
 from trainer.demonstrations import Demonstration, Demonstrator
 
-SKILL_STEPS = 170
-MIXTURE_STEPS = 110
+SKILL_STEPS = 220
+MIXTURE_STEPS = 160
 REVERSALS_A_STEP = 64
 GAMES_A_STEP = 16
 """Games are learned in a tenth of the time, and are twice as long."""
 
 # The shares of able play give a reward of about 0.45 in each task; poor play earns something, too.
-REVERSING_SHARE = 0.35
+REVERSING_SHARE = 0.38
 HALVING_SHARE = 0.38
 
 LEARNING_RATE = 4e-3
