@@ -49,7 +49,10 @@ class Chat:
             raise ValueError(
                 f"{tokenizer_file} does not exist: a model directory needs a fast tokenizer (tokenizer.json)"
             )
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        except Exception as error:  # tokenizers raises nothing more particular
+            raise ValueError(f"{tokenizer_file} is not a tokenizer: {error}") from error
         settings = _read_json(self._directory / "tokenizer_config.json")
         self._special_tokens = _special_tokens(settings)
         self._template = _compile(self._directory, settings)

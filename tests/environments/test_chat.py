@@ -1,0 +1,154 @@
+"""Chat: prompts as the template says, continuations token for token, and messages for people when a model cannot do it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from environments.chat import Chat
+from tests.environments.scripted import make_turn
+
+USER = [{"role": "user", "content": "hello"}]
+REPLY = [{"role": "user", "content": "more"}]
+
+# As many models have it: a mark for each role's start, a line feed after each end, thoughts cut from what was said before.
+LINED_TEMPLATE = """\
+{%- for message in messages %}
+    {%- generation %}
+    {{- '<|' + message.role + '|>\\n' + message.content.split('</think>')[-1].strip() + eos_token + '\\n' }}
+    {%- endgeneration %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>\\n' }}
+{%- endif %}
+"""
+
+
+@pytest.fixture
+def directory(tokenizer_directory: Path, tmp_path: Path) -> Path:
+    """A model directory of one's own to spoil."""
+    return Path(shutil.copytree(tokenizer_directory, tmp_path / "model"))
+
+
+def test_a_conversation_starts_as_the_template_says(chat: Chat) -> None:
+    expected = chat.encode("<|user|>hello<|end|><|assistant|>")
+    assert chat.start(USER) == expected
+    assert len(expected) == len("hello") + 3
+
+
+def test_the_end_of_turn_is_the_stop_token(chat: Chat) -> None:
+    assert list(chat.stop_token_ids) == chat.encode("<|end|>")
+
+
+def test_decoding_leaves_special_tokens_out_and_keeps_every_text(chat: Chat) -> None:
+    text = "naïve ☂ text \n  with spaces"
+    assert chat.decode([*chat.encode(text), *chat.stop_token_ids]) == text
+
+
+def test_a_completion_that_ended_itself_is_not_ended_twice(chat: Chat) -> None:
+    prompt = chat.start(USER)
+    completion = [*chat.encode("hi"), *chat.stop_token_ids]
+    extended = chat.extend(make_turn(prompt, completion), REPLY)
+    assert extended == chat.encode("<|user|>hello<|end|><|assistant|>hi<|end|><|user|>more<|end|><|assistant|>")
+
+
+def test_a_completion_cut_by_its_length_is_ended(chat: Chat) -> None:
+    extended = chat.extend(make_turn(chat.start(USER), chat.encode("hi"), "length"), REPLY)
+    assert extended == chat.encode("<|user|>hello<|end|><|assistant|>hi<|end|><|user|>more<|end|><|assistant|>")
+
+
+def test_an_empty_completion_is_ended(chat: Chat) -> None:
+    extended = chat.extend(make_turn(chat.start(USER), [], "length"), REPLY)
+    assert extended == chat.encode("<|user|>hello<|end|><|assistant|><|end|><|user|>more<|end|><|assistant|>")
+
+
+@given(data=st.data())
+def test_every_prompt_extends_the_last_token_for_token(chat: Chat, data: st.DataObject) -> None:
+    """Whatever tokens the model writes, text or not: nothing of them is tokenized again."""
+    prompt = chat.start(USER)
+    for _ in range(data.draw(st.integers(1, 4))):
+        written = data.draw(st.lists(st.integers(0, 255), max_size=8))
+        ended = data.draw(st.booleans())
+        turn = make_turn(prompt, [*written, *chat.stop_token_ids] if ended else written, "stop" if ended else "length")
+        reply = data.draw(st.text(alphabet="ab <|>\n☂", max_size=5))
+        prompt = chat.extend(turn, [{"role": "user", "content": reply}])
+        before = [*turn.prompt_ids.tolist(), *written, *chat.stop_token_ids]
+        assert prompt == before + chat.encode(f"<|user|>{reply}<|end|><|assistant|>")
+
+
+def test_a_template_that_ends_turns_with_a_line_feed_gets_it_back(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text(LINED_TEMPLATE)
+    chat = Chat(directory)
+    prompt = chat.start(USER)
+    completion = [*chat.encode("<think>hm</think>hi"), *chat.stop_token_ids]
+    extended = chat.extend(make_turn(prompt, completion), REPLY)
+    assert extended == prompt + completion + chat.encode("\n<|user|>\nmore<|end|>\n<|assistant|>\n")
+
+
+def test_the_template_may_stand_in_the_tokenizer_config(directory: Path) -> None:
+    template = directory / "chat_template.jinja"
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    settings["chat_template"] = [
+        {"name": "tools", "template": "-"},
+        {"name": "default", "template": template.read_text()},
+    ]
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    template.unlink()
+    assert Chat(directory).start(USER) == Chat(directory).encode("<|user|>hello<|end|><|assistant|>")
+
+
+def test_several_stop_tokens_come_from_the_generation_config(directory: Path) -> None:
+    (directory / "generation_config.json").write_text('{"eos_token_id": [256, 260]}')
+    chat = Chat(directory)
+    assert chat.stop_token_ids == (256, 260)
+    prompt = chat.start(USER)
+    other_end = [*chat.encode("hi"), 256]
+    assert chat.extend(make_turn(prompt, other_end), REPLY)[: len(prompt) + 3] == prompt + other_end
+
+
+def test_a_template_that_refuses_says_so_with_the_roles(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ValueError, match=r"refuses messages of roles \[user\]: roles must alternate"):
+        Chat(directory).start(USER)
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(ValueError, match="refuses"):
+        Chat(directory).start(USER)
+
+
+def test_a_template_that_drops_answers_cannot_be_extended(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}<|assistant|>")
+    chat = Chat(directory)
+    turn = make_turn(chat.start(USER), chat.encode("hi"))
+    with pytest.raises(ValueError, match="drops what the assistant said"):
+        chat.extend(turn, REPLY)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda directory: (directory / "tokenizer.json").unlink(), "tokenizer.json does not exist"),
+        (lambda directory: (directory / "tokenizer.json").write_text("{"), "tokenizer.json"),
+        (lambda directory: (directory / "chat_template.jinja").unlink(), "no chat template"),
+        (lambda directory: (directory / "chat_template.jinja").write_text("{% if %}"), "does not compile"),
+        (lambda directory: (directory / "tokenizer_config.json").write_text("{"), "is not JSON"),
+        (lambda directory: (directory / "tokenizer_config.json").write_text("[]"), "holds list, expected an object"),
+        (lambda directory: (directory / "tokenizer_config.json").unlink(), "nothing names the token that ends a turn"),
+        (
+            lambda directory: (directory / "tokenizer_config.json").write_text('{"eos_token": "<none>"}'),
+            "eos_token '<none>' is not in tokenizer.json",
+        ),
+    ],
+)
+def test_a_broken_model_directory_is_named(directory: Path, spoil: object, message: str) -> None:
+    assert callable(spoil)
+    spoil(directory)
+    with pytest.raises(ValueError, match=message):
+        Chat(directory)

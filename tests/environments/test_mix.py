@@ -1,0 +1,86 @@
+"""The mix: shares by ratio, every example once an epoch, and exactly the same stream after a resume."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from environments.config import EnvironmentConfig
+from environments.mix import ExampleMix
+
+Parts = dict[str, tuple[int, float]]
+
+parts_strategy = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "d"]), st.tuples(st.integers(1, 7), st.floats(0.1, 10.0)), min_size=1
+)
+
+
+def make_mix(parts: Parts, seed: int = 0) -> ExampleMix:
+    configs = [EnvironmentConfig(name=name, kind="reverse-text", ratio=ratio) for name, (_, ratio) in parts.items()]
+    return ExampleMix(configs, {name: size for name, (size, _) in parts.items()}, seed)
+
+
+def draw(mix: ExampleMix, count: int) -> list[tuple[str, int]]:
+    return [mix.next() for _ in range(count)]
+
+
+@given(parts=parts_strategy, seed=st.integers(0, 2**40), before=st.integers(0, 40), after=st.integers(0, 40))
+def test_a_restored_mix_goes_on_exactly(parts: Parts, seed: int, before: int, after: int) -> None:
+    mix = make_mix(parts, seed)
+    draw(mix, before)
+    carried = json.loads(json.dumps(msgpack.unpackb(msgpack.packb(mix.state()))))
+    resumed = make_mix(parts, seed)
+    resumed.restore(carried)
+    assert draw(resumed, after) == draw(mix, after)
+
+
+@given(parts=parts_strategy, epochs=st.integers(1, 3))
+def test_each_epoch_holds_every_example_once(parts: Parts, epochs: int) -> None:
+    size = next(iter(parts.values()))[0]
+    mix = make_mix({"only": (size, 1.0)})
+    for _ in range(epochs):
+        assert sorted(index for _, index in draw(mix, size)) == list(range(size))
+
+
+@given(parts=parts_strategy, count=st.integers(1, 200))
+def test_shares_hold_all_along(parts: Parts, count: int) -> None:
+    drawn = Counter(name for name, _ in draw(make_mix(parts), count))
+    total = sum(ratio for _, ratio in parts.values())
+    for name, (_, ratio) in parts.items():
+        assert abs(drawn[name] - count * ratio / total) < len(parts)
+
+
+def test_epochs_and_seeds_shuffle_differently() -> None:
+    mix = make_mix({"only": (50, 1.0)}, seed=1)
+    first, second = draw(mix, 50), draw(mix, 50)
+    assert first != second
+    assert first != draw(make_mix({"only": (50, 1.0)}, seed=2), 50)
+
+
+def test_a_state_is_not_changed_by_what_comes_after() -> None:
+    mix = make_mix({"a": (3, 1.0), "b": (3, 1.0)})
+    state = mix.state()
+    draw(mix, 5)
+    assert state == make_mix({"a": (3, 1.0), "b": (3, 1.0)}).state()
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 7, "drawn": {"a": 1}}, {"seed": 0, "drawn": {"a": 1, "b": 1}}, {"seed": 0, "drawn": {}}]
+)
+def test_the_state_of_another_run_is_refused_and_changes_nothing(other: dict[str, object]) -> None:
+    mix = make_mix({"a": (5, 1.0)})
+    draw(mix, 3)
+    before = mix.state()
+    with pytest.raises(ValueError, match="resume with the configuration the run was started with"):
+        mix.restore(other)
+    assert mix.state() == before
+
+
+def test_an_environment_without_examples_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a' has 0 examples"):
+        make_mix({"a": (0, 1.0)})

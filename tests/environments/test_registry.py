@@ -1,0 +1,122 @@
+"""The registry: built-ins, import paths, the documentation's own example, and a message for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.chat import Chat
+from environments.config import EnvironmentConfig
+from environments.guess_number import GuessNumber
+from environments.registry import BUILT_IN, load_environment
+from tests.environments.scripted import play
+
+GOOD = """
+class {name}:
+    group_scoring = {group_scoring}
+    def __len__(self): return {length}
+    def example(self, index): return None
+    async def rollout(self, example, model, state): pass
+    {score}
+"""
+
+
+def load(kind: str, **args: Any) -> Any:
+    return load_environment(EnvironmentConfig(name="mine", kind=kind, args=args))
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a module that can be imported for the length of a test."""
+
+    def write(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return write
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_every_built_in_loads(kind: str) -> None:
+    assert len(load(kind)) > 0
+
+
+def test_arguments_reach_the_constructor() -> None:
+    environment = load("guess-number", largest=20, guesses=5)
+    assert isinstance(environment, GuessNumber)
+    assert len(environment) == 20
+
+
+async def test_the_documentation_s_example_works(write_module: Any, chat: Chat) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    (source,) = re.findall(r"```python\n# my_tasks\.py\n(.*?)```", page, re.DOTALL)
+    write_module("my_tasks", source)
+    environment = load("my_tasks:SumWithSecondTry", largest=20)
+    answer = environment.example(0).answer
+    assert (await play(environment, 0, chat, answer)).reward == 1.0
+    assert (await play(environment, 0, chat, "?", answer)).reward == 0.5
+    missed = await play(environment, 0, chat, "?", "??")
+    assert missed.reward == 0.0
+    assert missed.state == {"tries": ["?", "??"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("revers-text", "'revers-text' is not known; did you mean 'reverse-text'?"),
+        ("zzz", "Built in are closest-number, guess-number, reverse-text"),
+        ("no_such_module_here:Task", "importing 'no_such_module_here' failed: ModuleNotFoundError"),
+        ("environments.guess_number:GuesNumber", "no class 'GuesNumber'; did you mean 'GuessNumber'?"),
+        (":Task", "failed: ValueError"),
+    ],
+)
+def test_a_kind_that_cannot_be_found(kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load(kind)
+    assert str(caught.value).startswith("environment 'mine': kind = ")
+
+
+def test_a_module_that_fails_to_import(write_module: Any) -> None:
+    write_module("broken_tasks", "raise RuntimeError('no data here')")
+    with pytest.raises(ValueError, match="importing 'broken_tasks' failed: RuntimeError: no data here"):
+        load("broken_tasks:Task")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            {"largets": 9},
+            "args: got an unexpected keyword argument 'largets'; did you mean 'largest'?. Allowed are largest, guesses",
+        ),
+        ({"largest": 0}, "args = {'largest': 0}: ValueError: largest = 0"),
+    ],
+)
+def test_arguments_that_do_not_fit(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load("guess-number", **args)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_scoring": "None"}, "needs an attribute group_scoring, True or False, and has None"),
+        ({"score": "def score(self, example, rollout): return 0.0"}, "needs a method `async def score`"),
+        ({"group_scoring": "True"}, "needs a method `async def score_group`"),
+        ({"length": "0"}, "has no examples"),
+        ({"length": "'x'"}, "needs a method __len__"),
+    ],
+)
+def test_a_class_of_another_shape(write_module: Any, change: dict[str, str], message: str) -> None:
+    parts = {"name": "Task", "group_scoring": "False", "length": "3"}
+    parts["score"] = "async def score(self, example, rollout): return 0.0"
+    write_module("shaped_tasks", GOOD.format(**parts))
+    assert len(load("shaped_tasks:Task")) == 3
+    write_module("misshaped_tasks", GOOD.format(**(parts | change)))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load("misshaped_tasks:Task")
