@@ -1,10 +1,10 @@
 """The guardian of one worker: a small process between the supervisor and a command, which sees that nothing outlives either.
 
 It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE COMMAND...`), and imports only the standard library,
-so that it costs some 10 MB and a few milliseconds. It starts the command in a session of its own and waits. SIGTERM and
+so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and waits. SIGTERM and
 SIGINT go on to the command. SIGHUP, which the kernel sends when the supervisor dies however it dies, kills the command and
 everything below it. When the command ends, whatever it left behind is killed too: as a *subreaper* the guardian inherits
-every orphan below it, even one that left its session. The exit code is the command's, or 128 + the signal that ended it.
+every orphan below it, even one that began a session. The exit code is the command's, or 128 + the signal that ended it.
 `cluster.process` is the other end.
 """
 
@@ -99,7 +99,9 @@ def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
 def _execute(command: list[str], nice: int, guardian: int) -> None:
     """In the child: becomes the command. Never returns."""
     try:
-        os.setsid()
+        # A process group, not a session: the kernel shares the CPU among sessions first (autogroup), and a nice value counts
+        # within one only.
+        os.setpgid(0, 0)
         os.nice(nice)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and an ignored signal survives exec
             signal.signal(number, signal.SIG_DFL)

@@ -51,6 +51,7 @@ class InferencePool:
         self._keepers: dict[Server, Keeper] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Waiter] = deque()
+        self._sending = asyncio.Lock()
         self._changed = asyncio.Event()
         self._updating = asyncio.Lock()
         self._closed = False
@@ -109,6 +110,9 @@ class InferencePool:
         last: ServerFailure | None = None
         try:
             async with asyncio.timeout(self._config.request_timeout_seconds):
+                async with self._sending:
+                    # One request a pass of the loop: a step begins with hundreds at once, and would hold up all else.
+                    await asyncio.sleep(0)
                 avoid: Server | None = None
                 for attempt in range(self._config.max_retries + 1):
                     if attempt > 1:

@@ -195,7 +195,7 @@ def _start(config: InferenceConfig, environment: dict[str, str], output: IO[byte
         stdin=subprocess.DEVNULL,
         stdout=output if output is not None else sys.stderr.fileno(),
         stderr=subprocess.STDOUT,
-        start_new_session=True,
+        process_group=0,
     )
 
 

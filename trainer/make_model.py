@@ -83,8 +83,12 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
 
 def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None:
     # torch and transformers take seconds to import, and finding a model in the cache needs neither.
+    from transformers.utils import logging as transformers_logging
+
     from trainer.tiny_models import write_untrained
     from trainer.warm_up import warm_up
+
+    transformers_logging.disable_progress_bar()  # one file is saved in a blink
 
     on_progress(f"{name}: building it at {directory}")
     started = time.monotonic()

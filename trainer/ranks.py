@@ -129,7 +129,7 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     socket = NotifySocket()
     command = [sys.executable, "-m", "trainer.ranks", str(os.getpid()), str(config.processes), str(file)]
     environment = os.environ | {"NOTIFY_SOCKET": socket.address, "OMP_NUM_THREADS": str(config.threads or 1)}
-    torchrun = subprocess.Popen(command, env=environment, start_new_session=True)
+    torchrun = subprocess.Popen(command, env=environment, process_group=0)
     try:
         with StopRequest() as stop:
             return _supervise(torchrun, socket, stop, on_ready)

@@ -238,10 +238,12 @@ def test_a_worker_that_is_never_ready_fails_the_job(start: Start) -> None:
 
 
 def test_a_worker_is_nice_and_gets_its_environment(start: Start) -> None:
-    command = "import os; print(os.nice(0), os.environ['GREETING'], os.getsid(0) == os.getpid())"
+    # In a group of its own, and in the supervisor's session: in another, its nice value would not count against it.
+    groups = "os.getpgid(0) == os.getpid(), os.getsid(0) == os.getsid(os.getppid())"
+    command = f"import os; print(os.nice(0), os.environ['GREETING'], {groups})"
     job = start({"name": "task", "command": command, "task": True, "nice": 7, "environment": {"GREETING": "hello"}})
     job.finish()
-    assert job.log("task") == "7 hello True\n"
+    assert job.log("task") == "7 hello True True\n"
 
 
 def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
