@@ -91,24 +91,26 @@ class RunningJob:
         return self.log.read_text(errors="replace")
 
     def processes(self) -> dict[int, str]:
-        """Pid to command line of every process that descends from the job, by its mark, zombies left out."""
+        """Pid to command line of every process of the job, zombies left out: those of its session, and those with its mark,
+        should one have left the session. (vLLM's engine overwrites its environment, mark included.)"""
         found: dict[int, str] = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
-                if f"MARK_OF_TEST={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if command:
-                        found[int(entry.name)] = command
+                session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+                marked = f"MARK_OF_TEST={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it ended while we looked
+            if command and (marked or session == self.process.pid):
+                found[int(entry.name)] = command
         return found
 
     def pid_of(self, words: str) -> int:
         """The one process whose command line has `words`, its guardian left out."""
         pids = [
-            pid for pid, command in self.processes().items() if words in command and "cluster.launch" not in command
+            pid for pid, command in self.processes().items() if words in command and "cluster/launch.py" not in command
         ]
         assert len(pids) == 1, f"processes with {words!r}: {pids} of {self.processes()}"
         return pids[0]
