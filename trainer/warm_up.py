@@ -18,7 +18,7 @@ from environments.chat import Chat
 from trainer.demonstrations import Demonstration, Demonstrator
 
 SKILL_STEPS = 220
-MIXTURE_STEPS = 160
+MIXTURE_STEPS = 200
 REVERSALS_A_STEP = 64
 GAMES_A_STEP = 16
 """Games are learned in a tenth of the time, and are twice as long."""
@@ -27,7 +27,7 @@ GAMES_A_STEP = 16
 REVERSING_SHARE = 0.38
 HALVING_SHARE = 0.38
 
-LEARNING_RATE = 4e-3
+LEARNING_RATE = 3e-3
 _PROGRESS_SECONDS = 5.0
 
 
