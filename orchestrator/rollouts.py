@@ -129,7 +129,19 @@ async def _failure(loaded: LoadedEnvironment, work: Coroutine[Any, Any, None]) -
     except (Exception, SystemExit) as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout
         if isinstance(error, TimeoutError) and deadline.expired():
             return f"missed its deadline of rollout_timeout_seconds = {seconds:g}"
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{type(error).__name__}: {error} (in {where.name}, {where.filename}:{where.lineno})"
-        return message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
+        return _described(error)
     return None
+
+
+def _described(error: BaseException) -> str:
+    """What an environment raised and where, as text that every record can hold."""
+    try:
+        said = str(error)
+    except Exception as fault:  # noqa: BLE001 - an exception's `__str__` is the environment's, too
+        said = f"(its text cannot be had: {type(fault).__name__})"
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    code = frame.f_code
+    message = f"{type(error).__name__}: {said} (in {code.co_name}, {code.co_filename}:{line})"
+    message = message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
+    # Lone surrogates, as file names and cut emoji have them, are no UTF-8: neither JSON nor msgpack would take them.
+    return message.encode(errors="backslashreplace").decode()

@@ -6,11 +6,14 @@ import asyncio
 from typing import Any, cast
 
 import numpy as np
+import orjson
 import pytest
 
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
 from inference.base import InferenceError, SamplingParameters
+from orchestrator.records import rollout_record
+from orchestrator.rollout_file import rollout_buffers
 from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play, score_group
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_environment import Toy
@@ -80,6 +83,11 @@ def load(environment: Toy, seconds: float = 30.0) -> LoadedEnvironment:
     return LoadedEnvironment(EnvironmentConfig(name="toy", kind="unused", rollout_timeout_seconds=seconds), environment)
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        return str({}["text"])
+
+
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
@@ -89,6 +97,8 @@ def load(environment: Toy, seconds: float = 30.0) -> LoadedEnvironment:
         (SystemExit(1), "SystemExit"),
         (asyncio.CancelledError(), "cancelled itself"),
         (ValueError("x" * 10_000), "x..."),
+        (OSError("no file 'caf\udce9'"), "no file 'caf\\udce9'"),
+        (Unspeakable(), "Unspeakable: (its text cannot be had: KeyError) (in rollout, "),
         ("not a number", "could not convert"),
     ],
 )
@@ -98,6 +108,8 @@ async def test_what_an_environment_raises_becomes_an_error(outcome: Any, said: s
     assert rollout.error is not None
     assert said in rollout.error
     assert len(rollout.error) < 2100
+    orjson.dumps(rollout_record(rollout, []))
+    rollout_buffers(rollout)
 
 
 async def test_the_deadline() -> None:
