@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +38,9 @@ class AdvantageOutputs:
 
     advantages: list[float]
 
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+"""Advantages travel as float32: a larger one would become infinite in the batch, which the trainer refuses for good."""
 
 AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 
@@ -130,13 +132,22 @@ class Advantage:
             )
         checked = []
         for rollout, value in zip(rollouts, advantages, strict=True):
-            if not isinstance(value, int | float | np.integer | np.floating) or not math.isfinite(value):
+            if not _fits_float32(value):
                 raise AdvantageError(
                     f"advantage function {self.name!r} returned {value!r} for rollout {rollout.rollout_id}; "
-                    "expected a finite number"
+                    f"expected a finite number of at most {LARGEST_FLOAT32:.2g} in size"
                 )
             checked.append(float(value))
         return checked
+
+
+def _fits_float32(value: object) -> bool:
+    if not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        return abs(float(value)) <= LARGEST_FLOAT32  # which NaN is not, either
+    except OverflowError:
+        return False
 
 
 def load_advantage(config: AdvantageConfig) -> Advantage:
@@ -157,9 +168,10 @@ def _imported(path: str) -> AdvantageFunction:
         )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
-            f"advantage.kind = {path!r}: cannot import {module_name!r} ({error}); is it installed, or on PYTHONPATH?"
+            f"advantage.kind = {path!r}: cannot import {module_name!r} ({type(error).__name__}: {error}); is it installed, or "
+            "on PYTHONPATH?"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

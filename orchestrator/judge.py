@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.advantages import Advantage, AdvantageError
+from orchestrator.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
 from orchestrator.config import FilterConfig
 from orchestrator.events import GroupJudged
 from orchestrator.filters import FilterCounts, apply_filters
 from orchestrator.trajectories import OpenBranches
 from transport.records import Rollout, Turn
-
-LOG_PROBABILITY_ROUNDING = 1e-3
-"""How far above zero a log-probability may be, by rounding (the codec admits the same)."""
+from transport.validation import LOG_PROBABILITY_ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,8 @@ def find_fault(rollout: Rollout) -> str | None:
     """Why this completed rollout cannot be trained on, for a person, or None when it can."""
     if rollout.reward is None or not math.isfinite(rollout.reward):
         return f"the reward is {rollout.reward!r}; expected a finite number"
+    if abs(rollout.reward) > LARGEST_FLOAT32:
+        return f"the reward is {rollout.reward!r}; expected at most {LARGEST_FLOAT32:.2g} in size"
     if not rollout.turns:
         return "it ended without any turn; expected at least one model call"
     for index, turn in enumerate(rollout.turns):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,12 +89,23 @@ def test_a_function_that_cannot_be_loaded_is_explained(kind: str, message: str) 
     assert f"advantage.kind = {kind!r}" in str(caught.value)
 
 
+def test_a_module_that_breaks_while_it_is_imported_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_advantages.py").write_text("def function(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot import 'broken_advantages' \(SyntaxError: "):
+        load_advantage(AdvantageConfig(kind="broken_advantages:function"))
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (AdvantageOutputs([1.0]), "returned 1 advantages for 2 rollouts"),
         (AdvantageOutputs([1.0, float("nan")]), "returned nan for rollout 5-1; expected a finite number"),
         (AdvantageOutputs([1.0, float("inf")]), "returned inf for rollout 5-1"),
+        (AdvantageOutputs([1.0, -1e39]), "returned -1e\\+39 for rollout 5-1; expected .* at most 3.4e\\+38 in size"),
+        (AdvantageOutputs([1.0, 10**400]), "returned 1000"),
         (AdvantageOutputs([1.0, None]), "returned None for rollout 5-1"),  # type: ignore[list-item]
         (AdvantageOutputs(3.0), "advantages of type float"),  # type: ignore[arg-type]
         ([1.0, 2.0], "returned list; expected AdvantageOutputs"),

@@ -76,6 +76,7 @@ def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
     [
         (rewarded(float("nan")), "the reward is nan; expected a finite number"),
         (rewarded(None), "the reward is None"),
+        (rewarded(1e39), "the reward is 1e+39; expected at most 3.4e+38 in size"),
         (emptied, "it ended without any turn"),
         (
             changed(log_probabilities=np.array([-1.0, -1.0], dtype=np.float32)),
