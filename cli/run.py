@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cli.command import parse
+from cli.console import lasting
 from cli.errors import UserError
 from cli.history import History
 from cli.job import JobConfig
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
         return 0
     config, fresh = command.config, "fresh" in command.switches
     forget_environment()
-    console = Console(soft_wrap=True)
+    console = Console(file=lasting(sys.stdout), soft_wrap=True)
     check_environments(config)
     check_output(config, fresh)
     check_port(config.inference)
@@ -161,4 +162,4 @@ def _explain(outcome: Outcome, workers: list[Worker]) -> None:
     log_file = next(worker.log_file for worker in workers if worker.name == outcome.failed_worker)
     lines = last_lines(log_file)
     quoted = "\n".join(f"  | {line}" for line in lines)
-    print(f"\ncounterpoint: {outcome.reason}. The end of {log_file}:\n{quoted}", file=sys.stderr)
+    print(f"\ncounterpoint: {outcome.reason}. The end of {log_file}:\n{quoted}", file=lasting(sys.stderr))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -37,12 +39,12 @@ class FakeJob:
         self.arguments = [str(job_file), "--model", str(self.model), "--inference.port", str(port)]
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, behaviour: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, behaviour: str, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.cli.fake_job", behaviour, *self.arguments, *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
         )
         self.started.append(process)
@@ -53,10 +55,13 @@ class FakeJob:
         output, errors = process.communicate(timeout=DEADLINE_SECONDS)
         return process.returncode, output, errors
 
-    def wait_for_steps(self) -> None:
+    def wait_for_steps(self, reader: int | None = None) -> None:
+        """Until the first step; meanwhile empties `reader`, the other end of the job's output."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not (self.output / "run_test" / "metrics.jsonl").exists():
             assert time.monotonic() < deadline
+            if reader is not None and select.select([reader], [], [], 0)[0]:
+                os.read(reader, 65536)
             time.sleep(0.02)
 
 
@@ -144,3 +149,22 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     assert process.returncode == 130
     assert not is_locked(job.output)
     assert job.run("finish", "--resume")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("seen_by", "number", "expected"), [("pipe", signal.SIGINT, 130), ("terminal", signal.SIGHUP, 0)]
+)
+def test_a_job_whose_output_nobody_reads_any_more_still_ends_in_order(
+    job: FakeJob, seen_by: str, number: signal.Signals, expected: int
+) -> None:
+    """Ctrl-C in `counterpoint run ... | tee log` ends `tee`, too; a lost connection takes the terminal away."""
+    reader, writer = os.pipe() if seen_by == "pipe" else os.openpty()
+    process = job.start("hang", output=writer)
+    os.close(writer)
+    job.wait_for_steps(reader)
+    os.close(reader)
+    process.send_signal(number)
+    assert process.wait(DEADLINE_SECONDS) == expected
+    assert json.loads((job.output / "summary.json").read_text())["steps"]["shipped"] >= 1
+    workers = json.loads((job.output / "processes.json").read_text())["workers"]
+    assert {worker["state"] for worker in workers} == {"stopped"}
