@@ -86,7 +86,10 @@ def _check_same_job(config: JobConfig) -> None:
 
 
 def _is_occupied(directory: Path) -> bool:
-    return directory.exists() and any(entry.name != LOCK for entry in directory.iterdir())
+    """Whether there is anything of value: the lock, and what was being written when someone was killed, are not."""
+    if not directory.exists():
+        return False
+    return any(entry.name != LOCK and not entry.name.endswith(".partial") for entry in directory.iterdir())
 
 
 def _aside(directory: Path) -> Path:
@@ -147,8 +150,13 @@ def is_locked(directory: Path) -> bool:
 
 
 def write_job(config: JobConfig, given: bytes) -> dict[str, Path]:
-    """Writes the job as given and as resolved, and a file for each role; returns the roles' files."""
+    """Writes the job as given and as resolved, and a file for each role; returns the roles' files.
+
+    What makes the directory a job's comes first: cut short anywhere, it can be resumed or moved aside.
+    """
     directory = config.output_dir
+    write_atomically(directory / JOB_FILE, json.dumps(config.model_dump(mode="json"), indent=2).encode())
+    write_atomically(directory / "job.toml", given)
     (directory / ROLES).mkdir(exist_ok=True)
     (directory / "trainer").mkdir(exist_ok=True)
     files: dict[str, Path] = {}
@@ -159,6 +167,4 @@ def write_job(config: JobConfig, given: bytes) -> dict[str, Path]:
     ):
         files[name] = directory / ROLES / f"{name}.toml"
         write_atomically(files[name], to_toml(section).encode())
-    write_atomically(directory / "job.toml", given)
-    write_atomically(directory / JOB_FILE, json.dumps(config.model_dump(mode="json"), indent=2).encode())
     return files

@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
     with claim(config.output_dir, fresh) as moved:
         if moved:
             console.print(f"moved the previous job to {moved}", highlight=False)
+        check_output(config, fresh)  # again, now that it is ours: finding the model may have taken minutes
         files = write_job(resolved, given)
         return _run(resolved, files, console)
 
