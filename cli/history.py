@@ -18,24 +18,26 @@ Line = dict[str, Any]
 
 @dataclass(slots=True)
 class _Follower:
-    """Reads the whole lines that a JSON Lines file has gained since the last look; from its start if it was replaced."""
+    """Reads the whole lines that a JSON Lines file has gained since the last look."""
 
     path: Path
     _offset: int = 0
     _inode: int = 0
 
-    def new_lines(self) -> list[Line]:
+    def new_lines(self) -> tuple[bool, list[Line]]:
+        """Whether the file was replaced, as by a resume that takes steps back, and its new lines: then, all of them."""
         try:
             with open(self.path, "rb") as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_ino != self._inode or stat.st_size < self._offset:
+                replaced = stat.st_ino != self._inode or stat.st_size < self._offset
+                if replaced:
                     self._inode, self._offset = stat.st_ino, 0
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
-            return []
+            return False, []
         self._offset += len(whole) + len(newline)
-        return [orjson.loads(line) for line in whole.splitlines() if line.strip()]
+        return replaced, [orjson.loads(line) for line in whole.splitlines() if line.strip()]
 
 
 @dataclass(slots=True)
@@ -63,10 +65,14 @@ class History:
         """Takes in what is new; returns the newly shipped steps. Raises `ValueError` (orjson's) for a line that is not JSON."""
         fresh: list[Line] = []
         for follower, steps in self._followers:
-            for line in follower.new_lines():
+            replaced, lines = follower.new_lines()
+            known = set(steps)
+            if replaced:
+                steps.clear()
+            for line in lines:
                 if line.get("run_id", self._run_id) != self._run_id:  # the trainer's file is of all its runs
                     continue
-                if steps is self.shipped and line["step"] not in steps:
+                if steps is self.shipped and line["step"] not in known:
                     fresh.append(line)
                 steps[line["step"]] = line
         return fresh

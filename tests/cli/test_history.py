@@ -20,7 +20,7 @@ from cli.status import main as status
 from cli.summary import duration, lag_quantiles, print_summary, summarise
 from cluster.job import WorkerView
 from cluster.lifecycle import State
-from tests.cli.conftest import shipped_line
+from tests.cli.conftest import shipped_line, trained_line
 
 Write = Callable[[Path, list[dict[str, Any]]], None]
 
@@ -47,6 +47,18 @@ def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path, write_
     write_lines(replacement, [shipped_line(step, float(step)) for step in range(1, 5)])
     replacement.replace(path)
     assert [line["step"] for line in history.refresh()] == [4]
+
+
+def test_steps_that_a_resume_takes_back_are_forgotten(tmp_path: Path, write_lines: Write) -> None:
+    path = tmp_path / "trainer" / "metrics.jsonl"
+    write_lines(path, [trained_line(step) for step in range(1, 5)])
+    history = history_of(tmp_path)
+    assert history.last_trained["step"] == 4
+    rewound = path.with_suffix(".new")
+    write_lines(rewound, [trained_line(step) for step in range(1, 3)])
+    rewound.replace(path)
+    history.refresh()
+    assert sorted(history.trained) == [1, 2]
 
 
 def test_another_runs_training_is_not_ours(past: Path) -> None:
