@@ -29,7 +29,6 @@ import tomli_w
 import torch
 from rich.console import Console
 from rich.table import Table
-from trainer.make_model import resolve_model
 
 from environments.chat import Chat
 from environments.mix import ExampleMix
@@ -43,6 +42,7 @@ from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
+from trainer.make_model import resolve_model
 from trainer.model import log_probabilities
 from trainer.packer import pack, plan
 from trainer.ranks import Ranks
