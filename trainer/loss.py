@@ -14,6 +14,7 @@ that it depends neither on how the step was packed nor on how many ranks trained
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +63,7 @@ def load_loss(config: LossConfig) -> Loss:
     configuration's `args` as keywords, and returns `LossOutputs`.
 
     Raises:
-        ValueError: there is no such loss.
+        ValueError: there is no such loss, or it does not take these arguments.
     """
     if config.kind == "importance_ratio":
         return partial(
@@ -78,6 +79,13 @@ def load_loss(config: LossConfig) -> Loss:
         )
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"training.loss.kind = {config.kind!r} cannot be imported: {error}") from error
+        signature = inspect.signature(function)
+    except Exception as error:  # an operator's module may fail in any way while it is imported
+        raise ValueError(
+            f"training.loss.kind = {config.kind!r} cannot be used: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        signature.bind(None, **config.args)
+    except TypeError as error:
+        raise ValueError(f"training.loss.args = {config.args}: {error}; {config.kind} takes {signature}") from error
     return partial(function, **config.args)

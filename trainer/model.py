@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -49,7 +50,7 @@ def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Mo
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
             path, dtype=DTYPES[dtype], attn_implementation=attention.NAME, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model = {str(directory)!r} cannot be loaded: {error}") from error
     return model.to(device).eval()
 

@@ -24,6 +24,9 @@ _SOFTMAX_GATES = {
 }
 """Gates of transformers that take the top k of a softmax, and whether they renormalise (None: `norm_topk_prob` says)."""
 
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of a configuration that tell a mixture of experts."""
+
 
 class RouterReplay:
     """Forward hooks on the gates of one model. Idle, they change nothing."""
@@ -32,7 +35,7 @@ class RouterReplay:
         """Finds the gates of `model`; a dense model has none, and this object then does nothing.
 
         Raises:
-            ValueError: the model has gates of a kind whose weights we cannot recompute.
+            ValueError: the model has gates of a kind whose weights we cannot recompute, or experts without a gate we find.
         """
         gates = [(name, module) for name, module in model.named_modules() if type(module).__name__.endswith("Router")]
         for name, gate in gates:
@@ -41,6 +44,12 @@ class RouterReplay:
                     f"router replay knows the gates {sorted(_SOFTMAX_GATES)}, but {name} is a {type(gate).__name__}; "
                     "set router_replay = false to train without it"
                 )
+        experts = max(int(getattr(model.config, name, None) or 0) for name in _EXPERT_COUNTS)
+        if experts and not gates:
+            raise ValueError(
+                f"{type(model).__name__} has {experts} experts, but no gate whose choice can be replayed; "
+                "set router_replay = false to train without it"
+            )
         self.experts = int(gates[0][1].num_experts) if gates else 0
         self.top_k = int(gates[0][1].top_k) if gates else 0
         self.layers = int(model.config.num_hidden_layers) if gates else 0

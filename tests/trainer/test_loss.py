@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,7 +48,18 @@ def test_a_custom_loss_gets_its_arguments() -> None:
     assert loss(LossInputs(values, values, values)).loss_P.tolist() == [-3.0, -6.0]
 
 
-@pytest.mark.parametrize("kind", ["importance", "nowhere.at_all:loss", f"{__name__}:missing"])
-def test_a_missing_loss_is_named(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["importance", "nowhere.at_all:loss", ":loss", f"{__name__}:missing", f"{__name__}:__name__", "broken_loss:any"],
+)
+def test_a_missing_loss_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_loss.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=r"training\.loss\.kind"):
         load_loss(LossConfig(kind=kind))
+
+
+@pytest.mark.parametrize("args", [{}, {"scale": 1.0, "scalle": 2.0}])
+def test_arguments_that_a_custom_loss_does_not_take_are_named(args: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"training\.loss\.args = .*scal"):
+        load_loss(LossConfig(kind=f"{__name__}:scaled", args=args))

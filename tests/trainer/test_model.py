@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -125,6 +126,22 @@ def test_an_unknown_gate_is_refused(moe_directory: Path) -> None:
     model.add_module("strange", StrangeRouter())
     with pytest.raises(ValueError, match="StrangeRouter; set router_replay = false"):
         RouterReplay(model)
+
+
+def test_experts_without_a_gate_we_know_are_refused(dense_directory: Path) -> None:
+    """Else a batch's routing would be dropped without a word."""
+    model = load_model(dense_directory, "float32", CPU)
+    model.config.num_local_experts = 4
+    with pytest.raises(ValueError, match="4 experts.*set router_replay = false"):
+        RouterReplay(model)
+
+
+def test_damaged_weights_are_named(dense_directory: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(dense_directory, tmp_path / "model")
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="model' cannot be loaded"):
+        load_model(copy, "float32", CPU)
 
 
 @pytest.mark.slow  # imports peft
