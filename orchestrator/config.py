@@ -263,7 +263,8 @@ class OrchestratorConfig(Config):
     """Without progress for this long, the daemon ends with an error. Unset: never."""
 
     shutdown_timeout_seconds: float = Field(default=30.0, gt=0)
-    """After SIGTERM, the longest the daemon takes to drain, checkpoint and exit."""
+    """After SIGTERM, the longest the daemon takes to drain, checkpoint and exit; after the last step, the longest it waits for
+    what environments left running."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Loopback port of the metrics endpoint; 0 takes a free one, which the log names."""

@@ -49,6 +49,7 @@ from orchestrator.scheduler import Scheduler
 from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
 from orchestrator.signals import StopSignals
 from orchestrator.step import StepBoundary
+from orchestrator.threads import give_environments_threads, in_thread
 from orchestrator.watchdog import StallError, Watchdog, awaiting
 from transport.open import open_link
 
@@ -112,22 +113,29 @@ class Daemon:
 
     async def serve(self) -> None:
         """From nothing to the last step, or to a signal. Raises what ended the run otherwise."""
+        give_environments_threads(self._config.schedule.max_inflight_rollouts)
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
             self._run_beside(self._lag.run(), self._watchdog.run(), self._watch_control())
-            if await self._unless_stopped(self.startup(resources)):
-                done = await self._unless_stopped(self.main_loop())
-                await self.shutdown(done)
+            failed = True
+            try:
+                if await self._unless_stopped(self.startup(resources)):
+                    done = await self._unless_stopped(self.main_loop())
+                    await self.shutdown(done)
+                failed = False
+            finally:
+                # Whatever the environments left running, tasks or threads, does not hold up the end for ever.
+                self._signals.end_in_time(int(failed))
             for task in self._background:
                 task.cancel()
 
     async def startup(self, resources: AsyncExitStack) -> None:
         """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy."""
         config = self._config
-        checkpoint = await asyncio.to_thread(_resume, config) if config.resume else None
-        loaded = await asyncio.to_thread(_load, config)
-        await asyncio.to_thread(write_config, config)
+        checkpoint = await in_thread(_resume, config) if config.resume else None
+        loaded = await in_thread(_load, config)
+        await in_thread(write_config, config)
         merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
         self._assemble(loaded, checkpoint, merge_chunk, resources)
 
@@ -201,7 +209,6 @@ class Daemon:
     async def main_loop(self) -> None:
         """Until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
         await self._dispatcher.finished.wait()
-        await self._dispatcher.settle()
         await self._sender.wait_durable(self._config.steps)
         logger.info("run %s is done: %d steps", self._config.run_id, self._config.steps)
 
@@ -231,7 +238,7 @@ class Daemon:
 
     async def _watch_control(self) -> None:
         while True:
-            await asyncio.to_thread(check_control, self._config.run_dir)
+            await in_thread(check_control, self._config.run_dir)
             await asyncio.sleep(_CONTROL_SECONDS)
 
     def _on_capacity(self, rollouts: int) -> None:

@@ -43,6 +43,7 @@ from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary
+from orchestrator.threads import in_thread
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class Dispatcher:
             logger.error("%d tasks ignore their cancellation: %s", len(names), ", ".join(names[:8]))
         if not (self.finished.is_set() or self._shipping):
             checkpoint = self._checkpoint(self._sender.newest_step)
-            await asyncio.to_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
+            await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
     async def settle(self) -> None:
         """Until every rollout, judgement and step boundary has ended."""
@@ -225,7 +226,7 @@ class Dispatcher:
                 if not (group.cancelled or self._draining):
                     raise
                 return  # Forgotten, or played again after a resume.
-        judgement = await asyncio.to_thread(self._judge_in_thread, group.rollouts, loaded.environment.group_scoring)
+        judgement = await in_thread(self._judge_in_thread, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
             group.judged = True
             for (kind, environment), caught in judgement.caught.items():

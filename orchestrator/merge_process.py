@@ -18,6 +18,7 @@ import numpy as np
 
 from orchestrator.rollout_file import framed, frames, parse_rollouts, rollout_buffers
 from orchestrator.step import merge_all
+from orchestrator.threads import in_thread
 from orchestrator.watchdog import awaiting
 from transport.arrays import AnyArray
 from transport.atomic import Buffer, as_bytes_view, write_buffers
@@ -36,7 +37,7 @@ class MergeProcess:
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> MergeProcess:
-        self._process = await asyncio.to_thread(
+        self._process = await in_thread(
             subprocess.Popen, [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         with awaiting("the merge process to start", f"pid {self._process.pid}"):
@@ -45,12 +46,12 @@ class MergeProcess:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
-        await asyncio.to_thread(self._stop)
+        await in_thread(self._stop)
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Sample]:
         """The samples of `rollouts`, in order. Raises `RuntimeError` when the process has died."""
         async with self._turn:
-            return await asyncio.to_thread(self._exchange, rollouts)
+            return await in_thread(self._exchange, rollouts)
 
     def _exchange(self, rollouts: Sequence[Rollout]) -> list[Sample]:
         assert self._process.stdin is not None

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from inference.base import Probe, WeightUpdate
 from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
+from orchestrator.threads import in_thread
 from orchestrator.watchdog import awaiting
 from transport.atomic import published_steps
 
@@ -76,7 +77,7 @@ class PolicyWatcher:
                 await self._load(newest)
 
     async def _newest(self) -> int:
-        return max(await asyncio.to_thread(published_steps, self._directory), default=-1)
+        return max(await in_thread(published_steps, self._directory), default=-1)
 
     async def _load(self, version: int) -> None:
         directory = self._directory / f"step_{version}"
@@ -86,7 +87,7 @@ class PolicyWatcher:
                 f"{self._newest_step()} only: another life or another run wrote it. Remove it and resume"
             )
         try:
-            probe = await asyncio.to_thread(Probe.read, directory / "probe.json")
+            probe = await in_thread(Probe.read, directory / "probe.json")
         except FileNotFoundError:
             if directory.exists():
                 raise

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from orchestrator.threads import in_thread
 from orchestrator.watchdog import awaiting
 from transport import codec
 from transport.base import TrainerLink
@@ -127,7 +128,7 @@ class Sender:
         self._in_memory.pop(message.step, None)
         self._link.acknowledged(message.step)
         if message.durable > self.durable_step:
-            await asyncio.to_thread(self._prune, self.durable_step + 1, message.durable)
+            await in_thread(self._prune, self.durable_step + 1, message.durable)
             self.durable_step = message.durable
 
     def _prune(self, first: int, last: int) -> None:
@@ -156,7 +157,7 @@ class Sender:
     async def _read(self, step: int) -> Batch:
         path = self._batch_file(step)
         try:
-            return await asyncio.to_thread(codec.read_file, path, self._max_batch_bytes)
+            return await in_thread(codec.read_file, path, self._max_batch_bytes)
         except FileNotFoundError:
             raise MissingBatchError(
                 f"the trainer asks for step {step} again, but {path} is gone: it was deleted once the trainer had "

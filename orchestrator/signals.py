@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT of the daemon: the first asks it to drain; a second, or a drain that takes too long, ends it at once.
+"""SIGTERM and SIGINT of the daemon: the first asks it to drain; a second, or an end that takes too long, ends it at once.
 
 Handlers are plain `signal.signal` ones, restored on exit, as uvicorn does it: they also run where a loop has no
 `add_signal_handler` or is about to start.
@@ -30,6 +30,8 @@ class StopSignals:
         self._received: int | None = None
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._deadline: threading.Timer | None = None
+        self._exit_code = 1
+        """Of an end that takes too long."""
         self._former: dict[int, Any] = {}
 
     async def wait(self) -> None:
@@ -38,6 +40,13 @@ class StopSignals:
         self._waiting = (asyncio.get_running_loop(), event)
         if self._received is None:
             await event.wait()
+
+    def end_in_time(self, exit_code: int) -> None:
+        """The work is over, and the process would end with `exit_code`: sees to it that it does so within the timeout, which runs
+        from the signal where there was one."""
+        self._exit_code = exit_code
+        if self._deadline is None:
+            self._begin_deadline()
 
     def __enter__(self) -> StopSignals:
         self._former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
@@ -55,19 +64,26 @@ class StopSignals:
         if self._received is not None:
             _leave(f"a second signal ({signal.Signals(number).name}): leaving at once", 128 + number)
         self._received = number
-        # A thread, since what keeps a drain from ending may well be a loop that does not run.
+        if self._deadline is None:
+            self._begin_deadline()
+        if self._waiting is not None:
+            loop, event = self._waiting
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    def _begin_deadline(self) -> None:
+        # A thread, since what keeps the daemon from ending may well be a loop that does not run.
         self._deadline = threading.Timer(self._timeout_seconds, self._too_late)
         self._deadline.daemon = True
         self._deadline.start()
-        if self._waiting is not None:
-            loop, event = self._waiting
-            loop.call_soon_threadsafe(event.set)
 
     def _too_late(self) -> None:
+        running = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("environment"))
+        threads = f" and for {len(running)} threads of environments ({running[0]}, ...)" if running else ""
         _leave(
-            f"not drained within shutdown_timeout_seconds = {self._timeout_seconds:g}; still awaited: {describe_waits()}. "
-            "The last commit is intact",
-            1,
+            f"not ended within shutdown_timeout_seconds = {self._timeout_seconds:g}; still waiting for {describe_waits()}"
+            f"{threads}. The last commit is intact",
+            self._exit_code,
         )
 
 

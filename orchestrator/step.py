@@ -7,7 +7,6 @@ hold the GIL shortly.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from orchestrator.metrics import MetricsLine
 from orchestrator.records import write_records
 from orchestrator.rollout_file import write_rollouts
 from orchestrator.step_metrics import step_metrics
+from orchestrator.threads import in_thread
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from orchestrator.watchdog import awaiting
 from transport import codec
@@ -87,19 +87,19 @@ class StepBoundary:
         with phases.phase("merge"):
             batch = await self.merge(step, rollouts)
         with phases.phase("records"):
-            await asyncio.to_thread(self.write_rollouts, batch, rollouts, others)
-            so_far = await asyncio.to_thread(step_metrics, batch, [*rollouts, *others])
+            await in_thread(self.write_rollouts, batch, rollouts, others)
+            so_far = await in_thread(step_metrics, batch, [*rollouts, *others])
         checkpoint = snapshot({"step": step, **so_far, **phases.metrics()})
         assert checkpoint.line is not None
         with phases.phase("commit"):
-            await asyncio.to_thread(write_checkpoint, self.run_dir, checkpoint, self.keep_checkpoints)
+            await in_thread(write_checkpoint, self.run_dir, checkpoint, self.keep_checkpoints)
         with phases.phase("send"):
             await send(batch)
         with phases.phase("malloc_trim"):
-            await asyncio.to_thread(_malloc_trim)
+            await in_thread(_malloc_trim)
         # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
         line = checkpoint.line | phases.metrics()
-        await asyncio.to_thread(metrics.append, self.run_dir / "metrics.jsonl", line)
+        await in_thread(metrics.append, self.run_dir / "metrics.jsonl", line)
         return line
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> Batch:
@@ -109,8 +109,8 @@ class StepBoundary:
         samples: list[Sample] = []
         for start in range(0, len(kept), size):
             chunk = kept[start : start + size]
-            samples += await (self.merge_chunk(chunk) if self.merge_chunk else asyncio.to_thread(merge_all, chunk))
-        return await asyncio.to_thread(assemble_batch, self.run_id, step, samples)
+            samples += await (self.merge_chunk(chunk) if self.merge_chunk else in_thread(merge_all, chunk))
+        return await in_thread(assemble_batch, self.run_id, step, samples)
 
     def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> None:
         """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""

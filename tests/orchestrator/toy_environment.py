@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from transport.records import Rollout
 
 
 class Toy:
-    """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state`, `cancel` or `stubborn`."""
+    """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state`, `cancel`, `thread` or
+    `stubborn`."""
 
     def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False) -> None:
         self.group_scoring = group_scoring
@@ -48,6 +50,8 @@ class Toy:
                 while True:
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.sleep(3600)
+            case "thread":
+                await asyncio.to_thread(threading.Event().wait)
             case "cancel":
                 raise asyncio.CancelledError
 

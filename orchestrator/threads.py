@@ -1,0 +1,33 @@
+"""The daemon's own threads. `asyncio.to_thread` is left to the environments, whose work may be slow or never end.
+
+Were there one pool for both, scorers that hang would keep the daemon from its own commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="orchestrator")
+
+
+async def in_thread(
+    function: Callable[Arguments, Result], *arguments: Arguments.args, **keywords: Arguments.kwargs
+) -> Result:
+    """`function(*arguments)` in one of the daemon's threads, in the caller's context. Cancelling does not end the function."""
+    call = partial(contextvars.copy_context().run, function, *arguments, **keywords)
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
+
+
+def give_environments_threads(count: int) -> None:
+    """Lets `asyncio.to_thread` of the running loop do `count` things at once, instead of a handful."""
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor(max_workers=count, thread_name_prefix="environment")
+    )
