@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from inference.base import Probe, WeightUpdate
+from inference.base import InferenceError, Probe, WeightUpdate
 from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
 from orchestrator.threads import in_thread
 from orchestrator.watchdog import awaiting
@@ -96,8 +96,15 @@ class PolicyWatcher:
             raise ForeignBroadcastError(f"{directory}/probe.json says version {probe.version}; expected {version}")
         started = time.perf_counter()
         self._report(PolicyUpdateStarting(version))
-        with awaiting(f"inference to load policy version {version}", str(directory)):
-            await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter))
+        try:
+            with awaiting(f"inference to load policy version {version}", str(directory)):
+                await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter))
+        except InferenceError as error:
+            if version in await in_thread(published_steps, self._directory):
+                raise
+            # Replaced by newer ones, or withdrawn by a trainer that began again at its checkpoint: others follow.
+            logger.warning("policy version %d was removed while it was loaded: %s", version, error)
+            return
         self.version = version
         logger.info("inference serves policy version %d (loaded in %.3f s)", version, time.perf_counter() - started)
         self._report(PolicyUpdated(version))

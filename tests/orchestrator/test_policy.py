@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 import pytest
 
-from inference.base import WeightUpdate
+from inference.base import InferenceError, WeightUpdate
 from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
 from orchestrator.policy import ForeignBroadcastError, PolicyWatcher
-from transport.atomic import publish_directory
+from transport.atomic import publish_directory, remove_directory
 
 
 class RecordingPool:
-    """Remembers what was loaded, among the events reported."""
+    """Remembers what was loaded, among the events reported. `refuse` is called before, and may raise."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuse: Callable[[WeightUpdate], None] = lambda update: None) -> None:
         self.history: list[object] = []
         self.loaded = asyncio.Event()
+        self._refuse = refuse
 
     async def update_weights(self, update: WeightUpdate) -> None:
         await asyncio.sleep(0)
+        self._refuse(update)
         self.history.append(update)
         self.loaded.set()
 
@@ -65,6 +68,31 @@ async def test_only_the_newest_is_loaded_and_only_when_stable(tmp_path: Path) ->
     await asyncio.wait_for(pool.loaded.wait(), 10)
     assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [3, 5]
     task.cancel()
+
+
+async def test_a_version_that_is_withdrawn_while_it_loads_is_none(tmp_path: Path) -> None:
+    """As a trainer does that begins again at its checkpoint."""
+
+    def withdraw(update: WeightUpdate) -> None:
+        if update.version == 2:
+            remove_directory(update.directory)
+            raise InferenceError("it has no STABLE marker")
+
+    pool = RecordingPool(withdraw)
+    watcher = make_watcher(tmp_path, pool, 9)
+    for version in (1, 2):
+        publish(tmp_path, version)
+    await asyncio.wait_for(watcher.load_first(1), 10)
+    assert watcher.version == 1
+
+
+async def test_weights_that_no_server_takes_end_the_run(tmp_path: Path) -> None:
+    def refuse(update: WeightUpdate) -> None:
+        raise InferenceError("no inference server took version 1")
+
+    publish(tmp_path, 1)
+    with pytest.raises(InferenceError, match="no inference server took"):
+        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(refuse), 9).load_first(1), 10)
 
 
 async def test_a_version_that_no_batch_can_have_trained(tmp_path: Path) -> None:
