@@ -51,6 +51,12 @@ logger = logging.getLogger(__name__)
 _FAILURE_PAUSE_SECONDS = 0.1
 """Before a failed rollout is reported: an environment that always fails at once must not spin the loop."""
 
+_WARN_OF_LOST_BATCHES = 8
+"""Rollouts lost between two steps, in batches, before it is said, and again whenever they have doubled."""
+
+_RECORDED_LOST_BATCHES = 64
+"""Lost rollouts, in batches, whose records one step keeps: where every group is filtered there may never be a step."""
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -104,6 +110,7 @@ class Dispatcher:
         self._groups: dict[int, Group] = {}
         self._lost: list[Rollout] = []
         """Judged rollouts of groups that will not ship, for the next step's records."""
+        self._warn_of_lost = self._batches(_WARN_OF_LOST_BATCHES)
         self._counts: Counter[str] = Counter()
         """Of what leaves no judged rollout behind, for the next step's metrics."""
         self._work: set[asyncio.Task[None]] = set()
@@ -190,10 +197,27 @@ class Dispatcher:
         group.cancelled = True
         _interrupt(group)
         if group.judged:
-            self._lost += group.rollouts
+            self._lose(group.rollouts, reason)
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
         logger.debug("group %d is out: %s", group.group_id, reason)
+
+    def _lose(self, rollouts: Sequence[Rollout], reason: str) -> None:
+        self._lost += rollouts
+        excess = len(self._lost) - self._batches(_RECORDED_LOST_BATCHES)
+        if excess > 0:
+            del self._lost[:excess]
+            self._counts["rollouts/unrecorded"] += excess
+        lost = len(self._lost) + self._counts["rollouts/unrecorded"]
+        if lost >= self._warn_of_lost:
+            self._warn_of_lost = 2 * lost
+            logger.warning(
+                "%d rollouts have been lost since step %d, which ships %d; the last group: %s",
+                lost, self._sender.newest_step, self._config.schedule.rollouts_per_step, reason,
+            )  # fmt: skip
+
+    def _batches(self, count: int) -> int:
+        return count * self._config.schedule.rollouts_per_step
 
     async def _play(self, group: Group, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
@@ -252,6 +276,7 @@ class Dispatcher:
         self._shipping = True
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         lost, self._lost = self._lost, []
+        self._warn_of_lost = self._batches(_WARN_OF_LOST_BATCHES)
 
         def snapshot(so_far: MetricsLine) -> Checkpoint:
             return self._checkpoint(step, so_far | self._metrics())

@@ -15,7 +15,7 @@ from transport.records import Rollout
 
 class Toy:
     """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state`, `cancel`, `thread` or
-    `stubborn`."""
+    `stubborn`; with `dull` every reward is the same."""
 
     def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False) -> None:
         self.group_scoring = group_scoring
@@ -65,5 +65,7 @@ class Toy:
 
     def _chance(self, rollout: Rollout) -> float:
         """Between 0 and 1, different for each rollout, so that no advantage is zero."""
+        if self._fault == "dull":
+            return 1.0
         digest = hashlib.sha256(rollout.rollout_id.encode()).digest()
         return int.from_bytes(digest[:4], "little") / 2**32
