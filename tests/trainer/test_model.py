@@ -132,7 +132,7 @@ def test_experts_without_a_gate_we_know_are_refused(dense_directory: Path) -> No
     """Else a batch's routing would be dropped without a word."""
     model = load_model(dense_directory, "float32", CPU)
     model.config.num_local_experts = 4
-    with pytest.raises(ValueError, match="4 experts.*set router_replay = false"):
+    with pytest.raises(ValueError, match=r"4 experts.*set router_replay = false"):
         RouterReplay(model)
 
 
