@@ -27,7 +27,7 @@ from trainer.probe import BrokenWeights
 from trainer.runs import Run, RunRefused, evict, read_run_config, refuse_config
 from trainer.stop import StopRequest
 from transport.base import BatchReceiver
-from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Evicted, Hello, Ready
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
 from transport.open import open_receiver
 from transport.records import Batch
 
@@ -38,6 +38,9 @@ POLL_SECONDS = 0.5
 
 FAREWELL_SECONDS = 30.0
 """After the last step is durable, how long to wait for the orchestrator's `BYE`, in case it missed the acknowledgement."""
+
+EVICTED = 3
+"""Exit code; the orchestrator's is the same, so that a job's does not depend on which of them ends first."""
 
 WAITING_REPORT_SECONDS = 30.0
 """Between log lines that say what is awaited."""
@@ -53,7 +56,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         on_ready: called once the model is loaded and the wire is open.
 
     Returns:
-        0 done, or stopped with a checkpoint; 1 failed or the run was evicted; 2 bad configuration.
+        0 done, or stopped with a checkpoint; 1 failed; 2 bad configuration; 3 the run was evicted.
     """
     if (problem := _unusable(config)) is not None:
         logger.error("%s", problem)
@@ -108,7 +111,7 @@ class Trainer:
         self._receiver = receiver
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._broadcaster: Broadcaster | None = None
-        self._failed = False
+        self._evicted = False
         self._farewell_before: float | None = None
         """Deadline of the orchestrator's `BYE`, once everything is durable and it knows."""
         self._idle_since = time.monotonic()
@@ -116,7 +119,7 @@ class Trainer:
 
     def serve(self, stop: StopRequest) -> int:
         """Until the run is finished or evicted, or `stop`; the exit code."""
-        while not (stop.requested or self._failed or self._over()):
+        while not (stop.requested or self._evicted or self._over()):
             batch = self._next_batch()
             self._receive(0.0 if batch is not None else POLL_SECONDS)
             if batch is not None:
@@ -125,7 +128,7 @@ class Trainer:
         if run is not None and run.progress.step > run.durable_step:
             self._make_durable(run)
         logger.info("the trainer ends%s", f" after step {run.progress.step} of {run.config.steps}" if run else "")
-        return 1 if self._failed else 0
+        return EVICTED if self._evicted else 0
 
     def _over(self) -> bool:
         return self._farewell_before is not None and time.monotonic() > self._farewell_before
@@ -141,21 +144,15 @@ class Trainer:
             run_id, message = received
             match message:
                 case Hello():
-                    self._on_hello(run_id, message)
+                    self._on_hello(run_id)
                 case Batch():
                     self._on_batch(run_id, message)
                 case Bye():
                     self._on_bye(run_id)
             received = self._receiver.receive(0.0)
 
-    def _on_hello(self, run_id: str, hello: Hello) -> None:
+    def _on_hello(self, run_id: str) -> None:
         run = self._learner.run
-        if hello.protocol != PROTOCOL_VERSION:
-            self._refuse(
-                run_id,
-                f"it speaks protocol {hello.protocol}, this trainer {PROTOCOL_VERSION}; use one version for both",
-            )
-            return
         if run is not None and run.run_id != run_id:
             self._refuse(
                 run_id, f"this trainer trains run {run.run_id!r}, and only one (max_runs = {self._config.max_runs})"
@@ -200,6 +197,12 @@ class Trainer:
         elif batch.step <= run.progress.step:
             logger.info("step %d of run %s is trained already; dropped", batch.step, run_id)
             self._receiver.send(run_id, Acknowledged(batch.step, run.durable_step))
+        elif batch.step > run.progress.step + (credit := self._config.transport.credit):
+            reason = (
+                f"step {batch.step}: this trainer trains step {run.progress.step + 1} next and holds {credit} batches"
+            )
+            logger.warning("run %s sends more than its credit: %s", run_id, reason)
+            self._receiver.send(run_id, Rejected(batch.step, reason))
         else:
             run.waiting[batch.step] = batch
 
@@ -281,4 +284,4 @@ class Trainer:
         logger.error("run %s is evicted: %s", run.run_id, reason)
         evict(self._config.output_dir, run.run_id, reason)
         self._receiver.send(run.run_id, Evicted(reason))
-        self._failed = True
+        self._evicted = True

@@ -27,6 +27,7 @@ from tests.trainer.orchestrator_end import (
 from tests.trainer.test_step import make_learner, weights
 from trainer.config import TrainerConfig
 from trainer.ranks import _buckets
+from trainer.train import EVICTED
 from transport.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Ready
 
@@ -107,7 +108,7 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
             bad.token_ids_T[3] = 1_000_000
             await end.link.send(bad)
             await end.until(Evicted)
-        assert await ended(process) == 1
+        assert await ended(process) == EVICTED
     assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
 
 

@@ -23,8 +23,9 @@ from tests.trainer.orchestrator_end import (
 )
 from trainer.config import TrainerConfig
 from trainer.model import load_model, log_probabilities
+from trainer.train import EVICTED
 from transport.atomic import published_steps
-from transport.messages import Acknowledged, Evicted, Ready
+from transport.messages import Acknowledged, Evicted, Ready, Rejected
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +138,7 @@ async def test_a_poisoned_batch_evicts_its_run(dense_directory: Path, tmp_path: 
             evicted = await end.until(Evicted)
             assert isinstance(evicted, Evicted)
             assert "step 2: sample 0 (2-0), token 5: id 5000 is outside the model's vocabulary" in evicted.reason
-        assert await ended(process) == 1
+        assert await ended(process) == EVICTED
     assert "5000" in (tmp_path / "run_default" / "control" / "evicted.txt").read_text()
     assert published_steps(tmp_path / "trainer" / "default" / "checkpoints") == [1]
     assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
@@ -170,6 +171,19 @@ async def test_runs_that_cannot_be_trained_are_told_why(dense_directory: Path, t
             await end.train(make_batch(1))
             await end.until(Acknowledged, durable=1)
         assert await ended(process) == 0, log_path(config).read_text()
+
+
+async def test_batches_beyond_the_credit_are_not_hoarded(dense_directory: Path, tmp_path: Path) -> None:
+    config = job(tmp_path, dense_directory, {"transport": {"credit": 2}}, steps=9)
+    with trainer_process(config):
+        async with feeder(config) as end:
+            await end.until(Ready, credit=2)
+            await end.link.send(make_batch(3))
+            rejected = await end.until(Rejected, step=3)
+            assert isinstance(rejected, Rejected)
+            assert "trains step 1 next and holds 2 batches" in rejected.reason
+            await end.train(make_batch(2), make_batch(1))
+            await end.train(make_batch(3))
 
 
 @pytest.mark.parametrize(
