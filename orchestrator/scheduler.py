@@ -337,13 +337,3 @@ class Scheduler:
             raise ValueError(f"scheduler state is damaged: {type(error).__name__}: {error}") from error
         self._mix.restore(state["mix"])
         self._groups, self._next_step, self._next_group_id = groups, next_step, next_group_id
-
-
-def _restored(entry: dict[str, Any]) -> Group:
-    group = Group(int(entry["group_id"]), str(entry["environment"]), int(entry["example_index"]))
-    if "ready" in entry:
-        ready = entry["ready"]
-        group.phase = "ready"
-        group.kept, group.filtered = int(ready["kept"]), int(ready["filtered"])
-        group.oldest_version = int(ready["oldest_version"])
-    return group
