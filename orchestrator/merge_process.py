@@ -1,13 +1,14 @@
 """Merging rollouts in a process instead of a thread (`use_process_pool`): no GIL shared, arrays copied there and back.
 
 Requests and answers are frames of raw arrays over pipes, no pickle. The process ends when its standard input closes, so it
-cannot outlive the daemon.
+cannot outlive the daemon; nor does it end before, by the Ctrl-C or SIGTERM that asks the daemon to drain and reaches both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -129,4 +130,6 @@ def _read(descriptor: int, length: int) -> memoryview | None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     serve(sys.stdin.fileno(), sys.stdout.fileno())

@@ -110,7 +110,13 @@ class StepBoundary:
         for start in range(0, len(kept), size):
             chunk = kept[start : start + size]
             samples += await (self.merge_chunk(chunk) if self.merge_chunk else in_thread(merge_all, chunk))
-        return await in_thread(assemble_batch, self.run_id, step, samples)
+        return await in_thread(self._assemble, step, samples)
+
+    def _assemble(self, step: int, samples: Sequence[Sample]) -> Batch:
+        batch = assemble_batch(self.run_id, step, samples)
+        # Once committed, a batch that the trainer refuses would be sent again by every resume.
+        codec.validate(batch)
+        return batch
 
     def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> None:
         """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""

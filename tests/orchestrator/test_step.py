@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,15 @@ async def test_a_full_disk_leaves_no_step(tmp_path: Path, monkeypatch: pytest.Mo
     assert published_steps(tmp_path / "rollouts") == published_steps(tmp_path / "checkpoints") == []
 
 
+async def test_a_batch_that_the_trainer_would_refuse_leaves_no_step(tmp_path: Path) -> None:
+    rollouts = [*make_rollouts(), make_rollout(4, 0, advantage=float("nan"))]
+    sent: list[Batch] = []
+    with pytest.raises(ValueError, match=r"sample 2 \(4-0\): advantages_T is nan"):
+        await take(StepBoundary(tmp_path, "one", {"toy": []}), rollouts, sent)
+    assert sent == []
+    assert published_steps(tmp_path / "rollouts") == published_steps(tmp_path / "checkpoints") == []
+
+
 @pytest.mark.slow
 async def test_the_merge_process_gives_the_same(tmp_path: Path) -> None:
     rollouts = [make_rollouts()[0], make_rollout(3, 0, turns=[make_turn([1], [2, 3])])]
@@ -90,6 +100,14 @@ async def test_the_merge_process_gives_the_same(tmp_path: Path) -> None:
                     np.testing.assert_array_equal(
                         np.concatenate(one.routed_experts), np.concatenate(other.routed_experts)
                     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_all_leaves_the_merge_process_to_the_daemon(number: signal.Signals) -> None:
+    async with MergeProcess() as merge:
+        merge._process.send_signal(number)
+        assert len(await merge(make_rollouts()[:1])) == 1
 
 
 @pytest.mark.slow
