@@ -17,6 +17,9 @@ from pathlib import Path
 KILL_GRACE_SECONDS = 15.0
 """A killed process that is still there after this is stuck in the kernel; we go on without it and say so."""
 
+FOLLOW_SECONDS = 120.0
+"""Once a service has ended by itself, its work done, the tasks must end within this, too: nothing will come from it any more."""
+
 
 class State(StrEnum):
     """Of a worker, and of the job."""
@@ -210,7 +213,18 @@ class Lifecycle:
             return []
         self.states[event.worker] = State.READY
         del self._deadlines[event.worker]
+        self._bound_tasks(event.at)
         return self._start_what_may(event.at)
+
+    def _bound_tasks(self, at: float) -> None:
+        """Gives the tasks that run a deadline once a service has ended by itself."""
+        if self._ended_services():
+            for name, worker in self.workers.items():
+                if worker.task and self.states[name] is State.READY:
+                    self._deadlines.setdefault(name, at + FOLLOW_SECONDS)
+
+    def _ended_services(self) -> list[str]:
+        return [name for name, worker in self.workers.items() if worker.may_end and self.states[name] is State.STOPPED]
 
     def _exited(self, event: Exited) -> list[Instruction]:
         name, code = event.worker, event.code
@@ -231,6 +245,7 @@ class Lifecycle:
             self.states[name] = State.STOPPED
             if all(self.states[task.name] is State.STOPPED for task in self.workers.values() if task.task):
                 return self._stop(Outcome(0, "done"), event.at)
+            self._bound_tasks(event.at)
             return self._start_what_may(event.at)
         still_needed = ", although the job still needs it" if code == 0 else ""
         self.states[name] = State.FAILED
@@ -252,6 +267,10 @@ class Lifecycle:
                 timeout = self.workers[name].ready_timeout_seconds
                 reason = f"{name} was not ready within {timeout:g} s"
                 instructions += self._stop(Outcome(1, reason, name), at)
+            elif self.states[name] is State.READY:
+                service = self._ended_services()[0]
+                reason = f"{service} ended, but {name} did not within {FOLLOW_SECONDS:g} s of it"
+                instructions += self._stop(Outcome(1, reason, service), at)
             elif name not in self._killed:
                 timeout = self.workers[name].stop_timeout_seconds
                 self._failed(name, f"{name} did not stop within {timeout:g} s and was killed", 1)

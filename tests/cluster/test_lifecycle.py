@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.lifecycle import (
     ENDED,
+    FOLLOW_SECONDS,
     BecameReady,
     Begin,
     Exited,
@@ -89,6 +90,30 @@ def test_a_service_that_may_end_does_not_end_the_job() -> None:
     assert job.handle(Exited("trainer", 0, 4.0)) == []
     assert state_of(job) is State.RUNNING
     assert job.handle(Exited("task", 0, 5.0)) == [Terminate("server")]
+
+
+def test_a_task_does_not_wait_for_ever_for_a_service_that_has_ended() -> None:
+    """A trainer that was told to stop ends with 0, like one that is done; its orchestrator would wait for its return."""
+    job = running()
+    job.handle(Exited("trainer", 0, 4.0))
+    assert job.deadline == 4.0 + FOLLOW_SECONDS
+    assert job.handle(Tick(4.0 + FOLLOW_SECONDS)) == [Terminate("task")]
+    end(job, "task", "server")
+    assert job.outcome == Outcome(1, "trainer ended, but task did not within 120 s of it", "trainer")
+
+
+def test_a_task_that_is_ready_only_after_its_service_has_ended_does_not_wait_for_ever() -> None:
+    job = three()
+    job.handle(Begin(0.0))
+    for name in ("server", "trainer"):
+        job.handle(BecameReady(name, 1.0))
+    job.handle(Exited("trainer", 0, 2.0))
+    assert job.deadline == 61.0
+    job.handle(BecameReady("task", 3.0))
+    assert job.deadline == 3.0 + FOLLOW_SECONDS
+    assert job.handle(Exited("task", 0, 4.0)) == [Terminate("server")]
+    end(job, "server")
+    assert job.outcome == Outcome(0, "done")
 
 
 def test_a_service_that_ends_too_early_fails_the_job_even_with_0() -> None:
