@@ -157,11 +157,12 @@ def test_a_death_is_noticed_and_the_rest_stopped(start: Start) -> None:
     assert job.marked() == []
 
 
-def test_what_a_worker_leaves_behind_goes_with_it(start: Start) -> None:
-    job = start(
-        {"name": "task", "command": DAEMONISE + "time.sleep(0.5)\nprint('leaving', flush=True)", "task": True},
-    )
+def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) -> None:
+    leaves = "while not os.path.exists('LEAVE'): time.sleep(0.01)\nprint('leaving', flush=True)"
+    leave = tmp_path / "leave"
+    job = start({"name": "task", "command": DAEMONISE + leaves.replace("LEAVE", str(leave)), "task": True})
     job.until(lambda: len(job.marked()) >= 3, "the daemon to be there")
+    leave.touch()
     assert job.finish()["code"] == 0
     assert job.log("task") == "leaving\n"
     assert job.marked() == []
