@@ -71,7 +71,7 @@ class BinaryClient:
         return as_object(await call(self._connections.admin, self.url + path, body), self.url + path)
 
 
-def as_object(body: bytes, url: str) -> dict[str, Any]:
+def as_object(body: bytes | memoryview, url: str) -> dict[str, Any]:
     """A JSON object. Raises `ServerFailure` for anything else."""
     try:
         content = orjson.loads(body)

@@ -120,7 +120,7 @@ class OpenAIClient:
     def _name(self, model: str) -> str:
         return self._adapters[model][-1] if self._adapters.get(model) else model
 
-    def _parse(self, answer: bytes) -> Completion:
+    def _parse(self, answer: bytes | memoryview) -> Completion:
         content = as_object(answer, self.url)
         try:
             choice = content["choices"][0]

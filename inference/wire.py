@@ -105,7 +105,7 @@ def encode_completion(completion: Completion) -> bytes:
     )
 
 
-def decode_completion(body: bytes) -> Completion:
+def decode_completion(body: bytes | memoryview) -> Completion:
     """Reads a response; its arrays are views of `body`. Raises `ServerFailure` for anything malformed."""
     try:
         header, arrays = unpack_arrays(body)
