@@ -7,11 +7,14 @@ count an environment, and resuming from it gives exactly what would have come.
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.config import EnvironmentConfig
+
+_ROUNDS = 6
+"""Of the network that shuffles; four suffice for large numbers, and more mix small ones better."""
 
 
 class ExampleMix:
@@ -26,7 +29,6 @@ class ExampleMix:
                 raise ValueError(f"environment {name!r} has {size} examples, expected at least 1")
         self._seed = seed
         self._drawn = dict.fromkeys(self._ratios, 0)
-        self._orders: dict[str, tuple[int, list[int]]] = {}  # of each environment, the epoch it is in and its order
 
     def next(self) -> tuple[str, int]:
         """The next example: the name of its environment and its index there."""
@@ -36,7 +38,7 @@ class ExampleMix:
         )
         epoch, position = divmod(self._drawn[name], self._sizes[name])
         self._drawn[name] += 1
-        return name, self._order(name, epoch)[position]
+        return name, _shuffled(position, self._sizes[name], f"{self._seed}/{name}/{epoch}")
 
     def state(self) -> dict[str, Any]:
         """Where the stream is, of plain types: JSON and msgpack carry it."""
@@ -51,12 +53,21 @@ class ExampleMix:
             )
         self._drawn = {name: int(state["drawn"][name]) for name in self._drawn}
 
-    def _order(self, name: str, epoch: int) -> list[int]:
-        known = self._orders.get(name)
-        if known is None or known[0] != epoch:
-            order = list(range(self._sizes[name]))
-            random.Random(f"{self._seed}/{name}/{epoch}").shuffle(
-                order
-            )  # a str seeds by its hash, the same in every process
-            known = self._orders[name] = (epoch, order)
-        return known[1]
+
+def _shuffled(position: int, size: int, key: str) -> int:
+    """What stands at `position` of `range(size)`, shuffled as `key` says.
+
+    Computed alone, since laying out the order of a million examples would hold the event loop for 0.3 s: a Feistel network
+    permutes the next power of four, and is walked until it comes back into the range (Black and Rogaway, "Ciphers with
+    Arbitrary Finite Domains", 2002). Four steps at most on average.
+    """
+    half = (max(size - 1, 1).bit_length() + 1) // 2
+    value = position
+    while True:
+        left, right = divmod(value, 1 << half)
+        for round_number in range(_ROUNDS):
+            digest = hashlib.blake2b(f"{key}/{round_number}/{right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(digest, "big") & ((1 << half) - 1))
+        value = (left << half) + right
+        if value < size:
+            return value

@@ -39,9 +39,24 @@ def test_a_restored_mix_goes_on_exactly(parts: Parts, seed: int, before: int, af
     assert draw(resumed, after) == draw(mix, after)
 
 
-@given(parts=parts_strategy, epochs=st.integers(1, 3))
-def test_each_epoch_holds_every_example_once(parts: Parts, epochs: int) -> None:
-    size = next(iter(parts.values()))[0]
+def test_a_vast_dataset_costs_no_more_than_a_small_one() -> None:
+    """The mix is asked on the event loop: laying out a whole epoch would stall it, and would not fit here."""
+    drawn = [index for _, index in draw(make_mix({"only": (10**15, 1.0)}), 1000)]
+    assert len(set(drawn)) == 1000
+    assert 0 <= min(drawn) < 10**15 / 10
+    assert 10**15 * 9 / 10 < max(drawn) < 10**15
+
+
+def test_every_example_comes_first_in_some_epoch() -> None:
+    mix = make_mix({"only": (7, 1.0)})
+    orders = [tuple(index for _, index in draw(mix, 7)) for _ in range(300)]
+    assert len(set(orders)) > 200
+    assert set(Counter(order[0] for order in orders)) == set(range(7))
+    assert max(Counter(order[0] for order in orders).values()) < 2 * 300 / 7
+
+
+@given(size=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 255, 1000])), epochs=st.integers(1, 3))
+def test_each_epoch_holds_every_example_once(size: int, epochs: int) -> None:
     mix = make_mix({"only": (size, 1.0)})
     for _ in range(epochs):
         assert sorted(index for _, index in draw(mix, size)) == list(range(size))
