@@ -42,7 +42,7 @@ from orchestrator.run_directory import (
     check_control,
     config_is_refused,
     rewind,
-    take_over,
+    taken_over,
     write_config,
 )
 from orchestrator.scheduler import Scheduler
@@ -73,19 +73,18 @@ def run(
     reason, and leaves the last commit intact.
     """
     switch_interval = sys.getswitchinterval()
-    try:
-        take_over(config)
-    except ConfigurationError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     try:
         with (
+            taken_over(config),
             logging_to(config.run_dir / "orchestrator.log", config.log_format),
             StopSignals(config.shutdown_timeout_seconds) as signals,
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
             return runner.run(_serve(config, on_ready, signals))
+    except (ConfigurationError, OSError) as error:  # from before the loop, as of a log that cannot be opened
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     finally:
         sys.setswitchinterval(switch_interval)
         gc.unfreeze()

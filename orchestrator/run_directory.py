@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tomli_w
 
 from orchestrator.config import OrchestratorConfig
 from transport.atomic import remove_directory, write_atomically
+from transport.exclusive import lock_place
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +30,10 @@ class RunEvictedError(RuntimeError):
     """`control/evicted.txt` says that this run is to end."""
 
 
-def take_over(config: OrchestratorConfig) -> None:
-    """Creates the run's directory, or accepts an existing one with `resume`. Raises `ConfigurationError`."""
+@contextmanager
+def taken_over(config: OrchestratorConfig) -> Iterator[None]:
+    """Creates the run's directory, or accepts an existing one with `resume`, and keeps others out while the block lasts: two
+    orchestrators of one run would undo each other's steps. Raises `ConfigurationError`."""
     run_dir = config.run_dir
     try:
         if run_dir.is_dir() and any(run_dir.iterdir()) and not config.resume:
@@ -38,10 +43,15 @@ def take_over(config: OrchestratorConfig) -> None:
             )
         for name in ("control", "checkpoints", "rollouts", "broadcast"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
+        lock = lock_place(run_dir / "orchestrator.lock", "another orchestrator runs in it; stop that one first")
     except OSError as error:
         raise ConfigurationError(
             f"output_dir = {config.output_dir}: cannot write {run_dir}: {error.strerror}"
         ) from error
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def write_config(config: OrchestratorConfig) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from transport.atomic import Buffer, write_atomically
 from transport.codec import MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
-from transport.exclusive import lock_place
+from transport.exclusive import lock_listener
 from transport.link import Arrived, Connected, Lost
 from transport.receiver import Arrival
 
@@ -134,7 +134,7 @@ class DirectoryListener:
         self._heartbeat_seconds = heartbeat_seconds
         self._written = 0
         root.mkdir(parents=True, exist_ok=True)
-        self._lock: int | None = lock_place(root / "trainer.lock", str(root))
+        self._lock: int | None = lock_listener(root / "trainer.lock", str(root))
         for entry in root.iterdir():
             if _SESSION.fullmatch(entry.name):
                 shutil.rmtree(entry)  # of a trainer that is dead, or we would not have the lock

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.atomic import Buffer, as_bytes_view
 from transport.codec import MAX_MESSAGE_BYTES, CodecError
 from transport.endpoint import IPC, CurveKeys
-from transport.exclusive import lock_place
+from transport.exclusive import lock_listener
 from transport.link import Arrived, Connected, Lost
 from transport.receiver import Arrival
 
@@ -130,7 +130,7 @@ class ZmqListener:
         self._address = address
         self._lock: int | None = None
         if address.startswith(IPC):  # ZMQ replaces a socket file that is there, be it stale or not
-            self._lock = lock_place(Path(f"{address.removeprefix(IPC)}.lock"), address)
+            self._lock = lock_listener(Path(f"{address.removeprefix(IPC)}.lock"), address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         socket = _socket(self._context, zmq.ROUTER, address, heartbeat_seconds)

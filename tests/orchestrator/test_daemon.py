@@ -225,6 +225,11 @@ def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], caps
     assert not (config.run_dir / "control" / "orch.toml").exists()
     assert run(config, lambda: None) == 2
     assert "resume = true" in capsys.readouterr().err
+    log = config.run_dir / "orchestrator.log"
+    log.unlink()
+    log.mkdir()
+    assert run(config.model_copy(update={"resume": True}), lambda: None) == 2
+    assert f"Is a directory: '{log}'" in capsys.readouterr().err
 
 
 # --- signals and kills, in a process of its own ---

@@ -15,7 +15,7 @@ from orchestrator.run_directory import (
     RunEvictedError,
     check_control,
     rewind,
-    take_over,
+    taken_over,
     write_config,
 )
 from tests.orchestrator.test_checkpoint import make_config
@@ -24,21 +24,26 @@ from transport.atomic import publish_directory, published_steps
 
 def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    take_over(config)
-    with pytest.raises(ConfigurationError, match="resume = true"):
-        take_over(config)
-    take_over(config.model_copy(update={"resume": True}))
+    resumed = config.model_copy(update={"resume": True})
+    with taken_over(config):
+        with pytest.raises(ConfigurationError, match="resume = true"), taken_over(config):
+            pytest.fail("it holds a run")
+        with pytest.raises(ConfigurationError, match="another orchestrator runs in it"), taken_over(resumed):
+            pytest.fail("somebody works in it")
+    with taken_over(resumed):
+        pass
 
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="output_dir = "):
-        take_over(make_config(tmp_path / "file"))
+    with pytest.raises(ConfigurationError, match="output_dir = "), taken_over(make_config(tmp_path / "file")):
+        pytest.fail("it is no directory")
 
 
 def test_the_configuration_is_readable_by_the_trainer(tmp_path: Path) -> None:
     config = make_config(tmp_path, seed=7)
-    take_over(config)
+    with taken_over(config):
+        pass
     (config.run_dir / "control" / "config_validation_error.txt").write_text("of a former life")
     write_config(config)
     written = tomllib.loads((config.run_dir / "control" / "orch.toml").read_text())
@@ -48,7 +53,8 @@ def test_the_configuration_is_readable_by_the_trainer(tmp_path: Path) -> None:
 
 def test_verdicts(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    take_over(config)
+    with taken_over(config):
+        pass
     (config.run_dir / "control" / "config_validation_error.txt").write_text("rank 3\n")
     with pytest.raises(ConfigurationError, match="rank 3"):
         check_control(config.run_dir)
