@@ -38,6 +38,13 @@ def newest_step(output_dir: Path, run_id: str) -> int:
     return max(published_steps(checkpoints_directory(output_dir, run_id)), default=0)
 
 
+def fallback_step(output_dir: Path, run_id: str, keep: int) -> int:
+    """The step of the oldest of `keep` checkpoints, to which a run can go back should the newer ones be damaged; 0 when there are
+    fewer."""
+    steps = published_steps(checkpoints_directory(output_dir, run_id))
+    return steps[-keep] if len(steps) >= keep else 0
+
+
 def holds_any(output_dir: Path) -> Path | None:
     """A published checkpoint of any run under `output_dir`, or None."""
     return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
@@ -86,7 +93,6 @@ def load(run: Run, output_dir: Path, step: int) -> None:
             "one before"
         ) from error
     run.progress = progress
-    run.durable_step = step
     logger.info("run %s goes on after step %d, from %s", run.run_id, step, directory)
 
 

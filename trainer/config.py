@@ -47,7 +47,8 @@ class TrainerConfig(Config):
     """Runs trained at once."""
 
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Checkpoints kept of each run."""
+    """Checkpoints kept of each run. The batches after the oldest of them are kept as well, so that a damaged newer one can be
+    removed and done without."""
 
     keep_broadcasts: int = Field(default=3, ge=2)
     """Weight broadcasts kept of each run."""

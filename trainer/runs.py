@@ -44,7 +44,7 @@ class Run:
     loss: Loss
     progress: Progress = field(default_factory=Progress)
     durable_step: int = 0
-    """The newest step that a checkpoint covers."""
+    """Acknowledged as durable: the batches up to this step will not be asked for again."""
     waiting: dict[int, Batch] = field(default_factory=dict)
     """Batches received and not yet trained, by step; on rank 0."""
 

@@ -3,8 +3,8 @@
 `train` reads like a table of contents. A run is admitted when its orchestrator says `HELLO`: its configuration is read, its
 state taken from the newest checkpoint, its weights published, and only then is it told `READY`. A batch is acknowledged when
 its turn has come, so that at most `transport.credit` of them wait here. After each step: weights, metrics line, then (at the
-interval and at the end) the checkpoint, and an acknowledgement that names it as durable. A kill between any two of these
-repeats the step on resume and loses nothing (`docs/contracts.md`).
+interval and at the end) the checkpoint, and an acknowledgement that names as durable what the oldest of the checkpoints kept
+covers. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Trainer:
             if batch is not None:
                 self._train(batch)
         run = self._learner.run
-        if run is not None and run.progress.step > run.durable_step:
+        if run is not None and run.progress.step > checkpoint.newest_step(self._config.output_dir, run.run_id):
             self._make_durable(run)
         logger.info("the trainer ends%s", f" after step {run.progress.step} of {run.config.steps}" if run else "")
         return EVICTED if self._evicted else 0
@@ -187,6 +187,7 @@ class Trainer:
         )
         self._broadcaster.remove_beyond(newest or -1)
         self._publish(run)
+        run.durable_step = self._durable_step(run)
         logger.info("run %s is ready for step %d of %d", run_id, newest + 1, run.config.steps)
         return run
 
@@ -272,8 +273,14 @@ class Trainer:
 
     def _make_durable(self, run: Run) -> None:
         checkpoint.save(run, self._config.output_dir, self._config.keep_checkpoints)
-        run.durable_step = run.progress.step
+        run.durable_step = self._durable_step(run)
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
+
+    def _durable_step(self, run: Run) -> int:
+        """What its checkpoints make durable: at the end all, before only what the oldest of them covers."""
+        if run.finished:
+            return run.progress.step
+        return checkpoint.fallback_step(self._config.output_dir, run.run_id, self._config.keep_checkpoints)
 
     def _expect_farewell(self, run: Run) -> None:
         if run.finished:

@@ -54,7 +54,9 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
     # AdamW divides by the gradient's size: where that is near zero, the order of a sum moves a weight by a share of the rate.
     training: dict[str, Any] = {"steps": 9, "checkpoint_interval": 9, "learning_rate": 3e-4}
     write_run(make_run_config(tmp_path, moe_directory, **training))
-    config = TrainerConfig(output_dir=tmp_path, model=str(moe_directory), processes=2, max_tokens=20, threads=1)
+    config = TrainerConfig(
+        output_dir=tmp_path, model=str(moe_directory), processes=2, max_tokens=20, threads=1, keep_checkpoints=1
+    )
     alone = make_learner(tmp_path / "alone", moe_directory, **training)
     expected = [alone.train(make_batch(step, routed=True)) for step in (1, 2, 3)]
     with trainer_process(config) as process:
@@ -88,7 +90,7 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
     dense_directory: Path, tmp_path: Path
 ) -> None:
     write_run(make_run_config(tmp_path, dense_directory, steps=9, checkpoint_interval=1))
-    config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory), processes=2, threads=1)
+    config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory), processes=2, threads=1, keep_checkpoints=1)
     with trainer_process(config) as process:
         async with feeder(config) as end:
             await end.until(Ready, next_step=1)
