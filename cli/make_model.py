@@ -44,7 +44,7 @@ def resolve(name: str) -> Path:
     """
     if (Path(name) / "config.json").is_file():
         return Path(name).resolve()
-    command = guarded([sys.executable, "-m", "cli.main", "make-model", name])
+    command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
     environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
     completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     lines = completed.stdout.split("\n")

@@ -82,7 +82,7 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             output_dir / "inference_0.log",
             ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
             nice=COMPUTE_NICE,
-            environment=_visible(config.gpus.inference),
+            environment=_environment(config.gpus.inference),
         ),
         Worker(
             "trainer",
@@ -92,7 +92,7 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             ready_timeout_seconds=600,
             stop_timeout_seconds=120,
             nice=COMPUTE_NICE,
-            environment=_visible(config.gpus.trainer),
+            environment=_environment(config.gpus.trainer),
         ),
         Worker(
             "orchestrator",
@@ -102,12 +102,16 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             after=("trainer",),
             ready_timeout_seconds=orchestrator.inference.startup_timeout_seconds + 60,
             stop_timeout_seconds=orchestrator.shutdown_timeout_seconds + 15,
+            environment=_environment(None),
         ),
     ]
 
 
-def _visible(gpus: list[int] | None) -> dict[str, str]:
-    return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+def _environment(gpus: list[int] | None) -> dict[str, str]:
+    """What a role's environment has besides ours. Python's safe path keeps it, and what it starts by `python -m`, from taking
+    a `cli/` or `trainer/` in the directory we happen to stand in for our packages."""
+    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    return {"PYTHONSAFEPATH": "1"} | visible
 
 
 def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:

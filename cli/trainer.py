@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cli.command import log_to_stderr, parse
+from cli.errors import UserError
 from cli.make_model import resolve
 from cluster.notify import notify_ready
 from trainer.config import TrainerConfig
@@ -15,6 +16,9 @@ def main(arguments: list[str]) -> int:
         return 0
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve(command.config.model))})
-    from trainer.train import train
+    try:
+        from trainer.train import train
+    except ModuleNotFoundError as error:
+        raise UserError(f"the trainer needs {error.name}; install the extra `cpu`, `gpu` or `train`") from None
 
     return train(config, notify_ready)

@@ -158,7 +158,10 @@ def _server(model: Path, dtype: str, directory: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=60)
+        finally:
+            process.kill()  # and vLLM with it; a no-op once it has ended
 
 
 def main() -> None:

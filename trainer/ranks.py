@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +37,9 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 command at least every `HEARTBEAT_SECONDS`, so only a step's own work counts against it."""
 
 HEARTBEAT_SECONDS = 30.0
+
+TORCHRUN_STOP_SECONDS = 60.0
+"""torchrun itself kills ranks that have not ended 30 s after it was told to."""
 
 _BUCKET_ELEMENTS = 2**24
 """Gradients are added in buffers of this many float32, 64 MiB: few calls, little memory."""
@@ -127,8 +130,12 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     file = directory / "ranks.json"
     write_atomically(file, config.model_dump_json().encode())
     socket = NotifySocket()
-    command = [sys.executable, "-m", "trainer.ranks", str(os.getpid()), str(config.processes), str(file)]
-    environment = os.environ | {"NOTIFY_SOCKET": socket.address, "OMP_NUM_THREADS": str(config.threads or 1)}
+    command = [sys.executable, "-P", "-m", "trainer.ranks", str(os.getpid()), str(config.processes), str(file)]
+    environment = os.environ | {
+        "NOTIFY_SOCKET": socket.address,
+        "OMP_NUM_THREADS": str(config.threads or 1),
+        "PYTHONSAFEPATH": "1",  # of the ranks, as -P is of torchrun
+    }
     torchrun = subprocess.Popen(command, env=environment, process_group=0)
     try:
         with StopRequest() as stop:
@@ -136,7 +143,12 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     finally:
         if torchrun.poll() is None:
             torchrun.terminate()
-            torchrun.wait()
+            try:
+                torchrun.wait(TORCHRUN_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.error("torchrun did not end within %.0f s of being told to; it is killed", TORCHRUN_STOP_SECONDS)
+                torchrun.kill()
+                torchrun.wait()
         socket.close()
 
 
@@ -161,7 +173,8 @@ def _supervise(
                 logger.info("stopped before the ranks had started")
                 torchrun.terminate()
             else:
-                os.kill(rank_zero, signal.SIGTERM)
+                with suppress(ProcessLookupError):  # it has died, and torchrun is about to notice
+                    os.kill(rank_zero, signal.SIGTERM)
     if code is None and forwarded and rank_zero is None:
         return 0
     if code is None:

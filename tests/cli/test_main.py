@@ -70,6 +70,18 @@ def test_an_unknown_command_is_refused() -> None:
 
 
 @pytest.mark.slow
+def test_a_trainer_without_torch_says_what_to_install(tmp_path: Path) -> None:
+    """As in the container, which holds the orchestrator's dependencies only."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "trainer.toml").write_text(f'output_dir = "{tmp_path}/out"\nmodel = "{tmp_path}"')
+    code = "import sys, cli.main; sys.modules['torch'] = None; sys.exit(cli.main.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "trainer", str(tmp_path / "trainer.toml")]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert "the trainer needs torch; install the extra `cpu`, `gpu` or `train`" in completed.stderr
+
+
+@pytest.mark.slow
 def test_dry_run_prints_the_resolved_configuration_and_touches_nothing(job_file: Path, tmp_path: Path) -> None:
     completed = counterpoint("run", str(job_file), "--dry-run", "--seed", "3", COUNTERPOINT_ORCHESTRATOR__STEPS="7")
     assert completed.returncode == 0
