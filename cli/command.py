@@ -12,7 +12,7 @@ from typing import Generic
 
 from cli.errors import UserError
 from cli.load import Model, load, to_toml
-from cli.schema import keys_of
+from cli.schema import ITEM, keys_of
 
 SWITCHES = {
     "resume": "go on from the newest checkpoint",
@@ -73,8 +73,11 @@ def _help(name: str, model: type[Model], switches: Sequence[str]) -> str:
     for path, key in keys_of(model).items():
         if key.is_section:
             lines += ["", f"  [{path.replace('.[]', '')}] {key.description}"]
+            if key.type.startswith("list"):
+                lines.append(f"  --{path}  ({key.type}, as JSON)")
         else:
             default = f" = {key.default}" if key.default else ""
-            lines.append(f"  --{path}  ({key.type}{default})")
+            flag = path.replace(f".{ITEM}", ITEM) if ITEM in path else f"--{path}"  # no flag reaches into a list
+            lines.append(f"  {flag}  ({key.type}{default})")
             lines += textwrap.wrap(key.description, 120, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)

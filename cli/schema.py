@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Union
 
 from pydantic import BaseModel
@@ -42,8 +42,15 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
         found[path] = Key(path, _type_name(field), _default(field), field.description or "", bool(models), free)
         inner = f"{path}.{ITEM}." if _mentions(annotation, list) else f"{path}."
         for nested in models:
-            found |= keys_of(nested, inner)
+            for key in keys_of(nested, inner).values():
+                found[key.path] = _either(found[key.path], key) if key.path in found else key
     return found
+
+
+def _either(one: Key, other: Key) -> Key:
+    """A key that several members of a union have: of any of their types, and without a default where theirs differ."""
+    names = " | ".join(dict.fromkeys([*one.type.split(" | "), *other.type.split(" | ")]))
+    return replace(one, type=names, default=one.default if one.default == other.default else "")
 
 
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
@@ -72,7 +79,7 @@ def _members(annotation: Any) -> list[Any]:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return _members(typing.get_args(annotation)[0])
-    if origin in (Union, types.UnionType, list):
+    if origin in (Union, types.UnionType, list, tuple):
         return [member for argument in typing.get_args(annotation) for member in _members(argument)]
     return [annotation]
 
@@ -100,7 +107,8 @@ def _type_name(field: FieldInfo) -> str:
         for member in members
     ]
     text = " | ".join(dict.fromkeys(names))
-    return f"list of {text}" if _mentions(annotation, list) else text
+    is_list = _mentions(annotation, list) or _mentions(annotation, tuple)
+    return (f"list of {text}s" if text == "table" else f"list of {text}") if is_list else text
 
 
 def _default(field: FieldInfo) -> str:

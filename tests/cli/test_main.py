@@ -65,6 +65,17 @@ def test_the_help_of_a_command_lists_its_keys_without_torch(command: str) -> Non
     assert not set(completed.stderr.split()) & {"torch", "vllm", "transformers"}
 
 
+@pytest.mark.slow
+def test_the_help_shows_what_can_be_given() -> None:
+    """A flag for each key that may be one; the keys of a list's tables, of every kind, as the file has them."""
+    shown = counterpoint("orchestrator", "--help").stdout
+    assert "--training.betas  (list of number)" in shown
+    assert "  filters[].kind  (gibberish | repetition | zero_advantage)" in shown
+    assert "  environments[].ratio  (number = 1.0)" in shown
+    assert "--filters  (list of tables, as JSON)" in shown
+    assert "[]" not in "".join(line for line in shown.splitlines() if line.startswith("  --"))
+
+
 def test_an_unknown_command_is_refused() -> None:
     assert "did you mean trainer?" in refused("trainr")
 
