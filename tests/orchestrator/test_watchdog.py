@@ -25,34 +25,61 @@ async def beat(watchdog: Watchdog) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_waits_are_named_while_they_last() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The watchdog's time, which passes here only: a machine that pauses is then not taken for a loop that is blocked, for which
+    the watchdog would end this very process."""
+    clock = Clock()
+    monkeypatch.setattr("orchestrator.watchdog.time", clock)
+    return clock
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def pass_while(self, task: asyncio.Task[None], watchdog: Watchdog, seconds: float, progress: bool) -> None:
+        """Lets `seconds` pass, a tenth at a time, on a loop that ticks; fewer when the task ends."""
+        end = self.now + seconds
+        while self.now < end and not task.done():
+            self.now += 0.1
+            watchdog.beat()
+            if progress:
+                watchdog.progress()
+            await asyncio.sleep(0.02)
+
+
+def test_waits_are_named_while_they_last(clock: Clock) -> None:
     with awaiting("the trainer's READY", "ipc:///a"), awaiting("a completion"):
+        clock.now += 7
         assert [wait.what for wait in waits()] == ["the trainer's READY", "a completion"]
-        assert "the trainer's READY (ipc:///a) for 0.0 s" in describe_waits()
+        assert "the trainer's READY (ipc:///a) for 7.0 s" in describe_waits()
     assert waits() == []
     assert describe_waits() == "nothing"
 
 
 @pytest.mark.slow
-async def test_a_stall_is_described_and_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    watchdog = Watchdog(0.05, 0.3, lambda: "waiting for policy version 3")
+async def test_a_stall_is_described_and_ends_the_run(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    watchdog = Watchdog(0.2, 1.0, lambda: "waiting for policy version 3")
     with awaiting("the broadcast", "/somewhere"):
-        beating = asyncio.create_task(beat(watchdog))
+        task = asyncio.create_task(watchdog.run())
+        await clock.pass_while(task, watchdog, 1000.0, progress=False)
         with pytest.raises(StallError, match="the broadcast"):
-            await asyncio.wait_for(watchdog.run(), 10)
-        beating.cancel()
+            await task
     assert "Awaited: the broadcast (/somewhere)" in caplog.text
     assert "waiting for policy version 3" in caplog.text
 
 
 @pytest.mark.slow
-async def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    watchdog = Watchdog(0.2, 0.4, lambda: "")
+async def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    watchdog = Watchdog(0.2, 1.0, lambda: "")
     task = asyncio.create_task(watchdog.run())
-    for _ in range(60):
-        watchdog.beat()
-        watchdog.progress()
-        await asyncio.sleep(0.01)
+    await clock.pass_while(task, watchdog, 5.0, progress=True)
     assert not task.done()
     assert "no progress" not in caplog.text
     task.cancel()
