@@ -30,8 +30,9 @@ _BYTES_A_CALL = 64 * 2**20
 """So that a disk that stalls is seen between calls, and a signal is handled."""
 
 
-def write_atomically(path: Path, *buffers: Buffer) -> None:
+def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None:
     """Writes `buffers`, one after the other, as the file `path`, replacing one that is there. Nothing is copied or joined.
+    Without `durable` it appears whole just the same, but the disk is not waited for, and the machine's end may take it.
 
     Raises `OSError` (disk full, no permission); `path` is then as it was. Blocks on the disk: not for an event loop.
     """
@@ -40,14 +41,16 @@ def write_atomically(path: Path, *buffers: Buffer) -> None:
     try:
         try:
             write_buffers(descriptor, buffers)
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    if durable:
+        _sync(path.parent)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ Under the exchange directory the trainer keeps a beacon, `trainer.json`, with a 
 What is said in a session lies in its directory, as `<session>/to_trainer/<number>-<sender>.msg` or
 `<session>/<sender>/<number>.msg`: one atomic file a message (`codec.file_buffers`), deleted once read. A sender is one connection
 of one run. A trainer that starts again begins a new session, so nothing said to an old one is heard; a link that sees another
-session, or no beat, connects anew. No clock is compared.
+session, or no beat, connects anew. No clock is compared. Nothing here is flushed to disk: what a machine's end would take is in
+the orchestrator's durable record, and a heartbeat that waits behind a checkpoint's flush is late.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class DirectoryConnection:
         path = self._session / _TO_TRAINER / f"{self._written:012d}-{self._sender}.msg"
         # A trainer that just ended took its directory with it; the next poll finds its beacon gone.
         with contextlib.suppress(FileNotFoundError):
-            write_atomically(path, *file_buffers(frames))
+            write_atomically(path, *file_buffers(frames), durable=False)
 
     def close(self, linger: float) -> None:
         """See `Connection`. What is written stays for the trainer to read, so there is nothing to wait for."""
@@ -161,7 +162,8 @@ class DirectoryListener:
         """See `Listener`."""
         self._written += 1
         try:
-            write_atomically(self._session / sender.decode() / f"{self._written:012d}.msg", *file_buffers(frames))
+            path = self._session / sender.decode() / f"{self._written:012d}.msg"
+            write_atomically(path, *file_buffers(frames), durable=False)
         except FileNotFoundError:
             return False
         return True
@@ -198,7 +200,8 @@ class DirectoryListener:
         return Arrival(match["sender"].encode(), str(self._root), frames)
 
     def _beat(self, count: int) -> None:
-        write_atomically(self._root / _BEACON, json.dumps({"session": self._session.name, "beat": count}).encode())
+        beacon = {"session": self._session.name, "beat": count}
+        write_atomically(self._root / _BEACON, json.dumps(beacon).encode(), durable=False)
 
     def _keep_beating(self) -> None:
         count = 0
