@@ -42,17 +42,16 @@ def serve(config: InferenceConfig, on_ready: Callable[[], None]) -> int:
     """Runs one vLLM server until it ends or SIGTERM or SIGINT arrives; a second signal kills it. Call from the main thread.
 
     `on_ready` is called once the server has answered its health check. Returns 0 if it was told to stop, 2 if the
-    configuration cannot work, 1 for anything else: the port is taken, the server did not start in time, the server ended by
-    itself.
+    configuration cannot work or the port is taken, 1 for anything else: the server did not start in time, or ended by itself.
     """
     try:
         check_configuration(config)
         environment = server_environment(config)
-    except ValueError as error:
+        _check_port(config.host, config.port)
+    except (ValueError, OSError) as error:
         logger.error("inference: %s", error)
         return EXIT_BAD_CONFIG
     try:
-        _check_port(config.host, config.port)
         with _output(config.log_file) as output, _Signals() as signals:
             child = _start(config, environment, output)
             try:
@@ -75,6 +74,8 @@ def check_configuration(config: InferenceConfig) -> None:
         ) from None
     except (OSError, orjson.JSONDecodeError) as error:
         raise ValueError(f"model = {config.model!r}: cannot read {path}: {error}") from error
+    if not isinstance(model, dict):
+        raise ValueError(f"model = {config.model!r}: {path} holds a JSON {type(model).__name__}; expected an object")
     experts = any(model.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
     if config.return_routed_experts and not experts:
         raise ValueError(

@@ -92,7 +92,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config = config_of(tmp_path, {}, port=taken.getsockname()[1])
-        assert server.serve(config, lambda: None) == server.EXIT_FAILED
+        assert server.serve(config, lambda: None) == server.EXIT_BAD_CONFIG
         assert (
             f"cannot listen on 127.0.0.1:{config.port}: Address already in use; stop what uses the port" in caplog.text
         )
@@ -102,6 +102,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(
     ("model", "settings", "complaint"),
     [
         (None, {}, "there is no"),
+        ([], {}, "holds a JSON list; expected an object"),
         ({}, {"return_routed_experts": True}, "has no experts; remove the setting"),
         ({"num_experts": 8}, {"lora": {}}, "a mixture of experts, whose adapters vLLM cannot serve on a CPU"),
         ({}, {"api_key_file": Path("/nowhere/token")}, "api_key_file = '/nowhere/token': cannot be read: No such file"),
