@@ -262,6 +262,10 @@ class OrchestratorConfig(Config):
     stall_timeout_seconds: float | None = Field(default=None, gt=0)
     """Without progress for this long, the daemon ends with an error. Unset: never."""
 
+    trainer_timeout_seconds: float = Field(default=600.0, gt=0)
+    """How long to wait at the start for a trainer that takes the run. One that goes away later is waited for without a limit of
+    its own (see `stall_timeout_seconds`)."""
+
     shutdown_timeout_seconds: float = Field(default=30.0, gt=0)
     """After SIGTERM, the longest the daemon takes to drain, checkpoint and exit; after the last step, the longest it waits for
     what environments left running."""

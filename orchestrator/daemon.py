@@ -141,7 +141,14 @@ class Daemon:
         self._run_beside(self._sender.run())
         with awaiting("the first healthy inference server", ", ".join(config.inference.urls)):
             await self._pool.start()
-        ready = await self._sender.wait_ready()
+        try:
+            async with asyncio.timeout(config.trainer_timeout_seconds):
+                ready = await self._sender.wait_ready()
+        except TimeoutError:
+            raise ConnectionError(
+                f"no trainer was ready for run {config.run_id!r} within trainer_timeout_seconds = "
+                f"{config.trainer_timeout_seconds:g}; does it run, with the same output_dir and [transport]?"
+            ) from None
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )

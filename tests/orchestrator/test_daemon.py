@@ -276,6 +276,15 @@ def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., Orches
         assert process.wait(20) == 0
 
 
+def test_a_trainer_that_does_not_come(make_config: Callable[..., OrchestratorConfig]) -> None:
+    config = make_config(trainer_timeout_seconds=0.2)
+    assert run(config, lambda: None) == 1
+    assert (
+        "no trainer was ready for run 'one' within trainer_timeout_seconds = 0.2"
+        in (config.run_dir / "orchestrator.log").read_text()
+    )
+
+
 def test_a_second_signal_ends_it_at_once(
     make_config: Callable[..., OrchestratorConfig], inference: FakeInference
 ) -> None:
