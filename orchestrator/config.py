@@ -149,13 +149,16 @@ class LossConfig(Config):
     """Further keyword arguments for a custom loss."""
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class TrainingConfig(Config):
     """How the trainer trains this run."""
 
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate of AdamW."""
 
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's betas."""
 
     weight_decay: float = Field(default=0.0, ge=0)

@@ -150,6 +150,13 @@ def test_an_address_that_does_not_fit_the_server_is_refused(job_file: Path) -> N
     assert "does not fit [inference]" in message
 
 
+def test_betas_that_adamw_would_refuse_are_refused_first(job_file: Path) -> None:
+    """The trainer would meet them only after it has loaded the model, and with a traceback."""
+    message = complaint(job_file, "--orchestrator.training.betas", "[0.9, 1.5]")
+    assert "orchestrator.training.betas[1] = 1.5" in message
+    assert "less than 1" in message
+
+
 def test_an_adapter_is_served_as_it_is_trained(job_file: Path) -> None:
     config = load(JobConfig, job_file, ["--orchestrator.training.lora.rank", "16"])
     assert config.inference.lora is not None
