@@ -41,7 +41,7 @@ def bind_worker_to_parent() -> None:
 
 def bound_command(command: list[str]) -> list[str]:
     """`command`, to be started by this process, so that it dies with it."""
-    return [sys.executable, "-m", "inference.lifeline", str(os.getpid()), *command]
+    return [sys.executable, "-P", "-m", "inference.lifeline", str(os.getpid()), *command]
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def check_configuration(config: InferenceConfig) -> None:
 
 def server_command(config: InferenceConfig) -> list[str]:
     """vLLM's command line. No secret is in it."""
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", config.model, "--host", config.host, "--port", str(config.port)]
     command += ["--dtype", config.dtype, "--seed", str(config.seed)]
     command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs)]

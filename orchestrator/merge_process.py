@@ -39,7 +39,11 @@ class MergeProcess:
 
     async def __aenter__(self) -> MergeProcess:
         self._process = await in_thread(
-            subprocess.Popen, [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            subprocess.Popen,
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
         with awaiting("the merge process to start", f"pid {self._process.pid}"):
             async with asyncio.timeout(_START_SECONDS):
