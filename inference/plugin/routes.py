@@ -176,7 +176,8 @@ class CounterpointRoutes:
             return final
 
         try:
-            return await run(tokens_input(prompt_ids.tolist()), raw_request)
+            salt = self.updater.cache_salt(model if adapter is not None else None)
+            return await run(tokens_input(prompt_ids.tolist(), cache_salt=salt), raw_request)
         except VLLMClientError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
         except EngineDeadError as error:

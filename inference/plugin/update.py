@@ -1,9 +1,11 @@
 """One weight update inside the API server, as one transaction: pause keeping requests, load, resume.
 
-The pause clears the caches, which preempts every running request: each is prefilled again with the new weights, so that no
-token is ever predicted from a mixture of old keys and values, and no later prompt meets a stale prefix. vLLM schedules
-nothing while paused this way, so the proof (the probe) comes after the resume; until it has passed, the pool holds back
-what this server answers.
+The pause freezes the running requests with all they have computed. Prefilling them again with the new weights would cost the
+more the longer they are, and would route their earlier tokens anew, while the routing they return is that which generated
+these tokens: training would replay a mixture that no weights ever computed. So the caches stay, and a request that begins
+after the pause meets no stale prefix because its cache salt names the load (`Updater.cache_salt`). vLLM schedules nothing
+while paused this way, so the proof (the probe) comes after the resume; until it has passed, the pool holds back what this
+server answers.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,12 @@ class Updater:
         self._engine = engine
         self._models = models
         self._lock = asyncio.Lock()
+        self._loads: Counter[str | None] = Counter()
+
+    def cache_salt(self, adapter: str | None) -> str:
+        """What keys the prefixes that a request for the base model (None) or an adapter may share: only those computed since
+        its newest weights began to load."""
+        return f"{adapter or 'base'}@{self._loads[adapter]}"
 
     async def update(self, version: int, directory: Path, adapter: str | None) -> None:
         """Loads what `directory` holds. Raises `UpdateRefused` if it is not fit to be loaded."""
@@ -63,7 +72,7 @@ class Updater:
             require_same_model(expected, given, tied)
         except (OSError, ValueError) as error:
             raise UpdateRefused(str(error)) from error
-        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        await self._pause(None)
         try:
             await self._engine.start_weight_update()
             await self._engine.update_weights(WeightTransferUpdateRequest(update_info={"directory": str(directory)}))
@@ -76,12 +85,16 @@ class Updater:
             raise
         await self._engine.resume_generation()
 
+    async def _pause(self, adapter: str | None) -> None:
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+        self._loads[adapter] += 1
+
     async def _load_adapter(self, adapter: str, directory: Path) -> None:
         try:
             await asyncio.to_thread(read_header, directory / "adapter_model.safetensors")
         except (OSError, ValueError) as error:
             raise UpdateRefused(str(error)) from error
-        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        await self._pause(adapter)
         try:
             answer = await self._models.load_lora_adapter(
                 LoadLoRAAdapterRequest(lora_name=adapter, lora_path=str(directory), load_inplace=True)

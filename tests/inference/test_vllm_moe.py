@@ -148,9 +148,9 @@ async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) ->
         )
 
 
-async def test_weights_change_under_requests_in_flight_and_no_token_mixes_them(moe_server: ServerProcess) -> None:
-    """Each token is predicted by one version, wholly: the caches do not survive the load. And the prefix that all share is
-    not served stale afterwards."""
+async def test_weights_change_under_requests_in_flight(moe_server: ServerProcess) -> None:
+    """Each request goes on from what it has computed, by the new weights; a request that begins afterwards is wholly theirs: the
+    prefix that it shares with the others is not served stale."""
     sampling = SamplingParameters(temperature=1.0, max_tokens=400, stop_token_ids=())
     async with pool_at(moe_server) as pool:
         requests = [asyncio.create_task(pool.generate(PROMPT, sampling, affinity=str(index))) for index in range(12)]
@@ -163,13 +163,25 @@ async def test_weights_change_under_requests_in_flight_and_no_token_mixes_them(m
         switched = 0
         for turn in turns:
             assert turn.policy_version == 0
-            old, new = (disagreement(moe_server, version, turn, PROMPT, 1.0) < TOLERANCE for version in (0, 1))
-            by_old = int(np.argmin(old)) if not old.all() else len(old)
-            assert new[by_old:].all(), "the rest is the new weights', computed on a prefix that they computed too"
-            switched += by_old < len(old)
+            by_old = disagreement(moe_server, 0, turn, PROMPT, 1.0) < TOLERANCE
+            assert by_old[0], "the first token came before the new weights"
+            switched += not by_old.all()
             assert turn.routed_experts is not None
             assert len(turn.routed_experts) == len(PROMPT) + len(turn.completion_ids) - 1
         assert switched > 0
+
+
+async def test_no_request_is_prefilled_again_after_a_load(moe_server: ServerProcess) -> None:
+    """If it were, the new weights would route its tokens anew, and the rows of routing that it returns would not be those
+    that its later log-probabilities were computed with."""
+    sampling = SamplingParameters(temperature=1.0, max_tokens=400, stop_token_ids=())
+    async with pool_at(moe_server) as pool:
+        before = await metric(moe_server, "num_preemptions_total")
+        requests = [asyncio.create_task(pool.generate(PROMPT, sampling, affinity=str(index))) for index in range(8)]
+        await running_at(moe_server, lambda running: running >= 4)
+        await pool.update_weights(update_to(moe_server, 1))
+        await asyncio.gather(*requests)
+        assert await metric(moe_server, "num_preemptions_total") == before
 
 
 async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:
