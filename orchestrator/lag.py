@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from orchestrator.config import LagConfig
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LagDistribution:
-    """Lags of one step, in seconds."""
+    """Lags, in seconds."""
 
     min: float
     mean: float
@@ -28,6 +28,20 @@ class LagDistribution:
     p99: float
     max: float
     n: int
+
+    @classmethod
+    def of(cls, lags: Sequence[float]) -> LagDistribution:
+        """Of at least one lag."""
+        values = sorted(lags)
+        return cls(
+            min=values[0],
+            mean=sum(values) / len(values),
+            median=quantile(values, 0.5),
+            p90=quantile(values, 0.9),
+            p99=quantile(values, 0.99),
+            max=values[-1],
+            n=len(values),
+        )
 
     def metrics(self) -> dict[str, float | int]:
         """Under the design's names, `event_loop_lag/...`."""
@@ -58,16 +72,7 @@ class EventLoopLagMonitor:
         """The distribution since the last call, of at least one sample: where none has ended, how late the pending one is so far.
         Warns of what exceeds the thresholds."""
         lags, self._lags = self._lags or [self._overdue()], []
-        values = sorted(lags)
-        lag = LagDistribution(
-            min=values[0],
-            mean=sum(values) / len(values),
-            median=quantile(values, 0.5),
-            p90=quantile(values, 0.9),
-            p99=quantile(values, 0.99),
-            max=values[-1],
-            n=len(values),
-        )
+        lag = LagDistribution.of(lags)
         self._warn(lag)
         return lag
 
