@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -30,10 +30,15 @@ from transport.atomic import publish_directory
 from transport.records import Batch, Rollout, Sample
 
 
+Observer = Callable[[str], AbstractContextManager[None]]
+"""Entered around each phase with its name: how a replay lays the phases against the loop's lag."""
+
+
 @dataclass(slots=True)
 class Phases:
     """Durations of a step's phases, in seconds, in the order they ran."""
 
+    observe: Observer
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -41,7 +46,7 @@ class Phases:
         """Times the block as `name`."""
         started = time.perf_counter()
         try:
-            with awaiting(f"phase {name} of the step boundary"):
+            with awaiting(f"phase {name} of the step boundary"), self.observe(name):
                 yield
         finally:
             self.seconds[name] = time.perf_counter() - started
@@ -67,6 +72,7 @@ class StepBoundary:
     dump_raw_rollouts: bool = False
     merge_chunk: MergeChunk | None = None
     """Where rollouts are merged; a thread where it is None."""
+    observe: Observer = field(default=lambda _name: nullcontext())
 
     async def take(
         self,
@@ -83,7 +89,7 @@ class StepBoundary:
         hands the committed batch to the trainer. Raises `OSError` (disk full) before the commit, or `ValueError` when no
         rollout is left to train on.
         """
-        phases = Phases()
+        phases = Phases(self.observe)
         with phases.phase("merge"):
             batch = await self.merge(step, rollouts)
         with phases.phase("records"):
@@ -96,7 +102,7 @@ class StepBoundary:
         with phases.phase("send"):
             await send(batch)
         with phases.phase("malloc_trim"):
-            await in_thread(_malloc_trim)
+            await in_thread(give_memory_back)
         # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
         line = checkpoint.line | phases.metrics()
         await in_thread(metrics.append, self.run_dir / "metrics.jsonl", line)
@@ -140,7 +146,7 @@ def _malloc_trim_function() -> Any:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
-def _malloc_trim() -> None:
+def give_memory_back() -> None:
     """Gives freed memory back to the system: without it a daemon grows by several MB a step."""
     trim = _malloc_trim_function()
     if trim is not None:
