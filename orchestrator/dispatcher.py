@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,10 @@ from orchestrator.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.judge import Judgement, judge_group
+from orchestrator.judge import Judge
 from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import set_context
 from orchestrator.metrics import MetricsLine
-from orchestrator.rollout_file import fault_of_state
 from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
@@ -95,7 +94,7 @@ class Dispatcher:
         self._config = config
         self._scheduler = scheduler
         self._environments = environments
-        self._advantage = advantage
+        self._judge_group = Judge(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
         self._chat = chat
         self._pool = pool
         self._sampling = SamplingParameters(
@@ -250,26 +249,12 @@ class Dispatcher:
                 if not (group.cancelled or self._draining):
                     raise
                 return  # Forgotten, or played again after a resume.
-        judgement = await in_thread(self._judge_in_thread, group.rollouts, loaded.environment.group_scoring)
+        judgement = await in_thread(self._judge_group, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
             group.judged = True
             for (kind, environment), caught in judgement.caught.items():
                 self._counts[f"filters/{kind}/{environment}"] += caught
         self.handle(judgement.event)
-
-    def _judge_in_thread(self, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
-        for rollout in rollouts:
-            fault = fault_of_state(rollout)
-            if fault is not None:
-                rollout.error = rollout.error or fault
-                rollout.state, rollout.metrics = {}, {}
-        judgement = judge_group(rollouts, self._advantage, self._config.filters, group_scoring=group_scoring)
-        if not self._config.dump_raw_rollouts:
-            for rollout in rollouts:
-                if rollout.error is not None or rollout.filtered_by is not None:
-                    # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
-                    rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
-        return judgement
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
         set_context(step=step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from orchestrator.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
 from orchestrator.config import FilterConfig
 from orchestrator.events import GroupJudged
 from orchestrator.filters import FilterCounts, apply_filters
+from orchestrator.rollout_file import fault_of_state
 from orchestrator.trajectories import OpenBranches
 from transport.records import Rollout, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
@@ -32,6 +33,31 @@ class Judgement:
     """Rollouts that had completed and were failed here."""
     caught: FilterCounts = field(default_factory=FilterCounts)
     """What each filter caught, by environment, monitoring or enforcing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """One run's rules, applied to one finished group after the other. A call blocks: make it in a thread."""
+
+    advantage: Advantage
+    filters: Sequence[FilterConfig]
+    keep_routing: bool = False
+    """Of rollouts that will not train, too: a dump wants it."""
+
+    def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
+        """As `judge_group`; and a rollout that could not be saved fails, whatever its environment left in its state."""
+        for rollout in rollouts:
+            fault = fault_of_state(rollout)
+            if fault is not None:
+                rollout.error = rollout.error or fault
+                rollout.state, rollout.metrics = {}, {}
+        judgement = judge_group(rollouts, self.advantage, self.filters, group_scoring=group_scoring)
+        if not self.keep_routing:
+            for rollout in rollouts:
+                if rollout.error is not None or rollout.filtered_by is not None:
+                    # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
+                    rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
+        return judgement
 
 
 def judge_group(
