@@ -29,7 +29,6 @@ from transport import codec
 from transport.atomic import publish_directory
 from transport.records import Batch, Rollout, Sample
 
-
 Observer = Callable[[str], AbstractContextManager[None]]
 """Entered around each phase with its name: how a replay lays the phases against the loop's lag."""
 
