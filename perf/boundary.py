@@ -1,0 +1,128 @@
+"""Drives the daemon's own step boundary outside the daemon: its judge, its `StepBoundary`, its sender and wire, with a consumer
+process at the other end.
+
+Nothing of the boundary is written a second time here. What is missing is what surrounds it: scheduler, dispatcher, inference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.advantages import load_advantage
+from orchestrator.checkpoint import Checkpoint
+from orchestrator.dump import DumpHeader
+from orchestrator.judge import Judge
+from orchestrator.merge_process import MergeProcess
+from orchestrator.metrics import MetricsLine
+from orchestrator.sender import Sender
+from orchestrator.step import Observer, StepBoundary
+from orchestrator.threads import in_thread
+from perf.consumer import consumer
+from transport.config import TransportConfig
+from transport.open import open_link
+from transport.records import Rollout
+
+_READY_SECONDS = 30.0
+_DELIVERY_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What arrives at a step boundary, and the configuration that says what becomes of it."""
+
+    header: DumpHeader
+    rollouts: Sequence[Rollout]
+    """Those that ship, in order, and then those lost since the step before, which are recorded only."""
+
+    @property
+    def shipped(self) -> Sequence[Rollout]:
+        """The rollouts of the groups that ship."""
+        return self.rollouts[: self.header.shipped]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays of the rollouts."""
+        return sum(
+            turn.prompt_ids.nbytes
+            + turn.completion_ids.nbytes
+            + turn.log_probabilities.nbytes
+            + (turn.routed_experts.nbytes if turn.routed_experts is not None else 0)
+            for rollout in self.rollouts
+            for turn in rollout.turns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """The parts around one recording. Made by `rig`."""
+
+    recording: Recording
+    boundary: StepBoundary
+    sender: Sender
+    judge_group: Judge
+
+    async def judge(self) -> None:
+        """Judges every group anew, one after the other, as the daemon does whenever one has finished."""
+        groups: dict[int, list[Rollout]] = {}
+        for rollout in self.recording.shipped:
+            rollout.advantage, rollout.filtered_by = 0.0, None
+            groups.setdefault(rollout.group_id, []).append(rollout)
+        for group in groups.values():
+            await in_thread(self.judge_group, group, group[0].environment in self.recording.header.group_scoring)
+
+    async def take(self, step: int) -> MetricsLine:
+        """The step boundary, until the batch is handed to the wire."""
+        shipped, others = self.recording.shipped, self.recording.rollouts[self.recording.header.shipped :]
+        return await self.boundary.take(step, shipped, others, snapshot, self.sender.submit)
+
+    async def deliver(self, step: int) -> None:
+        """Until the consumer has read the batch of `step`. Raises `TimeoutError`."""
+        async with asyncio.timeout(_DELIVERY_SECONDS):
+            await self.sender.wait_durable(step)
+
+
+def snapshot(line: MetricsLine) -> Checkpoint:
+    """A commit of nothing but the step's metrics: no scheduler, nothing that waits."""
+    return Checkpoint(int(line["step"]), {}, {}, {}, [], line)
+
+
+@asynccontextmanager
+async def rig(
+    recording: Recording,
+    output_dir: Path,
+    observe: Observer,
+    gather_chunk_size: int | None = None,
+    process_pool: bool = False,
+) -> AsyncIterator[Rig]:
+    """The parts, connected to their consumer. Steps count from the recorded one. Everything is written below `output_dir`.
+
+    Raises `ValueError` for a configuration that names nothing, `TimeoutError` when the consumer does not answer.
+    """
+    header, transport = recording.header, TransportConfig()
+    run_dir = output_dir / f"run_{header.run_id}"
+    async with AsyncExitStack() as resources:
+        resources.enter_context(consumer(transport, output_dir, header.step))
+        merge_chunk = await resources.enter_async_context(MergeProcess()) if process_pool else None
+        link = open_link(transport, output_dir, header.run_id)
+        sender = Sender(link, run_dir, header.run_id, header.step - 1, transport.max_batch_bytes)
+        resources.push_async_callback(sender.close)
+        tasks = await resources.enter_async_context(asyncio.TaskGroup())
+        serving = tasks.create_task(sender.run())
+        resources.callback(serving.cancel)
+        async with asyncio.timeout(_READY_SECONDS):
+            await sender.wait_ready()
+        boundary = StepBoundary(
+            run_dir,
+            header.run_id,
+            header.state_columns,
+            gather_chunk_size=gather_chunk_size,
+            keep_checkpoints=1,
+            merge_chunk=merge_chunk,
+            observe=observe,
+        )
+        judge_group = Judge(load_advantage(header.advantage), header.filters, keep_routing=True)
+        yield Rig(recording, boundary, sender, judge_group)

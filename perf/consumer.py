@@ -1,0 +1,93 @@
+"""The trainer's end of the wire for replays and benchmarks, a process of its own: takes every batch, reads every byte of it, and
+acknowledges.
+
+It is the real receiver, checks and all; only what a trainer would do with a batch is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from cluster.process import guarded
+from transport.arrays import AnyArray
+from transport.atomic import Buffer, as_bytes_view
+from transport.config import TransportConfig
+from transport.messages import Acknowledged, Bye, Hello, Ready
+from transport.open import open_receiver
+from transport.records import Batch
+
+_POLL_SECONDS = 0.5
+_STOP_SECONDS = 10.0
+
+
+@contextmanager
+def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> Iterator[int]:
+    """Runs the process during the block; gives its id. The first batch it asks for is that of `next_step`. It ends with this
+    process, however that ends.
+
+    Raises `RuntimeError` when it cannot start.
+    """
+    command = guarded([sys.executable, "-P", "-m", __name__, config.model_dump_json(), str(output_dir), str(next_step)])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        first = process.stdout.readline().split()
+        if first[:1] != ["ready"]:
+            raise RuntimeError(f"the consumer did not start; it exited with {process.wait(_STOP_SECONDS)}")
+        yield int(first[1])
+    finally:
+        process.terminate()
+        process.wait(_STOP_SECONDS)
+        process.stdout.close()
+
+
+def serve(config: TransportConfig, output_dir: Path, next_step: int) -> None:
+    """Until it is killed."""
+    receiver = open_receiver(config, output_dir)
+    print("ready", os.getpid(), flush=True)
+    while True:
+        received = receiver.receive(_POLL_SECONDS)
+        match received:
+            case (run_id, Hello()):
+                receiver.send(run_id, Ready(next_step, config.credit))
+            case (run_id, Batch() as batch):
+                read_every_byte(batch)
+                next_step = batch.step + 1
+                receiver.send(run_id, Acknowledged(batch.step, batch.step))
+            case (_, Bye()) | None:
+                pass
+
+
+def read_every_byte(batch: Batch) -> int:
+    """The exclusive or of all the batch's bytes, as 64-bit words: it costs what reading them costs."""
+    arrays: list[AnyArray] = [
+        batch.token_ids_T,
+        batch.loss_mask_T,
+        batch.log_probabilities_T,
+        batch.advantages_T,
+        batch.sample_offsets,
+    ]
+    arrays += [chunk for sample in batch.routed_experts for chunk in sample]
+    combined = 0
+    for array in arrays:
+        combined ^= exclusive_or(array)
+    return combined
+
+
+def exclusive_or(buffer: Buffer) -> int:
+    """Of the buffer's bytes, as 64-bit words."""
+    view = as_bytes_view(buffer)
+    whole = view.nbytes // 8 * 8
+    words = np.frombuffer(view[:whole], dtype=np.uint64)
+    return int(np.bitwise_xor.reduce(words)) ^ int.from_bytes(view[whole:], "little")
+
+
+if __name__ == "__main__":
+    serve(TransportConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
