@@ -29,6 +29,7 @@ from orchestrator.advantages import Advantage, load_advantage
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
+from orchestrator.dump import DumpHeader
 from orchestrator.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
 from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import logging_to, run_context
@@ -197,7 +198,7 @@ class Daemon:
                 {environment.name: environment.state_columns for environment in config.environments},
                 gather_chunk_size=config.gather_chunk_size,
                 keep_checkpoints=config.keep_checkpoints,
-                dump_raw_rollouts=config.dump_raw_rollouts,
+                dump=_dump_header(config, environments) if config.dump_raw_rollouts else None,
                 merge_chunk=merge_chunk,
             ),
             lag=self._lag,
@@ -296,6 +297,20 @@ def _load(config: OrchestratorConfig) -> Loaded:
 def _adapter(config: OrchestratorConfig) -> str | None:
     """Name of the run's LoRA adapter at the servers; None where full weights are trained."""
     return config.run_id if config.training.lora is not None else None
+
+
+def _dump_header(config: OrchestratorConfig, environments: dict[str, LoadedEnvironment]) -> DumpHeader:
+    """What every dump of the run says; the step and what ships are filled in step by step."""
+    return DumpHeader(
+        run_id=config.run_id,
+        step=1,
+        shipped=0,
+        advantage=config.advantage,
+        filters=config.filters,
+        gather_chunk_size=config.gather_chunk_size,
+        state_columns={environment.name: environment.state_columns for environment in config.environments},
+        group_scoring=[name for name, loaded in environments.items() if loaded.environment.group_scoring],
+    )
 
 
 _EXPECTED = (

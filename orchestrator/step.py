@@ -18,9 +18,9 @@ from typing import Any
 
 from orchestrator import metrics
 from orchestrator.checkpoint import Checkpoint, write_checkpoint
+from orchestrator.dump import DumpHeader, write_dump
 from orchestrator.metrics import MetricsLine
 from orchestrator.records import write_records
-from orchestrator.rollout_file import write_rollouts
 from orchestrator.step_metrics import step_metrics
 from orchestrator.threads import in_thread
 from orchestrator.trajectories import assemble_batch, merge_rollout
@@ -68,7 +68,8 @@ class StepBoundary:
     state_columns: Mapping[str, Sequence[str]]
     gather_chunk_size: int | None = None
     keep_checkpoints: int = 2
-    dump_raw_rollouts: bool = False
+    dump: DumpHeader | None = None
+    """The header of every step's dump, but for what differs by step; None: no dumps."""
     merge_chunk: MergeChunk | None = None
     """Where rollouts are merged; a thread where it is None."""
     observe: Observer = field(default=lambda _name: nullcontext())
@@ -126,9 +127,9 @@ class StepBoundary:
     def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> None:
         """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""
         name = f"step_{batch.step}"
-        if self.dump_raw_rollouts:
-            with publish_directory(self.run_dir / "raw_rollouts" / name) as directory:
-                write_rollouts(directory / "rollouts.bin", rollouts)
+        if self.dump is not None:
+            header = self.dump.model_copy(update={"step": batch.step, "shipped": len(rollouts)})
+            write_dump(self.run_dir / "raw_rollouts" / name, header, [*rollouts, *others])
         with publish_directory(self.run_dir / "rollouts" / name) as directory:
             codec.write_file(directory / "batch.bin", batch)
             write_records(directory / "rollouts.jsonl", [*rollouts, *others], self.state_columns)

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from orchestrator.checkpoint import Checkpoint
+from orchestrator.dump import DumpHeader, open_dump
 from orchestrator.merge_process import MergeProcess
-from orchestrator.rollout_file import read_rollouts
 from orchestrator.step import StepBoundary, merge_all
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from transport import codec
@@ -45,7 +45,8 @@ async def take(boundary: StepBoundary, rollouts: list[Rollout], sent: list[Batch
 @pytest.mark.parametrize("chunk_size", [None, 1])
 async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> None:
     sent: list[Batch] = []
-    boundary = StepBoundary(tmp_path, "one", {"toy": ["answer"]}, gather_chunk_size=chunk_size, dump_raw_rollouts=True)
+    header = DumpHeader(run_id="one", step=1, shipped=0, state_columns={"toy": ["answer"]})
+    boundary = StepBoundary(tmp_path, "one", {"toy": ["answer"]}, gather_chunk_size=chunk_size, dump=header)
     line = await take(boundary, make_rollouts(), sent)
     (batch,) = sent
     assert [sample.rollout_id for sample in batch.samples] == ["0-0", "1-1"]
@@ -54,7 +55,9 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     records = [orjson.loads(row) for row in (tmp_path / "rollouts/step_3/rollouts.jsonl").read_bytes().splitlines()]
     assert [record["rollout_id"] for record in records] == ["0-0", "0-1", "1-0", "1-1", "2-0"]
     assert records[0]["state"] == {"answer": "yes"}
-    assert len(read_rollouts(tmp_path / "raw_rollouts/step_3/rollouts.bin")) == 4
+    dump = open_dump(tmp_path / "raw_rollouts/step_3")
+    assert (dump.header.step, dump.header.shipped, dump.header.rollouts) == (3, 4, 5)
+    assert [rollout.rollout_id for rollout in dump.rollouts()] == ["0-0", "0-1", "1-0", "1-1", "2-0"]
     assert line["reward/mean"] == pytest.approx((0.5 + 0.0 + 1.0 + 0.1) / 4)
     assert (line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"]) == (4, 1, 2)
     assert (line["staleness/max"], line["step"]) == (3, 3)
