@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -21,9 +22,33 @@ from transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from transport.atomic import Buffer, as_bytes_view, write_buffers
 from transport.records import Rollout, Turn
 
+Record = TypeVar("Record", Rollout, Turn)
+
 _LENGTH = struct.Struct("<Q")
 _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
 _JSON_FIELDS = ("metrics", "state")
+_ROLLOUT_TYPES = {
+    "rollout_id": str,
+    "group_id": int,
+    "environment": str,
+    "example_index": int,
+    "reward": float | int | None,
+    "error": str | None,
+    "metrics": dict,
+    "state": dict,
+    "advantage": float | int,
+    "filtered_by": str | None,
+}
+_TURN_TYPES = {
+    "prompt_ids": np.ndarray,
+    "completion_ids": np.ndarray,
+    "log_probabilities": np.ndarray,
+    "policy_version": int,
+    "finish_reason": str,
+    "routed_experts": np.ndarray | None,
+    "routed_experts_start": int,
+    "server": str,
+}
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -65,7 +90,7 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
         for header, arrays in parsed:
             turns = [_turn(*next(parsed)) for _ in range(header.pop("turns"))]
             json_fields = {name: orjson.loads(arrays[name].data) for name in _JSON_FIELDS}
-            rollouts.append(Rollout(turns=turns, **json_fields, **header))
+            rollouts.append(_typed(Rollout(turns=turns, **json_fields, **header), _ROLLOUT_TYPES))
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"rollout {len(rollouts)} is damaged: {error!r}") from error
     return rollouts
@@ -98,7 +123,15 @@ def _turn_frame(turn: Turn) -> tuple[dict[str, Any], dict[str, AnyArray]]:
 
 def _turn(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Turn:
     fields: dict[str, Any] = header | arrays
-    return Turn(**fields)
+    return _typed(Turn(**fields), _TURN_TYPES)
+
+
+def _typed(record: Record, types: Mapping[str, type | UnionType]) -> Record:
+    for name, expected in types.items():
+        if not isinstance(value := getattr(record, name), expected):
+            shown = getattr(expected, "__name__", expected)
+            raise TypeError(f"{type(record).__name__}.{name} is {str(value)[:80]!r}; expected {shown}")
+    return record
 
 
 def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[Buffer]:
