@@ -14,6 +14,7 @@ COMMANDS = {
     "trainer": ("cli.trainer", "the trainer, alone"),
     "inference": ("cli.inference", "one vLLM server with our plugin, alone"),
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
+    "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
     "status": ("cli.status", "what a job's directory says of it"),
 }
 

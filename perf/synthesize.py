@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from orchestrator.advantages import load_advantage
 from orchestrator.config import AdvantageConfig, FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
@@ -37,6 +36,8 @@ _REWRITTEN = 0.03
 """Shares of rollouts, of groups, of rollouts, of turns."""
 _SPARE_ROWS = 1021
 """Rows of the random block beyond those of the longest turn: how many places a turn's routing may begin at."""
+_MOST_ROUTING_BYTES = 4 * 2**30
+"""Of one rollout: the random block is as large."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,18 @@ class Shape:
         if not self.top_k <= self.experts <= 2**16:
             raise ValueError(f"experts = {self.experts}; expected at least top_k = {self.top_k} and at most {2**16}")
         if self.tokens < 2 * self.turns:
-            raise ValueError(f"tokens = {self.tokens}; expected at least two a turn, 2 x {self.turns}")
+            raise ValueError(f"tokens = {self.tokens}; expected at least two for each of turns = {self.turns}")
+        nbytes = self.tokens * self.layers * self.top_k * self.routing_dtype.itemsize
+        if nbytes > _MOST_ROUTING_BYTES:
+            raise ValueError(
+                f"tokens x layers x top_k = {self.tokens} x {self.layers} x {self.top_k}: one rollout's routing would take "
+                f"{nbytes / 2**30:.3g} GiB; expected at most {_MOST_ROUTING_BYTES / 2**30:.3g}"
+            )
+
+    @property
+    def routing_dtype(self) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
+        """The smallest that holds every expert's index."""
+        return np.dtype(np.uint8) if self.experts <= 256 else np.dtype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +221,8 @@ def _routing_block(shape: Shape) -> RoutingArray:
     """
     generator = np.random.default_rng((shape.seed, 2))
     rows = shape.tokens + _SPARE_ROWS
-    dtype: npt.DTypeLike = np.uint8 if shape.experts <= 256 else np.uint16
     sets = np.array([generator.permutation(shape.experts)[: shape.top_k] for _ in range(256)], dtype=np.int32)
-    block = np.empty((rows, shape.layers, shape.top_k), dtype=dtype)
+    block = np.empty((rows, shape.layers, shape.top_k), dtype=shape.routing_dtype)
     for layer in range(shape.layers):
         chosen = sets[generator.integers(0, len(sets), rows)]
         shift = generator.integers(0, shape.experts, (rows, 1), dtype=np.int32)

@@ -1,0 +1,64 @@
+"""`counterpoint synthesize OUT`: makes up a dump of any size, for `replay` and `attribute` (`perf/synthesize.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from cli.counted import counted
+from cli.errors import UserError
+from orchestrator.dump import DumpHeader, write_dump
+from perf.synthesize import Shape, header_of, synthetic_rollouts
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    given = vars(_parser().parse_args(arguments))
+    out: Path = given.pop("out")
+    try:
+        shape = Shape(**given)
+    except ValueError as error:
+        raise UserError(f"synthesize: {error}") from None
+    refuse_existing(out)
+    started = time.monotonic()
+    rollouts = counted(synthetic_rollouts(shape), shape.rollouts, "rollouts")
+    print(written(out, write_dump(out, header_of(shape), rollouts), time.monotonic() - started), flush=True)
+    return 0
+
+
+def refuse_existing(out: Path) -> None:
+    """Raises `UserError` when there is something at `out`."""
+    if out.exists():
+        raise UserError(f"{out} exists; choose another place, or remove it")
+
+
+def written(out: Path, header: DumpHeader, seconds: float) -> str:
+    """What a command says of the dump that it has made."""
+    nbytes = sum(header.files.values())
+    return f"{out}: {header.rollouts} rollouts, {header.turns} turns, {nbytes / 1e9:.3g} GB in {seconds:.1f} s"
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = Shape()
+    parser = argparse.ArgumentParser(
+        prog="counterpoint synthesize",
+        description="Makes up a step's rollouts and writes them as a dump: turns and lengths with a long tail, rewritten "
+        "contexts, several agents in one rollout, failures, partial groups. The same arguments give the same dump.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name, meaning in (
+        ("rollouts", "how many"),
+        ("turns", "of the longest rollout"),
+        ("tokens", "of the longest rollout"),
+        ("layers", "of routed experts"),
+        ("top-k", "experts a token and layer"),
+        ("experts", "of each layer; uint8 up to 256, uint16 above"),
+        ("group-size", "rollouts of one example"),
+        ("seed", "of everything that is random"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=getattr(default, name.replace("-", "_")), help=meaning)
+    parser.add_argument("--even", action="store_true", help="all rollouts alike, as benchmarks want them")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the dump's directory, which must not exist")
+    return parser
