@@ -29,9 +29,10 @@ $(BIN)/uv:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-# The lock is complete, so nothing is resolved here; the project is installed so that an edit takes effect at once.
+# The lock is complete, so nothing is resolved here; the project is installed so that an edit takes effect at once. Compiled
+# now, vLLM and torch start seconds sooner, also where Python may not write bytecode.
 $(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
-	$(UV) install $(TORCH) --no-deps --requirement $(LOCK)
+	$(UV) install $(TORCH) --no-deps --compile-bytecode --requirement $(LOCK)
 	$(UV) install --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -22,7 +22,7 @@ from trainer.config import TrainerConfig
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 
 class FakeJob:
