@@ -50,7 +50,7 @@ from orchestrator.scheduler import Scheduler
 from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
 from orchestrator.signals import StopSignals
 from orchestrator.step import StepBoundary
-from orchestrator.threads import give_environments_threads, in_thread
+from orchestrator.threads import give_environments_threads, in_thread, prompt_switching
 from orchestrator.watchdog import StallError, Watchdog, awaiting
 from transport.open import open_link
 
@@ -58,10 +58,6 @@ logger = logging.getLogger(__name__)
 
 _CONTROL_SECONDS = 0.5
 """Between looks at `control/`."""
-
-_SWITCH_INTERVAL_SECONDS = 0.001
-"""How long a thread running Python may hold the loop off; Python's default is 5 ms."""
-
 
 def run(
     config: OrchestratorConfig,
@@ -73,10 +69,9 @@ def run(
     Returns the exit code: 0 done or drained, 1 failed, 2 bad configuration, 3 evicted. Every failure is logged with its
     reason, and leaves the last commit intact.
     """
-    switch_interval = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     try:
         with (
+            prompt_switching(),
             taken_over(config),
             logging_to(config.run_dir / "orchestrator.log", config.log_format),
             StopSignals(config.shutdown_timeout_seconds) as signals,
@@ -87,7 +82,6 @@ def run(
         sys.stderr.write(f"error: {error}\n")
         return 2
     finally:
-        sys.setswitchinterval(switch_interval)
         gc.unfreeze()
 
 

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+_SWITCH_INTERVAL_SECONDS = 0.001
+"""How long a thread running Python may hold the loop off; Python's default is 5 ms."""
 
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="orchestrator")
 
@@ -24,6 +29,17 @@ async def in_thread(
     """`function(*arguments)` in one of the daemon's threads, in the caller's context. Cancelling does not end the function."""
     call = partial(contextvars.copy_context().run, function, *arguments, **keywords)
     return await asyncio.get_running_loop().run_in_executor(_threads, call)
+
+
+@contextmanager
+def prompt_switching() -> Iterator[None]:
+    """Lets the loop take the GIL back sooner from threads that run Python, during the block."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def give_environments_threads(count: int) -> None:
