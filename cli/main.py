@@ -15,6 +15,7 @@ COMMANDS = {
     "inference": ("cli.inference", "one vLLM server with our plugin, alone"),
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
     "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
+    "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
     "status": ("cli.status", "what a job's directory says of it"),
 }
 

@@ -1,0 +1,54 @@
+"""`counterpoint import-dump FILE.pkl OUT`: the reference system's pickled rollouts as a dump (`perf/import_dump.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from cli.counted import counted
+from cli.errors import UserError
+from cli.synthesize import refuse_existing, written
+from orchestrator.dump import DumpError, write_dump
+from perf.import_dump import ImportedRollouts
+from perf.restricted_pickle import PickleError
+
+SHOWN = 5
+"""Rollouts that could not be read, of which the reason is shown."""
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    given = _parser().parse_args(arguments)
+    if not given.file.is_file():
+        raise UserError(f"{given.file} is not a file")
+    refuse_existing(given.out)
+    started = time.monotonic()
+    print(f"reading {given.file}, {given.file.stat().st_size / 1e9:.3g} GB", file=sys.stderr, flush=True)
+    try:
+        imported = ImportedRollouts(given.file)
+        rollouts = counted(imported.rollouts(), imported.header.shipped, "rollouts")
+        header = write_dump(given.out, imported.header, rollouts)
+    except (PickleError, DumpError) as error:
+        raise UserError(str(error)) from None
+    print(written(given.out, header, time.monotonic() - started))
+    for what, count in sorted(imported.left_out.items()):
+        print(f"left out: {what} ({count} times)")
+    if imported.unreadable:
+        print(f"imported as failed, since they could not be read: {len(imported.unreadable)} rollouts")
+    for position, reason in imported.unreadable[:SHOWN]:
+        print(f"  rollout {position}: {reason}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint import-dump",
+        description="Writes the rollouts of a pickled list[RolloutOutput] (prime-rl, verifiers) as a dump. The pickle may hold "
+        "containers, numbers, strings, bytes and numpy arrays; anything else is refused by its name, and nothing of it runs.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.pkl", help="the pickle")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the dump's directory, which must not exist")
+    return parser
