@@ -15,8 +15,9 @@ the branch it extends has rows (it was one of several turns sent at once from on
 borrows what lies between from any branch that begins with the same tokens. If there is none, rows are missing, and the rollout
 fails: a sample with a hole cannot be replayed. Rows are slices of the arrays as received, never copies.
 
-All of it is linear in the tokens received: prefixes are found by comparing one running digest a branch, and only a branch
-whose digest agrees is compared token by token. Every array operation is over one turn, so none holds the GIL for long.
+All of it is linear in the tokens received: a branch is compared with a prompt token by token only if its last token stands where
+it should, and where many still would be, only if a digest agrees. Every array operation is over one turn, so none holds
+the GIL for long.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from transport.records import Batch, Int32Array, Rollout, RoutingArray, Sample, 
 
 UInt64Array = npt.NDArray[np.uint64]
 
+_COMPARED = 2
+"""Branches compared with a prompt without a digest first: most often there is one."""
+
 
 @dataclass(slots=True)
 class Branch:
@@ -39,12 +43,30 @@ class Branch:
 
     turns: list[Turn]
     """Those merged so far; the last one's prompt and completion are all the branch's tokens."""
-    length: int
+    length: int = 0
     """Tokens."""
-    digest: int
+    last_token: int = -1
     routed_experts: list[RoutingArray] = field(default_factory=list)
     rows: int = 0
     """Rows in `routed_experts`: length - 1, or 0 without routing."""
+    _digest: int | None = None
+
+    @property
+    def digest(self) -> int:
+        """Of all the branch's tokens. Made when it is first asked for after a turn."""
+        if self._digest is None:
+            last = self.turns[-1]
+            self._digest = int(prefix_digests(np.concatenate((last.prompt_ids, last.completion_ids)))[-1])
+        return self._digest
+
+    def extend(self, turn: Turn, chunks: Sequence[RoutingArray]) -> None:
+        """Makes `turn` the last one, and its prompt and completion the branch's tokens."""
+        self.turns.append(turn)
+        self.length = len(turn.prompt_ids) + len(turn.completion_ids)
+        self.last_token = int((turn.completion_ids if len(turn.completion_ids) else turn.prompt_ids)[-1])
+        self.routed_experts.extend(chunks)
+        self.rows += sum(len(chunk) for chunk in chunks)
+        self._digest = None
 
     def begins(self, token_ids: Int32Array) -> bool:
         """Whether the branch is a prefix of `token_ids` (which is at least as long)."""
@@ -71,7 +93,7 @@ class OpenBranches:
 
     def rows_held(self, prompt_ids: Int32Array) -> int:
         """How many rows of routing a call with this prompt need not return: its `routed_experts_start`."""
-        branch = self._extended_by(prompt_ids, prefix_digests(prompt_ids))
+        branch = self._extended_by(prompt_ids)
         return branch.rows if branch else 0
 
     def add(self, turn: Turn) -> Branch:
@@ -82,26 +104,27 @@ class OpenBranches:
         """
         if not len(turn.prompt_ids):
             raise ValueError("prompt_ids is empty; expected at least one token")
-        digests = prefix_digests(np.concatenate((turn.prompt_ids, turn.completion_ids)))
-        branch = self._extended_by(turn.prompt_ids, digests)
+        branch = self._extended_by(turn.prompt_ids)
         chunks = self._new_rows(turn, branch)
         if branch is None:
-            branch = Branch([], 0, 0)
+            branch = Branch([])
             self.branches.append(branch)
-        branch.turns.append(turn)
-        branch.length = len(digests)
-        branch.digest = int(digests[-1])
-        branch.routed_experts.extend(chunks)
-        branch.rows += sum(len(chunk) for chunk in chunks)
+        branch.extend(turn, chunks)
         return branch
 
-    def _extended_by(self, prompt_ids: Int32Array, digests: UInt64Array) -> Branch | None:
-        found: Branch | None = None
-        for branch in self.branches:
-            longer = branch.length <= len(prompt_ids) and (found is None or branch.length > found.length)
-            if longer and int(digests[branch.length - 1]) == branch.digest and branch.begins(prompt_ids):
-                found = branch
-        return found
+    def _extended_by(self, prompt_ids: Int32Array) -> Branch | None:
+        """The longest branch that the prompt begins with."""
+        tokens = len(prompt_ids)
+        likely = [
+            branch
+            for branch in self.branches
+            if branch.length <= tokens and prompt_ids[branch.length - 1] == branch.last_token
+        ]
+        if len(likely) > _COMPARED:
+            digests = prefix_digests(prompt_ids)
+            likely = [branch for branch in likely if int(digests[branch.length - 1]) == branch.digest]
+        likely.sort(key=lambda branch: branch.length, reverse=True)
+        return next((branch for branch in likely if branch.begins(prompt_ids)), None)
 
     def _new_rows(self, turn: Turn, branch: Branch | None) -> list[RoutingArray]:
         """The rows that the turn adds to the branch (None: a new one), without empty chunks."""
