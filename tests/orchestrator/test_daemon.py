@@ -23,6 +23,7 @@ from environments.config import EnvironmentConfig
 from orchestrator.checkpoint import load_newest
 from orchestrator.config import OrchestratorConfig, SamplingConfig, ScheduleConfig
 from orchestrator.daemon import run
+from orchestrator.dump import open_dump
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.orchestrator.toy_model import make_toy_model
@@ -73,8 +74,8 @@ def metrics_of(config: OrchestratorConfig) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
 
 
-def records_of(config: OrchestratorConfig) -> list[dict[str, Any]]:
-    files = (config.run_dir / "rollouts").glob("step_*/rollouts.jsonl")
+def records_of(config: OrchestratorConfig, step: str = "step_*") -> list[dict[str, Any]]:
+    files = (config.run_dir / "rollouts").glob(f"{step}/rollouts.jsonl")
     return [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
 
 
@@ -132,6 +133,12 @@ def test_kinds_of_environments(make_config: Callable[..., OrchestratorConfig], a
         assert run(config, lambda: None) == 0
     assert_whole(config)
     assert published_steps(config.run_dir / "raw_rollouts") == list(range(1, STEPS + 1))
+    for step in range(1, STEPS + 1):
+        dump = open_dump(config.run_dir / f"raw_rollouts/step_{step}")
+        assert (dump.header.run_id, dump.header.step, dump.header.gather_chunk_size) == ("one", step, 3)
+        assert dump.header.group_scoring == (["toy"] if args.get("group_scoring") else [])
+        records = records_of(config, f"step_{step}")
+        assert [rollout.rollout_id for rollout in dump.rollouts()] == [record["rollout_id"] for record in records]
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
         (make_output(reward="high"), "reward is 'high'; expected a finite number"),
         (make_output(reward=10**5000), "reward is a huge int; expected a finite number"),
         (make_output(trajectory=[3]), r"trajectory\[0\] is a int; expected a dictionary"),
-        (make_output(trajectory=[make_step([], [2], prompt_ids=["1"])]), r"trajectory\[0\].tokens.prompt_ids is not a list of numbers"),
+        (make_output(trajectory=[make_step([], [2], prompt_ids=["1"])]), r"tokens.prompt_ids is not a list of numbers"),
         (make_output(trajectory=[make_step([2**31], [2])]), "prompt_ids is not a list of numbers"),
         (make_output(trajectory=[make_step([-1], [2])]), "turn 0: prompt_ids holds the token -1"),
         (make_output(trajectory=[make_step([], [2], prompt_ids=np.array([2**31]))]), "expected .tokens. of int32"),
