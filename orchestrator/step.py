@@ -1,8 +1,8 @@
 """The step boundary, phase by phase and each one timed: merge, records, commit, send, trim. A replay drives it too.
 
 The order is the contract (`docs/contracts.md`, "Order of a step"): what a kill leaves behind is either a step that never
-was, or one that is committed and will be sent. Bulk bytes are never copied, and every phase runs in threads, in calls that
-hold the GIL shortly.
+was, or one that is committed and will be sent. Bulk bytes are never copied, and every phase runs in a thread, in calls that
+hold the GIL shortly; in one call a phase, since on a busy loop each return to it waits for its turn.
 """
 
 from __future__ import annotations
@@ -93,24 +93,20 @@ class StepBoundary:
         with phases.phase("merge"):
             batch = await self.merge(step, rollouts)
         with phases.phase("records"):
-            await in_thread(self.write_rollouts, batch, rollouts, others)
-            so_far = await in_thread(step_metrics, batch, [*rollouts, *others])
+            so_far = await in_thread(self._record, batch, rollouts, others)
         checkpoint = snapshot({"step": step, **so_far, **phases.metrics()})
         assert checkpoint.line is not None
         with phases.phase("commit"):
             await in_thread(write_checkpoint, self.run_dir, checkpoint, self.keep_checkpoints)
         with phases.phase("send"):
             await send(batch)
-        with phases.phase("malloc_trim"):
-            await in_thread(give_memory_back)
-        # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
-        line = checkpoint.line | phases.metrics()
-        await in_thread(metrics.append, self.run_dir / "metrics.jsonl", line)
-        return line
+        return await in_thread(self._finish, checkpoint.line, phases)
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> Batch:
         """The batch of `step`: the samples of every rollout that neither failed nor was filtered."""
         kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
+        if self.merge_chunk is None and self.gather_chunk_size is None:
+            return await in_thread(lambda: self._assemble(step, merge_all(kept)))
         size = self.gather_chunk_size or max(1, len(kept))
         samples: list[Sample] = []
         for start in range(0, len(kept), size):
@@ -123,6 +119,18 @@ class StepBoundary:
         # Once committed, a batch that the trainer refuses would be sent again by every resume.
         codec.validate(batch)
         return batch
+
+    def _record(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> dict[str, float | int]:
+        self.write_rollouts(batch, rollouts, others)
+        return step_metrics(batch, [*rollouts, *others])
+
+    def _finish(self, line: MetricsLine, phases: Phases) -> MetricsLine:
+        with phases.phase("malloc_trim"):
+            give_memory_back()
+        # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
+        line = line | phases.metrics()
+        metrics.append(self.run_dir / "metrics.jsonl", line)
+        return line
 
     def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> None:
         """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""

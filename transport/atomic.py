@@ -67,12 +67,13 @@ def publish_directory(path: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        for directory, _, names in os.walk(partial):
+        for directory, subdirectories, names in os.walk(partial):
             for name in names:
                 _sync(Path(directory, name))
-            _sync(Path(directory))
+            for name in subdirectories:
+                _sync(Path(directory, name))
         (partial / STABLE).touch()
-        _sync(partial)
+        _sync(partial)  # once, marker and all: to wait for a disk's journal takes milliseconds
         remove_directory(path)  # without STABLE: a removal that was cut short
         partial.replace(path)
     except BaseException:
