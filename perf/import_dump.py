@@ -32,7 +32,8 @@ UNNAMED_ENVIRONMENT = "imported"
 _FIELDS = {
     "rollout": (
         {"example_id", "task", "reward", "metrics", "error", "trajectory", "advantage"},
-        {"prompt", "completion", "answer", "info", "timing", "tools", "tool_defs", "is_completed", "is_truncated", "stop_condition", "token_usage"},
+        {"prompt", "completion", "answer", "info", "timing", "tools", "tool_defs", "is_completed", "is_truncated"}
+        | {"stop_condition", "token_usage"},
     ),
     "step": (
         {"tokens", "is_truncated"},
