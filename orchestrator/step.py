@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,32 +28,6 @@ from transport import codec
 from transport.atomic import publish_directory
 from transport.records import Batch, Rollout, Sample
 
-Observer = Callable[[str], AbstractContextManager[None]]
-"""Entered around each phase with its name: how a replay lays the phases against the loop's lag."""
-
-
-@dataclass(slots=True)
-class Phases:
-    """Durations of a step's phases, in seconds, in the order they ran."""
-
-    observe: Observer
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Times the block as `name`."""
-        started = time.perf_counter()
-        try:
-            with awaiting(f"phase {name} of the step boundary"), self.observe(name):
-                yield
-        finally:
-            self.seconds[name] = time.perf_counter() - started
-
-    def metrics(self) -> dict[str, float]:
-        """Under the design's names, `phase/<name>`."""
-        return {f"phase/{name}": seconds for name, seconds in self.seconds.items()}
-
-
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
 """Merges some rollouts off the loop."""
 
@@ -72,7 +45,22 @@ class StepBoundary:
     """The header of every step's dump, but for what differs by step; None: no dumps."""
     merge_chunk: MergeChunk | None = None
     """Where rollouts are merged; a thread where it is None."""
-    observe: Observer = field(default=lambda _name: nullcontext())
+
+    def begin(
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        others: Sequence[Rollout],
+        snapshot: Callable[[MetricsLine], Checkpoint],
+        send: Callable[[Batch], Awaitable[None]],
+    ) -> Taking:
+        """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
+
+        `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
+        loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `send`
+        hands the committed batch to the trainer.
+        """
+        return Taking(self, step, rollouts, others, snapshot, send)
 
     async def take(
         self,
@@ -82,25 +70,15 @@ class StepBoundary:
         snapshot: Callable[[MetricsLine], Checkpoint],
         send: Callable[[Batch], Awaitable[None]],
     ) -> MetricsLine:
-        """Takes step `step` with `rollouts` (all of the groups that ship, in order) and answers its metrics line.
+        """Takes a step, see `begin`, and answers its metrics line.
 
-        `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
-        loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `send`
-        hands the committed batch to the trainer. Raises `OSError` (disk full) before the commit, or `ValueError` when no
-        rollout is left to train on.
+        Raises `OSError` (disk full) before the commit, or `ValueError` when no rollout is left to train on.
         """
-        phases = Phases(self.observe)
-        with phases.phase("merge"):
-            batch = await self.merge(step, rollouts)
-        with phases.phase("records"):
-            so_far = await in_thread(self._record, batch, rollouts, others)
-        checkpoint = snapshot({"step": step, **so_far, **phases.metrics()})
-        assert checkpoint.line is not None
-        with phases.phase("commit"):
-            await in_thread(write_checkpoint, self.run_dir, checkpoint, self.keep_checkpoints)
-        with phases.phase("send"):
-            await send(batch)
-        return await in_thread(self._finish, checkpoint.line, phases)
+        taking = self.begin(step, rollouts, others, snapshot, send)
+        for name, phase in taking.phases.items():
+            await taking.timed(name, phase)
+        assert taking.line is not None
+        return taking.line
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> Batch:
         """The batch of `step`: the samples of every rollout that neither failed nor was filtered."""
@@ -120,17 +98,10 @@ class StepBoundary:
         codec.validate(batch)
         return batch
 
-    def _record(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> dict[str, float | int]:
+    def record(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> MetricsLine:
+        """Writes what `write_rollouts` does; the metrics of the step. Blocks."""
         self.write_rollouts(batch, rollouts, others)
-        return step_metrics(batch, [*rollouts, *others])
-
-    def _finish(self, line: MetricsLine, phases: Phases) -> MetricsLine:
-        with phases.phase("malloc_trim"):
-            give_memory_back()
-        # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
-        line = line | phases.metrics()
-        metrics.append(self.run_dir / "metrics.jsonl", line)
-        return line
+        return {"step": batch.step, **step_metrics(batch, [*rollouts, *others])}
 
     def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> None:
         """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""
@@ -141,6 +112,72 @@ class StepBoundary:
         with publish_directory(self.run_dir / "rollouts" / name) as directory:
             codec.write_file(directory / "batch.bin", batch)
             write_records(directory / "rollouts.jsonl", [*rollouts, *others], self.state_columns)
+
+
+@dataclass(slots=True)
+class Taking:
+    """A step on its way through the boundary. Its phases are taken in order, each once."""
+
+    boundary: StepBoundary
+    step: int
+    rollouts: Sequence[Rollout]
+    others: Sequence[Rollout]
+    snapshot: Callable[[MetricsLine], Checkpoint]
+    send: Callable[[Batch], Awaitable[None]]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What each phase took."""
+    batch: Batch | None = None
+    line: MetricsLine | None = None
+
+    @property
+    def phases(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """By name, in order."""
+        return {
+            "merge": self._merge,
+            "records": self._record,
+            "commit": self._commit,
+            "send": self._send,
+            "malloc_trim": self._finish,
+        }
+
+    async def timed(self, name: str, phase: Callable[[], Awaitable[None]]) -> None:
+        """Takes one phase."""
+        started = time.perf_counter()
+        with awaiting(f"phase {name} of the step boundary"):
+            await phase()
+        self.seconds[name] = time.perf_counter() - started
+
+    async def _merge(self) -> None:
+        self.batch = await self.boundary.merge(self.step, self.rollouts)
+
+    async def _record(self) -> None:
+        assert self.batch is not None
+        self.line = await in_thread(self.boundary.record, self.batch, self.rollouts, self.others)
+
+    async def _commit(self) -> None:
+        assert self.line is not None
+        checkpoint = self.snapshot(self.line | self._durations())
+        self.line = checkpoint.line
+        await in_thread(write_checkpoint, self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
+
+    async def _send(self) -> None:
+        assert self.batch is not None
+        await self.send(self.batch)
+
+    async def _finish(self) -> None:
+        await in_thread(self._finish_in_thread)
+
+    def _finish_in_thread(self) -> None:
+        started = time.perf_counter()
+        give_memory_back()
+        self.seconds["malloc_trim"] = time.perf_counter() - started
+        # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
+        assert self.line is not None
+        self.line = self.line | self._durations()
+        metrics.append(self.boundary.run_dir / "metrics.jsonl", self.line)
+
+    def _durations(self) -> MetricsLine:
+        return {f"phase/{name}": seconds for name, seconds in self.seconds.items()}
 
 
 def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:

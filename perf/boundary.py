@@ -19,7 +19,7 @@ from orchestrator.judge import Judge
 from orchestrator.merge_process import MergeProcess
 from orchestrator.metrics import MetricsLine
 from orchestrator.sender import Sender
-from orchestrator.step import Observer, StepBoundary
+from orchestrator.step import StepBoundary, Taking
 from orchestrator.threads import in_thread
 from perf.consumer import consumer
 from transport.config import TransportConfig
@@ -66,18 +66,20 @@ class Rig:
     judge_group: Judge
 
     async def judge(self) -> None:
-        """Judges every group anew, one after the other, as the daemon does whenever one has finished."""
+        """Judges every group anew, as the daemon does whenever one has finished; here all have at once."""
         groups: dict[int, list[Rollout]] = {}
         for rollout in self.recording.shipped:
             rollout.advantage, rollout.filtered_by = 0.0, None
             groups.setdefault(rollout.group_id, []).append(rollout)
-        for group in groups.values():
-            await in_thread(self.judge_group, group, group[0].environment in self.recording.header.group_scoring)
+        scored_as_one = self.recording.header.group_scoring
+        await asyncio.gather(
+            *(in_thread(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
+        )
 
-    async def take(self, step: int) -> MetricsLine:
-        """The step boundary, until the batch is handed to the wire."""
+    def begin(self, step: int) -> Taking:
+        """The step boundary of `step`, its phases to be taken one after the other."""
         shipped, others = self.recording.shipped, self.recording.rollouts[self.recording.header.shipped :]
-        return await self.boundary.take(step, shipped, others, snapshot, self.sender.submit)
+        return self.boundary.begin(step, shipped, others, snapshot, self.sender.submit)
 
     async def deliver(self, step: int) -> None:
         """Until the consumer has read the batch of `step`. Raises `TimeoutError`."""
@@ -94,7 +96,6 @@ def snapshot(line: MetricsLine) -> Checkpoint:
 async def rig(
     recording: Recording,
     output_dir: Path,
-    observe: Observer,
     gather_chunk_size: int | None = None,
     process_pool: bool = False,
 ) -> AsyncIterator[Rig]:
@@ -122,7 +123,6 @@ async def rig(
             gather_chunk_size=gather_chunk_size,
             keep_checkpoints=1,
             merge_chunk=merge_chunk,
-            observe=observe,
         )
         judge_group = Judge(load_advantage(header.advantage), header.filters, keep_routing=True)
         yield Rig(recording, boundary, sender, judge_group)
