@@ -42,7 +42,7 @@ from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary
-from orchestrator.threads import in_thread
+from orchestrator.threads import computed, in_thread
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class Dispatcher:
                 if not (group.cancelled or self._draining):
                     raise
                 return  # Forgotten, or played again after a resume.
-        judgement = await in_thread(self._judge_group, group.rollouts, loaded.environment.group_scoring)
+        judgement = await computed(self._judge_group, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
             group.judged = True
             for (kind, environment), caught in judgement.caught.items():

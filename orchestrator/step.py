@@ -21,7 +21,7 @@ from orchestrator.dump import DumpHeader, write_dump
 from orchestrator.metrics import MetricsLine
 from orchestrator.records import write_records
 from orchestrator.step_metrics import step_metrics
-from orchestrator.threads import in_thread
+from orchestrator.threads import computed, in_thread
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from orchestrator.watchdog import awaiting
 from transport import codec
@@ -84,13 +84,13 @@ class StepBoundary:
         """The batch of `step`: the samples of every rollout that neither failed nor was filtered."""
         kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
         if self.merge_chunk is None and self.gather_chunk_size is None:
-            return await in_thread(lambda: self._assemble(step, merge_all(kept)))
+            return await computed(lambda: self._assemble(step, merge_all(kept)))
         size = self.gather_chunk_size or max(1, len(kept))
         samples: list[Sample] = []
         for start in range(0, len(kept), size):
             chunk = kept[start : start + size]
-            samples += await (self.merge_chunk(chunk) if self.merge_chunk else in_thread(merge_all, chunk))
-        return await in_thread(self._assemble, step, samples)
+            samples += await (self.merge_chunk(chunk) if self.merge_chunk else computed(merge_all, chunk))
+        return await computed(self._assemble, step, samples)
 
     def _assemble(self, step: int, samples: Sequence[Sample]) -> Batch:
         batch = assemble_batch(self.run_id, step, samples)

@@ -20,7 +20,7 @@ from orchestrator.merge_process import MergeProcess
 from orchestrator.metrics import MetricsLine
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary, Taking
-from orchestrator.threads import in_thread
+from orchestrator.threads import computed
 from perf.consumer import consumer
 from transport.config import TransportConfig
 from transport.open import open_link
@@ -73,7 +73,7 @@ class Rig:
             groups.setdefault(rollout.group_id, []).append(rollout)
         scored_as_one = self.recording.header.group_scoring
         await asyncio.gather(
-            *(in_thread(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
+            *(computed(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
         )
 
     def begin(self, step: int) -> Taking:
