@@ -14,6 +14,8 @@ COMMANDS = {
     "trainer": ("cli.trainer", "the trainer, alone"),
     "inference": ("cli.inference", "one vLLM server with our plugin, alone"),
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
+    "replay": ("cli.replay", "run the step boundary over a dump, and what the event loop felt of it"),
+    "attribute": ("cli.attribute", "which phases of the step boundary block the event loop"),
     "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
     "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
     "status": ("cli.status", "what a job's directory says of it"),

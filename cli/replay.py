@@ -1,0 +1,123 @@
+"""`counterpoint replay DUMP`: runs the daemon's own step boundary over a dump and shows what it takes (`perf/replay.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cli.errors import UserError
+from cli.summary import milliseconds
+from orchestrator.dump import Dump, DumpError, open_dump
+from orchestrator.lag import LagDistribution
+from perf.replay import Replay, Settings, replay_dump
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    given = _parser().parse_args(arguments)
+    if given.timeline is not None and given.timeline.suffix not in PICTURES:
+        raise UserError(f"--timeline {given.timeline}: expected a file that ends in {', '.join(PICTURES)}")
+    settings = settings_of(given)
+    dump = opened(given.dump)
+    try:
+        found = replay_dump(dump, settings)
+    except ValueError as error:
+        raise UserError(f"{given.dump}: {error}") from None
+    if given.json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        show(found, dump)
+    if given.timeline is not None:
+        from perf.timeline import draw
+
+        draw(found.trace, given.timeline, f"{dump.directory}: {found.nbytes / 1e6:,.0f} MB")
+    return 0
+
+
+def opened(directory: Path) -> Dump:
+    """The dump in `directory`. Raises `UserError`."""
+    try:
+        return open_dump(directory)
+    except DumpError as error:
+        raise UserError(str(error)) from None
+
+
+def show(found: Replay, dump: Dump) -> None:
+    """The table, and who made the loop late."""
+    console = console_for_tables()
+    header = dump.header
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
+    table.title = f"{dump.directory}: {header.rollouts} rollouts, {header.turns} turns, {found.nbytes / 1e6:,.0f} MB"
+    for column in ("phase", "wall", "lag p50", "p99", "max"):
+        table.add_column(column, justify="left" if column == "phase" else "right")
+    for row in found.rows:
+        table.add_row(row.phase, f"{row.seconds:.3f} s", *lag_cells(row.lag))
+    console.print(table)
+    if not found.offences:
+        console.print("  Nothing made the loop later than it is when idle.")
+    for offence in found.offences:
+        times = f"{offence.count} times" if offence.count > 1 else "once"
+        console.print(
+            f"  late {times}, {milliseconds(offence.seconds)} in all: {offence}", highlight=False, soft_wrap=True
+        )
+
+
+def console_for_tables() -> Console:
+    """Standard output; wide enough for a table where it is no terminal and has no width."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def lag_cells(lag: LagDistribution) -> list[str]:
+    """Median, 99th percentile and maximum."""
+    return [milliseconds(value) for value in (lag.median, lag.p99, lag.max)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `replay` and `attribute` have in common."""
+    parser.add_argument(
+        "--synthetic-traffic",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tasks that keep the loop busy meanwhile, as rollouts in flight do (default: none)",
+    )
+    parser.add_argument(
+        "--gather-chunk-size",
+        type=int,
+        metavar="N",
+        help="rollouts merged in one thread call (default: the dump's own)",
+    )
+    parser.add_argument("--process-pool", action="store_true", help="merge in a process instead of a thread")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's directory, such as raw_rollouts/step_7")
+
+
+def settings_of(given: argparse.Namespace, **settings: float) -> Settings:
+    """Raises `UserError`."""
+    for name in ("synthetic_traffic", "gather_chunk_size"):
+        value = getattr(given, name)
+        least = 0 if name == "synthetic_traffic" else 1
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} = {value}; expected at least {least}")
+    return Settings(given.synthetic_traffic, given.gather_chunk_size, given.process_pool, **settings)  # type: ignore[arg-type]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint replay",
+        description="Runs the daemon's own step boundary over a dump, after an idle baseline, and shows the wall time of each "
+        "phase and the event loop's lag meanwhile, sampled every millisecond. What the boundary writes goes to a temporary "
+        "directory (TMPDIR).",
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw phases against lag: PNG, SVG or PDF")
+    return parser
