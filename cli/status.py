@@ -16,6 +16,8 @@ from cli.history import History
 from cli.output import JOB_FILE, is_locked
 from cli.summary import milliseconds, number, scientific
 from cluster.process import last_lines
+from orchestrator.offences import offences_of
+from perf.blame_table import blame_table
 
 USAGE = """usage: counterpoint status DIRECTORY
 
@@ -36,20 +38,22 @@ def main(arguments: list[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # a pipe has no width; 80 would cut columns off
-    console.print(_runs(directory, job))
+    history = History.of(directory, job["orchestrator"]["run_id"])
+    history.refresh()
+    console.print(_runs(directory, job, history))
+    if offences := offences_of(history.shipped.values()).worst():
+        console.print(blame_table(offences))
     console.print(_processes(directory))
     for worker, line in _last_errors(directory).items():
         console.print(f"last error of {worker}: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
-def _runs(directory: Path, job: dict[str, Any]) -> Table:
+def _runs(directory: Path, job: dict[str, Any], history: History) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=str(directory), title_justify="left")
     for column in ("run", "step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s"):
         table.add_column(column, justify="left" if column == "run" else "right")
     orchestrator = job["orchestrator"]
-    history = History.of(directory, orchestrator["run_id"])
-    history.refresh()
     line, trained = history.last_shipped, history.last_trained
     table.add_row(
         orchestrator["run_id"],

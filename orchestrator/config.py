@@ -201,6 +201,10 @@ class LagConfig(Config):
     warn_max_seconds: float = Field(default=30.0, gt=0)
     """Likewise for the maximum."""
 
+    blame_seconds: float = Field(default=0.05, ge=0.002)
+    """When the loop is this late, the code that made it so is named in the log and in `metrics.jsonl`. The default is ten times
+    what a quiet loop shows; a lower one costs more looks at the loop, two in this time. Loops have timers of a millisecond."""
+
 
 class OrchestratorConfig(Config):
     """One run."""

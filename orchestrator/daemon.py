@@ -26,6 +26,7 @@ from inference.base import InferenceError
 from inference.pool import InferencePool
 from orchestrator import metrics
 from orchestrator.advantages import Advantage, load_advantage
+from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 _CONTROL_SECONDS = 0.5
 """Between looks at `control/`."""
+
 
 def run(
     config: OrchestratorConfig,
@@ -103,6 +105,7 @@ class Daemon:
         self._signals = signals
         self._watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, self._describe)
         self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
+        self._blame = LoopBlame(config.lag.blame_seconds)
         self._scheduler: Scheduler | None = None
 
     async def serve(self) -> None:
@@ -111,6 +114,7 @@ class Daemon:
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
+            resources.enter_context(self._blame)
             self._run_beside(self._lag.run(), self._watchdog.run(), self._watch_control())
             failed = True
             try:
@@ -196,6 +200,7 @@ class Daemon:
                 merge_chunk=merge_chunk,
             ),
             lag=self._lag,
+            blame=self._blame,
             tasks=self._tasks,
             publish=lambda line: self._publish(endpoint, line),
             on_progress=self._watchdog.progress,

@@ -20,6 +20,7 @@ from typing import Any
 from environments.chat import Chat
 from inference.base import SamplingParameters
 from orchestrator.advantages import Advantage
+from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
 from orchestrator.config import OrchestratorConfig
 from orchestrator.events import (
@@ -87,6 +88,7 @@ class Dispatcher:
         sender: Sender,
         boundary: StepBoundary,
         lag: EventLoopLagMonitor,
+        blame: LoopBlame,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
         on_progress: Callable[[], None],
@@ -103,6 +105,7 @@ class Dispatcher:
         self._sender = sender
         self._boundary = boundary
         self._lag = lag
+        self._blame = blame
         self._tasks = tasks
         self._publish = publish
         self._on_progress = on_progress
@@ -312,6 +315,7 @@ class Dispatcher:
             "rollouts/cancelled": 0,
             **counts,
             **self._lag.take().metrics(),
+            **self._blame.take().metrics(),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "policy/version": snapshot.policy_version,
             "memory/rss_bytes": _resident_bytes(),

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from orchestrator.offences import offences_of
 from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
 
@@ -67,12 +68,18 @@ def log_step(line: Mapping[str, Any], total_steps: int) -> None:
     ordered = sorted(phases.items(), key=lambda item: -item[1])
     logger.info(
         "step %d/%d  reward %.3f  staleness %.2f  rollouts %d (%d failed, %d filtered, %d cancelled)  policy %d  "
-        "lag p99 %.1f ms max %.1f ms  phases: %s",
+        "lag p99 %.1f ms max %.1f ms  phases: %s%s",
         line["step"], total_steps, line["reward/mean"], line["staleness/mean"],
         line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"], line["rollouts/cancelled"],
         line["policy/version"], line["event_loop_lag/p99"] * 1e3, line["event_loop_lag/max"] * 1e3,
-        ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in ordered),
+        ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in ordered), _blame(line),
     )  # fmt: skip
+
+
+def _blame(line: Mapping[str, Any]) -> str:
+    offences = offences_of([line])
+    worst = offences.worst(1)
+    return f"  late {offences.moments} times, most: {worst[0].seconds:.3f} s {worst[0]}" if worst else ""
 
 
 class PrometheusEndpoint(Collector):
