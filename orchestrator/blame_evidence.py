@@ -16,7 +16,7 @@ class Kind(StrEnum):
     """Why the loop was late."""
 
     CALLBACK = "callback"
-    """The loop ran: a callback, or, where no code is named, something whose stack was not seen in time."""
+    """The loop ran: a callback, or, where no code is named, something whose stack was not seen."""
     GIL = "gil"
     """Another thread held the GIL."""
     WAIT = "wait"

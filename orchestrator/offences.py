@@ -64,7 +64,7 @@ class Offence:
         inside = f", in {self.place.inside}" if self.place.inside else ""
         where = f"{self.place.function} ({self.place.file}:{self.place.line}{inside})"
         if self.place == NOWHERE:
-            where = "code whose stack was not seen in time"
+            where = "code whose stack was not seen"
         match self.kind:
             case Kind.CALLBACK:
                 return f"the loop ran {where}"

@@ -49,7 +49,7 @@ class Place:
     function: str
     """Qualified name."""
     file: str
-    """Relative to the entry of `sys.path` that it was imported from."""
+    """Relative to where it was imported from."""
     line: int
     inside: str = ""
     """The innermost function, where that is a library's."""
@@ -108,5 +108,8 @@ def _is_library(file: str) -> bool:
 
 @cache
 def _shown(file: str) -> str:
-    directories = [directory for directory in sys.path if directory and file.startswith(directory.rstrip("/") + "/")]
-    return file[len(max(directories, key=len).rstrip("/")) + 1 :] if directories else file
+    # An editable install is found without an entry of its own.
+    directories = [
+        directory.rstrip("/") + "/" for directory in (*sys.path, str(PurePath(__file__).parents[1])) if directory
+    ]
+    return file.removeprefix(max((each for each in directories if file.startswith(each)), key=len, default=""))
