@@ -108,33 +108,53 @@ def find_fault(rollout: Rollout) -> str | None:
     if not rollout.turns:
         return "it ended without any turn; expected at least one model call"
     for index, turn in enumerate(rollout.turns):
-        fault = _fault_of_tokens(turn) or _fault_of_routing(turn, rollout.turns[0])
+        fault = _fault_of_form(turn) or _fault_of_routing(turn, rollout.turns[0])
         if fault is not None:
             return f"turn {index}: {fault}"
     if not any(len(turn.completion_ids) for turn in rollout.turns):
         return "no turn has a completion token; there is nothing to train on"
-    if rollout.turns[0].routed_experts is not None:
-        return _fault_of_merging(rollout)
-    return None
+    branches = OpenBranches()
+    try:
+        for turn in rollout.turns:
+            branches.add(turn)
+    except ValueError as error:  # found out now, so that a batch never has to lose a rollout that it has counted
+        return str(error)
+    return _fault_of_tokens(rollout.turns, branches) or _fault_of_log_probabilities(rollout.turns)
 
 
-def _fault_of_tokens(turn: Turn) -> str | None:
+def _fault_of_form(turn: Turn) -> str | None:
     for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
         if array.ndim != 1 or array.dtype != np.int32:
             return f"{name} has shape {array.shape} and dtype {array.dtype}; expected one dimension of int32"
-        if array.size and int(array.min()) < 0:
-            return f"{name} holds the token {int(array.min())}; expected 0 or more"
     if not turn.prompt_ids.size:
         return "prompt_ids is empty; expected at least one token"
-    log_probabilities = turn.log_probabilities
-    if log_probabilities.shape != turn.completion_ids.shape:
-        return f"{log_probabilities.size} log_probabilities for {turn.completion_ids.size} completion_ids; expected one each"
-    if not np.isfinite(log_probabilities).all():
-        position = int(np.argmin(np.isfinite(log_probabilities)))
-        return f"log_probabilities[{position}] is {log_probabilities[position]}; expected a finite number"
-    if log_probabilities.size and float(log_probabilities.max()) > LOG_PROBABILITY_ROUNDING:
-        return f"a log-probability is {float(log_probabilities.max())}; expected 0 or less"
+    if turn.log_probabilities.shape != turn.completion_ids.shape:
+        return f"{turn.log_probabilities.size} log_probabilities for {turn.completion_ids.size} completion_ids; expected one each"
     return None
+
+
+def _fault_of_tokens(turns: Sequence[Turn], branches: OpenBranches) -> str | None:
+    """Looks at the branches, which hold every token once, and only for the message at the turns, which repeat them."""
+    if all(np.frombuffer(branch.tokens, dtype=np.int32).min() >= 0 for branch in branches.branches):
+        return None
+    for index, turn in enumerate(turns):
+        for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
+            if array.size and array.min() < 0:
+                return f"turn {index}: {name} holds the token {array.min()}; expected 0 or more"
+    raise AssertionError("a branch holds only what a turn holds")
+
+
+def _fault_of_log_probabilities(turns: Sequence[Turn]) -> str | None:
+    every = np.concatenate([turn.log_probabilities for turn in turns])
+    if np.isfinite(every).all() and every.max() <= LOG_PROBABILITY_ROUNDING:
+        return None
+    for index, turn in enumerate(turns):
+        for position, value in enumerate(turn.log_probabilities.tolist()):
+            if not math.isfinite(value):
+                return f"turn {index}: log_probabilities[{position}] is {value}; expected a finite number"
+            if value > LOG_PROBABILITY_ROUNDING:
+                return f"turn {index}: log_probabilities[{position}] is {value}; expected 0 or less"
+    raise AssertionError("one of them is wrong")
 
 
 def _fault_of_routing(turn: Turn, first: Turn) -> str | None:
@@ -152,15 +172,4 @@ def _fault_of_routing(turn: Turn, first: Turn) -> str | None:
             f"routed_experts has layers and top_k {shape[1:]} of {dtype}; "
             f"turn 0 has {first.routed_experts.shape[1:]} of {first.routed_experts.dtype}"
         )
-    return None
-
-
-def _fault_of_merging(rollout: Rollout) -> str | None:
-    """Whether the turns' routing joins up, found out now so that a batch never has to lose a rollout it has counted."""
-    branches = OpenBranches()
-    try:
-        for turn in rollout.turns:
-            branches.add(turn)
-    except ValueError as error:
-        return str(error)
     return None

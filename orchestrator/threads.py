@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_SWITCH_INTERVAL_SECONDS = 0.001
+_SWITCH_INTERVAL_SECONDS = 0.0001
 """How long a thread running Python may hold the loop off; Python's default is 5 ms."""
 
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="orchestrator")

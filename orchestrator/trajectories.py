@@ -15,74 +15,53 @@ the branch it extends has rows (it was one of several turns sent at once from on
 borrows what lies between from any branch that begins with the same tokens. If there is none, rows are missing, and the rollout
 fails: a sample with a hole cannot be replayed. Rows are slices of the arrays as received, never copies.
 
-All of it is linear in the tokens received: a branch is compared with a prompt token by token only if its last token stands where
-it should, and where many still would be, only if a digest agrees. Every array operation is over one turn, so none holds
-the GIL for long.
+All of it is linear in the tokens received. Tokens are compared as bytes, and the end first, where a branch that is no prefix
+differs almost always. Bytes and not numpy, because numpy lets go of the GIL around every operation on 500 elements or more,
+and to get it back beside a busy loop costs more than the operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from transport.records import Batch, Int32Array, Rollout, RoutingArray, Sample, SampleInfo, Turn
 
-UInt64Array = npt.NDArray[np.uint64]
-
-_COMPARED = 2
-"""Branches compared with a prompt without a digest first: most often there is one."""
+_INT32_BYTES = 4
+_END_BYTES = 64
+"""Of a branch, compared before the whole."""
 
 
 @dataclass(slots=True)
 class Branch:
     """A token sequence that a later turn may extend."""
 
-    turns: list[Turn]
+    turns: list[Turn] = field(default_factory=list)
     """Those merged so far; the last one's prompt and completion are all the branch's tokens."""
-    length: int = 0
-    """Tokens."""
-    last_token: int = -1
+    tokens: bytes = b""
+    """As int32."""
     routed_experts: list[RoutingArray] = field(default_factory=list)
     rows: int = 0
-    """Rows in `routed_experts`: length - 1, or 0 without routing."""
-    _digest: int | None = None
+    """Rows in `routed_experts`: tokens - 1, or 0 without routing."""
 
     @property
-    def digest(self) -> int:
-        """Of all the branch's tokens. Made when it is first asked for after a turn."""
-        if self._digest is None:
-            last = self.turns[-1]
-            self._digest = int(prefix_digests(np.concatenate((last.prompt_ids, last.completion_ids)))[-1])
-        return self._digest
+    def length(self) -> int:
+        """Tokens."""
+        return len(self.tokens) // _INT32_BYTES
 
-    def extend(self, turn: Turn, chunks: Sequence[RoutingArray]) -> None:
-        """Makes `turn` the last one, and its prompt and completion the branch's tokens."""
+    def extend(self, turn: Turn, tokens: bytes, chunks: Sequence[RoutingArray]) -> None:
+        """Makes `turn`, whose prompt and completion are `tokens`, the last one."""
         self.turns.append(turn)
-        self.length = len(turn.prompt_ids) + len(turn.completion_ids)
-        self.last_token = int((turn.completion_ids if len(turn.completion_ids) else turn.prompt_ids)[-1])
+        self.tokens = tokens
         self.routed_experts.extend(chunks)
         self.rows += sum(len(chunk) for chunk in chunks)
-        self._digest = None
 
-    def begins(self, token_ids: Int32Array) -> bool:
-        """Whether the branch is a prefix of `token_ids` (which is at least as long)."""
-        last = self.turns[-1]
-        prompt_length = len(last.prompt_ids)
-        return np.array_equal(token_ids[:prompt_length], last.prompt_ids) and np.array_equal(
-            token_ids[prompt_length : self.length], last.completion_ids
-        )
-
-    def starts_with(self, token_ids: Int32Array) -> bool:
-        """Whether `token_ids` (at most as long) is a prefix of the branch."""
-        last = self.turns[-1]
-        cut = min(len(token_ids), len(last.prompt_ids))
-        return np.array_equal(token_ids[:cut], last.prompt_ids[:cut]) and np.array_equal(
-            token_ids[cut:], last.completion_ids[: len(token_ids) - cut]
-        )
+    def begins(self, prompt: bytes) -> bool:
+        """Whether the branch is a prefix of `prompt`."""
+        end = max(0, len(self.tokens) - _END_BYTES)
+        return prompt.startswith(self.tokens[end:], end) and prompt.startswith(self.tokens)
 
 
 class OpenBranches:
@@ -93,7 +72,7 @@ class OpenBranches:
 
     def rows_held(self, prompt_ids: Int32Array) -> int:
         """How many rows of routing a call with this prompt need not return: its `routed_experts_start`."""
-        branch = self._extended_by(prompt_ids)
+        branch = self._extended_by(prompt_ids.tobytes())
         return branch.rows if branch else 0
 
     def add(self, turn: Turn) -> Branch:
@@ -104,29 +83,23 @@ class OpenBranches:
         """
         if not len(turn.prompt_ids):
             raise ValueError("prompt_ids is empty; expected at least one token")
-        branch = self._extended_by(turn.prompt_ids)
-        chunks = self._new_rows(turn, branch)
+        prompt = turn.prompt_ids.tobytes()
+        branch = self._extended_by(prompt)
+        chunks = self._new_rows(turn, prompt, branch)
         if branch is None:
-            branch = Branch([])
+            branch = Branch()
             self.branches.append(branch)
-        branch.extend(turn, chunks)
+        branch.extend(turn, prompt + turn.completion_ids.tobytes(), chunks)
         return branch
 
-    def _extended_by(self, prompt_ids: Int32Array) -> Branch | None:
-        """The longest branch that the prompt begins with."""
-        tokens = len(prompt_ids)
-        likely = [
-            branch
-            for branch in self.branches
-            if branch.length <= tokens and prompt_ids[branch.length - 1] == branch.last_token
-        ]
-        if len(likely) > _COMPARED:
-            digests = prefix_digests(prompt_ids)
-            likely = [branch for branch in likely if int(digests[branch.length - 1]) == branch.digest]
-        likely.sort(key=lambda branch: branch.length, reverse=True)
-        return next((branch for branch in likely if branch.begins(prompt_ids)), None)
+    def _extended_by(self, prompt: bytes) -> Branch | None:
+        found: Branch | None = None
+        for branch in self.branches:
+            if (found is None or branch.length > found.length) and branch.begins(prompt):
+                found = branch
+        return found
 
-    def _new_rows(self, turn: Turn, branch: Branch | None) -> list[RoutingArray]:
+    def _new_rows(self, turn: Turn, prompt: bytes, branch: Branch | None) -> list[RoutingArray]:
         """The rows that the turn adds to the branch (None: a new one), without empty chunks."""
         if turn.routed_experts is None:
             return []
@@ -140,13 +113,14 @@ class OpenBranches:
         if start <= held:
             chunks = [turn.routed_experts[held - start :]]
         else:
-            chunks = [*self._borrowed(turn.prompt_ids, held, start), turn.routed_experts]
+            chunks = [*self._borrowed(prompt, held, start), turn.routed_experts]
         return [chunk for chunk in chunks if len(chunk)]
 
-    def _borrowed(self, prompt_ids: Int32Array, first: int, stop: int) -> list[RoutingArray]:
+    def _borrowed(self, prompt: bytes, first: int, stop: int) -> list[RoutingArray]:
         """Rows `first..stop - 1` of a branch that begins with the prompt's first `stop` tokens."""
+        wanted = prompt[: stop * _INT32_BYTES]
         for branch in self.branches:
-            if stop <= min(branch.rows, len(prompt_ids)) and branch.starts_with(prompt_ids[:stop]):
+            if stop <= branch.rows and len(wanted) == stop * _INT32_BYTES and branch.tokens.startswith(wanted):
                 return _rows_between(branch.routed_experts, first, stop)
         raise ValueError(
             f"routed_experts begins at position {stop}, but only {first} rows before it are known: rows {first} to {stop - 1} "
@@ -163,21 +137,6 @@ def _rows_between(chunks: Sequence[RoutingArray], first: int, stop: int) -> list
             found.append(piece)
         position += len(chunk)
     return found
-
-
-def prefix_digests(token_ids_T: Int32Array) -> UInt64Array:
-    """`[T]`: entry i is a digest of tokens 0..i, `sum (token + 1) * multiplier ** i` modulo 2**64. Equal sequences have equal
-    digests; unequal ones may, so a match is still to be compared."""
-    powers = _powers(max(1, len(token_ids_T) - 1).bit_length())[: len(token_ids_T)]
-    digests: UInt64Array = np.cumsum((token_ids_T.astype(np.uint64) + np.uint64(1)) * powers)
-    return digests
-
-
-@lru_cache(maxsize=32)
-def _powers(bits: int) -> UInt64Array:
-    """`[2 ** bits]` powers of an odd 64-bit constant, modulo 2**64."""
-    powers: UInt64Array = np.multiply.accumulate(np.full(1 << bits, 0x9E3779B97F4A7C15, dtype=np.uint64))
-    return powers
 
 
 def merge_rollout(rollout: Rollout) -> list[Sample]:
@@ -197,7 +156,6 @@ def merge_rollout(rollout: Rollout) -> list[Sample]:
 
 
 def _sample(rollout: Rollout, branch: Branch) -> Sample:
-    last = branch.turns[-1]
     loss_mask_T = np.zeros(branch.length, dtype=np.uint8)
     log_probabilities_T = np.zeros(branch.length, dtype=np.float32)
     for turn in branch.turns:
@@ -209,7 +167,7 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
         environment=rollout.environment,
         policy_version=min(turn.policy_version for turn in branch.turns),
         reward=rollout.reward if rollout.reward is not None else 0.0,
-        token_ids_T=np.concatenate((last.prompt_ids, last.completion_ids)),
+        token_ids_T=np.frombuffer(branch.tokens, dtype=np.int32),
         loss_mask_T=loss_mask_T,
         log_probabilities_T=log_probabilities_T,
         advantages_T=loss_mask_T * np.float32(rollout.advantage),

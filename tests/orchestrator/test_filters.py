@@ -24,10 +24,15 @@ def make_rollout(*completions: list[int], log_probabilities: list[float] | None 
     return Rollout("5-0", 5, "words", 11, turns=turns, reward=1.0)
 
 
-@given(st.lists(st.integers(0, 3) | st.integers(2**31 - 3, 2**31 - 1), max_size=40), st.integers(1, 6))
-def test_distinct_ngrams_are_counted_exactly(tokens: list[int], ngram: int) -> None:
-    windows = {tuple(tokens[start : start + ngram]) for start in range(len(tokens) - ngram + 1)}
-    assert count_distinct_ngrams(np.array(tokens, dtype=np.int32), ngram) == len(windows)
+TOKENS = st.integers(0, 3) | st.integers(2**31 - 3, 2**31 - 1)
+
+
+@given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.lists(TOKENS, min_size=n), min_size=1))))
+def test_distinct_ngrams_are_counted_exactly(case: tuple[int, list[list[int]]]) -> None:
+    ngram, completions = case
+    windows = [{tuple(c[start : start + ngram]) for start in range(len(c) - ngram + 1)} for c in completions]
+    arrays = [np.array(completion, dtype=np.int32) for completion in completions]
+    assert count_distinct_ngrams(arrays, ngram).tolist() == [len(different) for different in windows]
 
 
 @pytest.mark.parametrize(

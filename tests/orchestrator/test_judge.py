@@ -88,7 +88,7 @@ def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
         ),
         (
             changed(log_probabilities=np.array([-1.0, 0.5, -1.0], dtype=np.float32)),
-            "turn 0: a log-probability is 0.5; expected 0 or less",
+            "turn 0: log_probabilities[1] is 0.5; expected 0 or less",
         ),
         (changed(prompt_ids=np.array([], dtype=np.int32)), "turn 0: prompt_ids is empty"),
         (changed(prompt_ids=np.array([3, -1], dtype=np.int32)), "turn 0: prompt_ids holds the token -1"),
