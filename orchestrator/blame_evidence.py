@@ -56,27 +56,26 @@ def shares(evidence: Evidence) -> dict[Kind, float]:
     delayed = min(max(0.0, evidence.loop_delay or 0.0), late - ran)
     idle = late - ran - delayed
     parts = {Kind.CALLBACK: ran, Kind.MACHINE: delayed}
-    kind = _kind_of_idleness(evidence, idle)
-    parts[kind] = parts.get(kind, 0.0) + idle
+    for kind, seconds in _shares_of_idleness(evidence, idle).items():
+        parts[kind] = parts.get(kind, 0.0) + seconds
     greatest = max(parts, key=lambda kind: parts[kind])
     kept = {kind: seconds for kind, seconds in parts.items() if seconds > late / 10 or kind is greatest}
     kept[greatest] += late - sum(kept.values())
     return kept
 
 
-def _kind_of_idleness(evidence: Evidence, idle: float) -> Kind:
+def _shares_of_idleness(evidence: Evidence, idle: float) -> dict[Kind, float]:
     """Why the loop's thread neither ran nor is known to have waited for a CPU for that long."""
-    others_ran = evidence.others_cpu >= idle / 2
-    overslept = evidence.overslept >= idle / 2
-    match evidence.doing:
-        case Doing.BLOCKED if evidence.in_callback:
-            return Kind.WAIT
-        case Doing.WANTING_GIL if others_ran:
-            return Kind.GIL
-        case None | Doing.RUNNING if others_ran and overslept:
-            return Kind.GIL
-        case Doing.RUNNING:
-            return Kind.MACHINE  # the kernel notes a wait for a CPU when it ends, and this one has not
-    if overslept and not others_ran:
-        return Kind.MACHINE  # nobody ran at all
-    return Kind.WAIT if evidence.in_callback else Kind.UNKNOWN
+    others_ran = min(max(0.0, evidence.others_cpu), idle)
+    watcher_too = evidence.overslept >= idle / 2
+    if evidence.doing is Doing.BLOCKED:
+        # Between callbacks it is blocked in the kernel's own wait for events, of which one is overdue.
+        return {Kind.WAIT if evidence.in_callback else Kind.MACHINE: idle}
+    if watcher_too:
+        # GIL or CPU were withheld from both. Who held the GIL meanwhile ran no longer than its clock says.
+        return {Kind.GIL: others_ran, Kind.MACHINE: idle - others_ran}
+    if evidence.doing is Doing.RUNNING:
+        return {Kind.MACHINE: idle}  # the kernel notes a wait for a CPU when it ends, and this one has not
+    if evidence.doing is Doing.WANTING_GIL and others_ran >= idle / 2:
+        return {Kind.GIL: idle}  # several in turn, with the watcher among them
+    return {Kind.WAIT if evidence.in_callback else Kind.UNKNOWN: idle}

@@ -194,9 +194,10 @@ def evidence(**fields: Any) -> Evidence:
         (evidence(loop_cpu=0.1, overslept=0.09, doing=Doing.WANTING_GIL), Kind.CALLBACK),
         (evidence(loop_cpu=0.3, in_callback=False), Kind.CALLBACK),
         (evidence(loop_delay=0.1, others_cpu=0.1, doing=Doing.WANTING_GIL), Kind.MACHINE),
-        (evidence(others_cpu=0.09, overslept=0.09, doing=Doing.WANTING_GIL), Kind.GIL),
-        (evidence(others_cpu=0.09, overslept=0.09, in_callback=False, doing=Doing.BLOCKED), Kind.UNKNOWN),
-        (evidence(others_cpu=0.09, overslept=0.09), Kind.GIL),
+        (evidence(others_cpu=0.2, overslept=0.09, doing=Doing.WANTING_GIL), Kind.GIL),
+        (evidence(others_cpu=0.09, overslept=0.02, doing=Doing.WANTING_GIL), Kind.GIL),
+        (evidence(others_cpu=0.09, overslept=0.09, in_callback=False, doing=Doing.BLOCKED), Kind.MACHINE),
+        (evidence(others_cpu=0.2, overslept=0.09), Kind.GIL),
         (evidence(doing=Doing.BLOCKED), Kind.WAIT),
         (evidence(others_cpu=0.09, doing=Doing.BLOCKED), Kind.WAIT),
         (evidence(doing=Doing.RUNNING), Kind.MACHINE),
@@ -209,6 +210,11 @@ def evidence(**fields: Any) -> Evidence:
 )
 def test_what_the_clocks_show(seen: Evidence, expected: Kind) -> None:
     assert shares(seen) == {expected: pytest.approx(LATE)}
+
+
+def test_a_holder_of_the_gil_is_not_blamed_for_the_time_that_it_had_no_cpu() -> None:
+    seen = evidence(others_cpu=0.03, overslept=0.1, doing=Doing.WANTING_GIL)
+    assert shares(seen) == pytest.approx({Kind.GIL: 0.03, Kind.MACHINE: 0.07})
 
 
 def test_a_moment_may_have_several_reasons() -> None:
@@ -262,9 +268,10 @@ def test_threads_are_seen_at_what_they_do() -> None:
     finally:
         go_on.set()
         thread.join()
-    gone = clocks.read()
-    assert gone.loop_cpu is None
-    assert gone.loop_delay is None
+    while clocks.read().loop_cpu is not None and time.monotonic() < deadline:
+        time.sleep(0.001)  # Python's thread ends a moment before the kernel's
+    assert clocks.read().loop_cpu is None
+    assert clocks.read().loop_delay is None
     clocks.close()
 
 
