@@ -31,6 +31,7 @@ from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.dump import DumpHeader
+from orchestrator.ending import until_durable
 from orchestrator.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
 from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import logging_to, run_context
@@ -48,7 +49,7 @@ from orchestrator.run_directory import (
     write_config,
 )
 from orchestrator.scheduler import Scheduler
-from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
+from orchestrator.sender import EvictedError, MissingBatchError, NoTrainerError, RejectedError, Sender
 from orchestrator.signals import StopSignals
 from orchestrator.step import StepBoundary
 from orchestrator.threads import give_environments_threads, in_thread, prompt_switching
@@ -129,7 +130,8 @@ class Daemon:
                 task.cancel()
 
     async def startup(self, resources: AsyncExitStack) -> None:
-        """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy."""
+        """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy. A run
+        whose steps are all committed needs the trainer alone."""
         config = self._config
         checkpoint = await in_thread(_resume, config) if config.resume else None
         loaded = await in_thread(_load, config)
@@ -138,16 +140,17 @@ class Daemon:
         self._assemble(loaded, checkpoint, merge_chunk, resources)
 
         self._run_beside(self._sender.run())
+        if self._all_committed:
+            logger.info("all %d steps of run %s are committed; the trainer may lack some", config.steps, config.run_id)
+            self._on_ready()
+            return
         with awaiting("the first healthy inference server", ", ".join(config.inference.urls)):
             await self._pool.start()
         try:
             async with asyncio.timeout(config.trainer_timeout_seconds):
                 ready = await self._sender.wait_ready()
         except TimeoutError:
-            raise ConnectionError(
-                f"no trainer was ready for run {config.run_id!r} within trainer_timeout_seconds = "
-                f"{config.trainer_timeout_seconds:g}; does it run, with the same output_dir and [transport]?"
-            ) from None
+            raise NoTrainerError(config.run_id, config.trainer_timeout_seconds) from None
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
@@ -212,10 +215,15 @@ class Daemon:
                 raise CheckpointError(f"the checkpoint of step {checkpoint.step} cannot be resumed: {error}") from error
             logger.info("resuming after step %d", checkpoint.step)
 
+    @property
+    def _all_committed(self) -> bool:
+        return self._sender.newest_step >= self._config.steps
+
     async def main_loop(self) -> None:
         """Until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
-        await self._dispatcher.finished.wait()
-        await self._sender.wait_durable(self._config.steps)
+        if not self._all_committed:
+            await self._dispatcher.finished.wait()
+        await until_durable(self._sender, self._config, self._watchdog.progress)
         logger.info("run %s is done: %d steps", self._config.run_id, self._config.steps)
 
     async def shutdown(self, done: bool) -> None:

@@ -28,6 +28,16 @@ class RejectedError(RuntimeError):
     """The trainer refused a message of ours: ours and its idea of a batch differ, which no retry mends."""
 
 
+class NoTrainerError(ConnectionError):
+    """No trainer took the run in time."""
+
+    def __init__(self, run_id: str, seconds: float) -> None:
+        super().__init__(
+            f"no trainer was ready for run {run_id!r} within trainer_timeout_seconds = {seconds:g}; does it run, with the same "
+            "output_dir and [transport]?"
+        )
+
+
 class MissingBatchError(RuntimeError):
     """The trainer asks for a step whose batch is gone, or that never was."""
 
@@ -59,6 +69,16 @@ class Sender:
     def unacknowledged(self) -> int:
         """Committed batches that the trainer has not acknowledged."""
         return self._newest_step - self._next_step + 1 + len(self._unacknowledged) if self._next_step else 0
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether a trainer has said READY and not left since."""
+        return self._ready is not None
+
+    @property
+    def had_trainer(self) -> bool:
+        """Whether one has ever said READY."""
+        return self._next_step > 0
 
     async def run(self) -> None:
         """Connects and serves the link until cancelled. Raises `EvictedError`, `RejectedError`, `MissingBatchError`."""
@@ -97,6 +117,12 @@ class Sender:
             async with self._changed:
                 await self._changed.wait_for(lambda: self.durable_step >= step)
 
+    async def forget_up_to(self, step: int) -> None:
+        """Takes `step` as durable: a checkpoint of the trainer covers it, though nobody was there to say so."""
+        await self._settle(step)
+        async with self._changed:
+            self._changed.notify_all()
+
     async def submit(self, batch: Batch) -> None:
         """Takes over a committed batch and sends it as soon as the trainer is there and has credit; does not wait for that."""
         assert batch.step == self._newest_step + 1
@@ -127,9 +153,12 @@ class Sender:
         self._unacknowledged.discard(message.step)
         self._in_memory.pop(message.step, None)
         self._link.acknowledged(message.step)
-        if message.durable > self.durable_step:
-            await in_thread(self._prune, self.durable_step + 1, message.durable)
-            self.durable_step = message.durable
+        await self._settle(message.durable)
+
+    async def _settle(self, durable: int) -> None:
+        if durable > self.durable_step:
+            await in_thread(self._prune, self.durable_step + 1, durable)
+            self.durable_step = durable
 
     def _prune(self, first: int, last: int) -> None:
         for step in range(first, last + 1):

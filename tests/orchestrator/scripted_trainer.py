@@ -44,7 +44,7 @@ class ScriptedTrainer:
         self.checkpoint = self.newest = checkpoint
         self.trained: list[Batch] = []
         """In this life, in order."""
-        self.hellos = 0
+        self.hellos = self.byes = 0
 
     @property
     def steps_trained(self) -> list[int]:
@@ -85,10 +85,12 @@ class ScriptedTrainer:
                         self.hellos += 1
                         self._publish(self.checkpoint)
                         receiver.send(run_id, Ready(self.newest + 1, credit=2))
+                        if self.checkpoint:
+                            receiver.send(run_id, Acknowledged(self.checkpoint, self.checkpoint))
                     case Batch():
                         receiver.send(run_id, self._answer(message) or self._train(message))
                     case Bye():
-                        pass
+                        self.byes += 1
         finally:
             receiver.close()
 

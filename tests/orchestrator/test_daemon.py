@@ -5,86 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 import uvloop
 
 from environments.config import EnvironmentConfig
 from orchestrator.checkpoint import load_newest
-from orchestrator.config import OrchestratorConfig, SamplingConfig, ScheduleConfig
+from orchestrator.config import OrchestratorConfig
 from orchestrator.daemon import run
 from orchestrator.dump import open_dump
+from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started, wait_until
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from tests.orchestrator.toy_model import make_toy_model
 from transport.atomic import published_steps
 from transport.messages import Evicted, Rejected
 
 pytestmark = pytest.mark.slow
-
-STEPS = 5
-
-
-@pytest.fixture
-def inference() -> Iterator[FakeInference]:
-    with FakeInference() as server:
-        yield server
-
-
-@pytest.fixture
-def make_config(tmp_path: Path, inference: FakeInference) -> Callable[..., OrchestratorConfig]:
-    model = make_toy_model(tmp_path / "model")
-
-    def make(**fields: Any) -> OrchestratorConfig:
-        environment = {
-            "name": "toy",
-            "kind": "tests.orchestrator.toy_environment:Toy",
-            "args": fields.pop("args", {}),
-            "state_columns": ["answer"],
-            "rollout_timeout_seconds": fields.pop("rollout_timeout_seconds", 30.0),
-        }
-        values: dict[str, Any] = {
-            "run_id": "one",
-            "output_dir": tmp_path / "job",
-            "model": str(model),
-            "steps": STEPS,
-            "environments": [EnvironmentConfig(**environment)],
-            "sampling": SamplingConfig(max_tokens=8),
-            "schedule": ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32),
-            "inference": {"urls": [inference.url], "health_interval_seconds": 0.1},
-            "stall_timeout_seconds": 30,
-            "shutdown_timeout_seconds": 10,
-        }
-        return OrchestratorConfig.model_validate(values | fields)
-
-    return make
-
-
-def metrics_of(config: OrchestratorConfig) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
-
-
-def records_of(config: OrchestratorConfig, step: str = "step_*") -> list[dict[str, Any]]:
-    files = (config.run_dir / "rollouts").glob(f"{step}/rollouts.jsonl")
-    return [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
-
-
-def assert_whole(config: OrchestratorConfig, steps: int = STEPS) -> None:
-    """Every step once, in order, in metrics and on disk, and every rollout in one step only."""
-    assert [line["step"] for line in metrics_of(config)] == list(range(1, steps + 1))
-    assert published_steps(config.run_dir / "rollouts") == list(range(1, steps + 1))
-    names = [record["rollout_id"] for record in records_of(config)]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("new_event_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
@@ -242,23 +183,6 @@ def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], caps
 # --- signals and kills, in a process of its own ---
 
 
-@contextmanager
-def started(config: OrchestratorConfig) -> Iterator[subprocess.Popen[bytes]]:
-    """The daemon in a process, with its standard error in `stderr.txt`; killed if the block leaves it running."""
-    directory = config.output_dir.parent
-    (directory / "config.json").write_text(config.model_dump_json())
-    program = (
-        "import sys, pathlib; from orchestrator.config import OrchestratorConfig; from orchestrator.daemon import run; "
-        "sys.exit(run(OrchestratorConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
-    )
-    command = [sys.executable, "-c", program, str(directory / "config.json")]
-    with (directory / "stderr.txt").open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_a_resume_finishes(
     make_config: Callable[..., OrchestratorConfig], number: signal.Signals
@@ -361,10 +285,3 @@ def test_sigkill_in_the_middle_of_a_step(make_config: Callable[..., Orchestrator
         assert run(config, lambda: None) == 0
         assert trainer.steps_trained == list(range(1, 9))
     assert_whole(config, 8)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)

@@ -1,0 +1,58 @@
+"""What the tests of the whole daemon share: it runs in a process of its own, and what it left is read and held to be whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from orchestrator.config import OrchestratorConfig
+from transport.atomic import published_steps
+
+STEPS = 5
+
+
+def metrics_of(config: OrchestratorConfig) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def records_of(config: OrchestratorConfig, step: str = "step_*") -> list[dict[str, Any]]:
+    files = (config.run_dir / "rollouts").glob(f"{step}/rollouts.jsonl")
+    return [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+def assert_whole(config: OrchestratorConfig, steps: int = STEPS) -> None:
+    """Every step once, in order, in metrics and on disk, and every rollout in one step only."""
+    assert [line["step"] for line in metrics_of(config)] == list(range(1, steps + 1))
+    assert published_steps(config.run_dir / "rollouts") == list(range(1, steps + 1))
+    names = [record["rollout_id"] for record in records_of(config)]
+    assert len(names) == len(set(names))
+
+
+@contextmanager
+def started(config: OrchestratorConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """The daemon in a process, with its standard error in `stderr.txt`; killed if the block leaves it running."""
+    directory = config.output_dir.parent
+    (directory / "config.json").write_text(config.model_dump_json())
+    program = (
+        "import sys, pathlib; from orchestrator.config import OrchestratorConfig; from orchestrator.daemon import run; "
+        "sys.exit(run(OrchestratorConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
+    )
+    command = [sys.executable, "-c", program, str(directory / "config.json")]
+    with (directory / "stderr.txt").open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)

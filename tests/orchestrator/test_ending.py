@@ -1,0 +1,97 @@
+"""A run whose last step is committed comes to its end whoever was killed before it did, and needs no inference for it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+
+import pytest
+
+import orchestrator.ending
+from inference.config import PoolConfig
+from orchestrator.config import OrchestratorConfig
+from orchestrator.daemon import run
+from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started, wait_until
+from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from transport.atomic import publish_directory, published_steps
+from transport.messages import Acknowledged
+
+pytestmark = pytest.mark.slow
+
+DURABLE = 2
+"""The checkpoint that the trainer of `committed` leaves."""
+
+
+@pytest.fixture
+def committed(make_config: Callable[..., OrchestratorConfig]) -> OrchestratorConfig:
+    """What resumes a run that was killed with its last step committed, when the trainer had lost the steps after `DURABLE`. No
+    inference server is there any more."""
+    config = make_config()
+
+    def lose(batch: object) -> Acknowledged | None:
+        step: int = batch.step  # type: ignore[attr-defined]
+        return Acknowledged(step, DURABLE) if step > STEPS - 2 else None
+
+    with ScriptedTrainer(config.output_dir, "one", STEPS, answer=lose) as trainer, started(config) as process:
+        trainer.wait_for_step(STEPS - 2)
+        wait_until(lambda: (config.run_dir / "metrics.jsonl").exists() and len(metrics_of(config)) == STEPS)
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    for step in published_steps(config.run_dir / "broadcast"):
+        if step > DURABLE:
+            shutil.rmtree(config.run_dir / f"broadcast/step_{step}")
+    nobody = PoolConfig(urls=["http://127.0.0.1:9"], startup_timeout_seconds=0.5)
+    return config.model_copy(update={"resume": True, "inference": nobody, "trainer_timeout_seconds": 30})
+
+
+def leave_checkpoint(config: OrchestratorConfig, step: int) -> None:
+    """As the trainer does."""
+    with publish_directory(config.output_dir / "trainer" / "one" / "checkpoints" / f"step_{step}"):
+        pass
+
+
+def batches(config: OrchestratorConfig) -> list[str]:
+    return [path.parent.name for path in sorted((config.run_dir / "rollouts").glob("step_*/batch.bin"))]
+
+
+def test_what_the_trainer_lacks_is_sent_again(committed: OrchestratorConfig) -> None:
+    ready = []
+    with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=DURABLE) as trainer:
+        assert run(committed, lambda: ready.append(True)) == 0
+        assert trainer.steps_trained == list(range(DURABLE + 1, STEPS + 1))
+    assert ready == [True]
+    assert_whole(committed)
+    assert batches(committed) == []
+
+
+def test_a_finished_run_asks_the_trainer_and_takes_its_leave(committed: OrchestratorConfig) -> None:
+    with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=STEPS) as trainer:
+        assert run(committed, lambda: None) == 0
+        wait_until(lambda: trainer.byes == 1)
+        assert trainer.steps_trained == []
+    assert_whole(committed)
+    assert batches(committed) == []
+
+
+def test_a_run_may_be_resumed_with_fewer_steps_than_it_has(committed: OrchestratorConfig) -> None:
+    with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=STEPS - 1):
+        assert run(committed.model_copy(update={"steps": STEPS - 2}), lambda: None) == 0
+    assert_whole(committed)
+
+
+def test_a_trainer_that_has_left_is_known_by_its_checkpoint(
+    committed: OrchestratorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator.ending, "FAREWELL_SECONDS", 0.1)
+    leave_checkpoint(committed, STEPS)
+    assert run(committed, lambda: None) == 0
+    assert batches(committed) == []
+    assert f"its checkpoint covers step {STEPS}" in (committed.run_dir / "orchestrator.log").read_text()
+
+
+def test_a_trainer_that_never_comes_back_is_not_waited_for_without_end(committed: OrchestratorConfig) -> None:
+    leave_checkpoint(committed, STEPS - 1)
+    assert run(committed.model_copy(update={"trainer_timeout_seconds": 0.3}), lambda: None) == 1
+    assert "no trainer was ready for run 'one'" in (committed.run_dir / "orchestrator.log").read_text()
+    assert batches(committed) != []
