@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -50,6 +50,18 @@ class Slice:
     thread: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Late moments, counted from the start: replaced as a whole, so that two threads need no lock for it."""
+
+    moments: int = 0
+    seconds: float = 0.0
+
+    def plus(self, seconds: float) -> Ended:
+        """With one more."""
+        return Ended(self.moments + 1, self.seconds + seconds)
+
+
 class LoopBlame:
     """Watches the running loop for as long as its `with` block lasts, entered on that loop.
 
@@ -60,8 +72,10 @@ class LoopBlame:
     def __init__(self, threshold_seconds: float) -> None:
         self._threshold = threshold_seconds
         self._period = self._patience = threshold_seconds / 2
-        self._ended: deque[float] = deque()
-        """How late the moments were that have ended and that the thread has not dealt with, in seconds."""
+        self._ended = Ended()
+        """The late moments of which the loop has noted the end. Only the loop changes it."""
+        self._reported = Ended()
+        """Those that the thread has dealt with."""
         self._bell = threading.Lock()
         """Released to wake the thread: cheaper, by several Python calls a beat, than an event."""
         self._stopping = False
@@ -106,12 +120,12 @@ class LoopBlame:
         now = time.perf_counter()
         late = now - self._due
         if late >= self._threshold:
-            self._ended.append(late)
+            self._ended = self._ended.plus(late)
+        self._due = now + self._period
         if late >= self._patience:
             self._ring()
         if not self._runner_frames:
             self._runner_frames = len(stack_of(sys._getframe(1)))
-        self._due = now + self._period
         self._timer = self._loop.call_later(self._period, self._beat)
 
     def _ring(self) -> None:
@@ -126,8 +140,8 @@ class LoopBlame:
         while not self._stopping:
             self._bell.acquire(timeout=max(0.0, asked - time.perf_counter()))
             woken = time.perf_counter()
-            if self._ended:
-                self._report(self._look(calm, self._ended[-1], woken - asked, stuck=False)[0])
+            if (late := self._ended.seconds - self._reported.seconds) > 0:
+                self._report(self._look(calm, late, woken - asked, stuck=False)[0])
             elif woken >= self._due + self._patience:
                 self._attend(calm, woken - asked)
             self._clocks.watch(_WATCHED_THREADS)
@@ -151,8 +165,7 @@ class LoopBlame:
             self._bell.acquire(timeout=interval)
             overslept = time.perf_counter() - now - interval
             interval = min(2 * interval, _LONGEST_INTERVAL_SECONDS)
-        if self._ended:
-            self._report(slices, announced)
+        self._report(slices, announced)
 
     def _look(self, before: Reading, late: float, overslept: float, *, stuck: bool) -> tuple[list[Slice], Reading]:
         """What the last `late` seconds show, and the clocks now. Without `stuck` the loop has gone on: its stack tells nothing.
@@ -162,6 +175,8 @@ class LoopBlame:
         frames = sys._current_frames()
         stack = stack_of(frames.get(self._loop_thread)) if stuck else ()
         stack = stack[: len(stack) - self._runner_frames]
+        if stack and stack[-1][0] is LoopBlame._beat.__code__:
+            stack, stuck = (), False  # it beats again this very moment
         task = asyncio.current_task(self._loop) if stuck else None
         clocks = self._clocks.read()
         evidence = Evidence(
@@ -188,16 +203,20 @@ class LoopBlame:
         return found, clocks
 
     def _report(self, slices: Sequence[Slice], announced: bool = False) -> None:
-        """Counts and logs the moments that have ended."""
-        lates = [self._ended.popleft() for _ in range(len(self._ended))]
+        """Counts and logs the moments that have ended, if one has: what was less late than the threshold is forgotten."""
+        ended, before = self._ended, self._reported
+        if ended is before or not slices:
+            return
+        self._reported = ended
+        late = ended.seconds - before.seconds
         # After the last look it went on as it was.
-        scale = sum(lates) / sum(part.seconds for part in slices)
+        scale = late / sum(part.seconds for part in slices)
         slices = [replace(part, seconds=part.seconds * scale) for part in slices]
         offences = _offences(slices)
         with self._lock:
-            self._offences.moments += len(lates)
+            self._offences.moments += ended.moments - before.moments
             self._offences.add(offences)
-        self._log(offences, slices, sum(lates), "was late by", always=announced)
+        self._log(offences, slices, late, "was late by", always=announced)
 
     def _log(
         self, offences: Sequence[Offence], slices: Sequence[Slice], late: float, verb: str, *, always: bool = False
