@@ -20,6 +20,9 @@ from cli.status import main as status
 from cli.summary import duration, lag_quantiles, print_summary, summarise
 from cluster.job import WorkerView
 from cluster.lifecycle import State
+from orchestrator.blame_evidence import Kind
+from orchestrator.offences import METRIC, Offence
+from orchestrator.stacks import Place
 from tests.cli.conftest import shipped_line, trained_line
 
 Write = Callable[[Path, list[dict[str, Any]]], None]
@@ -150,6 +153,24 @@ def test_status_shows_the_run_its_processes_and_the_last_error(past: Path, capsy
     assert status([str(past)]) == 0
     shown = capsys.readouterr().out
     for part in ("20/20", "1.000", "was ready", "no", "last error of trainer: 12:00 ERROR   out of memory"):
+        assert part in shown
+
+
+def test_status_names_what_made_the_loop_late(
+    past: Path, write_lines: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (past / "job.json").write_text(json.dumps({"orchestrator": {"run_id": "test", "steps": 22}}))
+    assert status([str(past)]) == 0
+    assert "late" not in capsys.readouterr().out
+    place = Place("score [hard]", "tasks/judge.py", 41)
+    lines = [
+        shipped_line(step, 100.0 + 2 * step, **{METRIC: [Offence(Kind.CALLBACK, place, "", "", 0.5, 0.4, 2).as_json()]})
+        for step in (21, 22)
+    ]
+    write_lines(past / "run_test" / "metrics.jsonl", lines)
+    assert status([str(past)]) == 0
+    shown = capsys.readouterr().out
+    for part in ("1,000.0 ms", "400.0 ms", " 4 ", "the loop ran score [hard] (tasks/judge.py:41)"):
         assert part in shown
 
 

@@ -60,6 +60,7 @@ def test_a_run(
     line = metrics_of(config)[-1]
     assert {f"phase/{name}" for name in ("merge", "records", "commit", "send", "malloc_trim")} <= set(line)
     assert {"reward/mean", "reward/toy/mean", "staleness/max", "event_loop_lag/p99", "memory/rss_bytes"} <= set(line)
+    assert {"event_loop_late/n", "event_loop_late/callback", "event_loop_blame"} <= set(line)
     # Durable batches are gone, their records stay; the newest checkpoints stay.
     assert list((config.run_dir / "rollouts").glob("step_*/batch.bin")) == []
     assert published_steps(config.run_dir / "checkpoints") == [STEPS - 1, STEPS]

@@ -1,0 +1,120 @@
+"""What it costs to watch a loop that is never late: the same work with and without `LoopBlame`, taking turns in one run.
+
+    python -m perf.blame_cost [--rounds 40] [--json]
+
+The work is that of a daemon's loop, the synthetic tasks of `perf/traffic.py`, a fixed amount a turn. Compared is the CPU time
+of the process for one turn: medians over all rounds, each round with every variant once, in changing order. "Without, again"
+is a second turn without blame; how far it is from the first is what cannot be measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+
+import uvloop
+from rich.console import Console
+
+from orchestrator.blame import LoopBlame
+from perf.figures import Case, Figure
+
+_TASKS = 100
+_ROUNDS_A_TASK = 25
+_VALUES = 800
+_SLEEP_SECONDS = (0.0005, 0.002)
+_SETTLE_SECONDS = 0.05
+_IDLE_SECONDS = 0.4
+
+_THRESHOLDS = {"at 50 ms, the default": 0.05, "at 20 ms": 0.02, "at 5 ms": 0.005}
+_WITHOUT, _AGAIN = "without", "without, again"
+_MOST = 1.02
+"""CPU time with blame at the default threshold over that without."""
+
+
+async def busy() -> None:
+    """A fixed amount of work, as of a daemon with many rollouts in flight: tasks that compute a little and sleep a little."""
+    generator = random.Random(0)
+
+    async def work() -> None:
+        for _ in range(_ROUNDS_A_TASK):
+            values = {str(index): generator.random() for index in range(_VALUES)}
+            sum(values.values())
+            await asyncio.sleep(generator.uniform(*_SLEEP_SECONDS))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(_TASKS):
+            tasks.create_task(work())
+
+
+async def idle() -> None:
+    """A loop with nothing to do."""
+    await asyncio.sleep(_IDLE_SECONDS)
+
+
+async def cpu_seconds(work: Callable[[], Awaitable[None]], threshold: float | None) -> float:
+    """CPU time of the process for one turn of `work`."""
+    with LoopBlame(threshold) if threshold is not None else nullcontext():
+        await asyncio.sleep(_SETTLE_SECONDS)  # to start a thread is paid once
+        before = time.process_time()
+        await work()
+        return time.process_time() - before
+
+
+async def measure(rounds: int) -> Case:
+    """Every variant once a round."""
+    variants = {_WITHOUT: None, _AGAIN: None, **_THRESHOLDS}
+    order = random.Random(1)
+    loaded: dict[str, list[float]] = {name: [] for name in variants}
+    unloaded: dict[str, list[float]] = {name: [] for name in variants}
+    await cpu_seconds(busy, None)
+    for _ in range(rounds):
+        for name in order.sample(list(variants), len(variants)):
+            loaded[name].append(await cpu_seconds(busy, variants[name]))
+            unloaded[name].append(await cpu_seconds(idle, variants[name]))
+    busy_medians = {name: statistics.median(values) for name, values in loaded.items()}
+    idle_medians = {name: statistics.median(values) for name, values in unloaded.items()}
+    figures = [
+        Figure(
+            f"busy loop, {name}, over without",
+            busy_medians[name] / busy_medians[_WITHOUT],
+            "",
+            _MOST if name == next(iter(_THRESHOLDS)) else None,
+        )
+        for name in (_AGAIN, *_THRESHOLDS)
+    ]
+    spread = statistics.quantiles([value / busy_medians[_WITHOUT] for value in loaded[_WITHOUT]], n=4)
+    figures.append(Figure("busy loop, spread of the middle half without", spread[2] - spread[0], ""))
+    figures += [
+        Figure(
+            f"idle loop, {name}, of a core",
+            (idle_medians[name] - idle_medians[_WITHOUT]) / _IDLE_SECONDS * 100,
+            "%",
+        )
+        for name in (_AGAIN, *_THRESHOLDS)
+    ]
+    return Case("blame, when nothing is late", figures)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="turns of each variant")
+    parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # a busy machine makes the loop late now and then; that is not the question here
+    case = uvloop.run(measure(arguments.rounds))
+    if arguments.json:
+        print(json.dumps(case.as_json(), indent=2))
+    else:
+        Console().print(case.as_table())
+
+
+if __name__ == "__main__":
+    main()
