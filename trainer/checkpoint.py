@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.runs import Progress, Run
+from orchestrator.config import OrchestratorConfig
+from trainer.runs import Progress, Run, known_config
 from transport.atomic import publish_directory, published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,19 @@ def fallback_step(output_dir: Path, run_id: str, keep: int) -> int:
 def holds_any(output_dir: Path) -> Path | None:
     """A published checkpoint of any run under `output_dir`, or None."""
     return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
+
+
+def last_finished(output_dir: Path) -> OrchestratorConfig | None:
+    """The configuration of a run under `output_dir` that its checkpoint says is trained to its end, the most patient one where
+    there are several; None where any run is not, or there is none."""
+    finished: list[OrchestratorConfig] = []
+    for directory in output_dir.glob("run_*/control"):
+        run_id = directory.parent.name.removeprefix("run_")
+        config = known_config(output_dir, run_id)
+        if config is None or newest_step(output_dir, run_id) < config.steps:
+            return None
+        finished.append(config)
+    return max(finished, key=lambda config: config.trainer_timeout_seconds, default=None)
 
 
 def save(run: Run, output_dir: Path, keep: int) -> None:

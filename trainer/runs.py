@@ -89,6 +89,15 @@ def read_run_config(output_dir: Path, run_id: str) -> str:
     return config.model_dump_json()
 
 
+def known_config(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
+    """The configuration that the run's orchestrator last wrote, None where there is none that can be read."""
+    path = run_directory(output_dir, run_id) / "control" / "orch.toml"
+    try:
+        return OrchestratorConfig.model_validate(tomllib.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
+
+
 def refuse_config(output_dir: Path, run_id: str, message: str) -> None:
     """Writes `control/config_validation_error.txt`."""
     path = run_directory(output_dir, run_id) / "control" / "config_validation_error.txt"

@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing
 
 from safetensors import SafetensorError
 
+from orchestrator.config import OrchestratorConfig
 from trainer import checkpoint, ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
@@ -35,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 """Longest wait for a message before looking at the stop request again."""
-
-FAREWELL_SECONDS = 30.0
-"""After the last step is durable, how long to wait for the orchestrator's `BYE`, in case it missed the acknowledgement."""
 
 EVICTED = 3
 """Exit code; the orchestrator's is the same, so that a job's does not depend on which of them ends first."""
@@ -113,7 +111,10 @@ class Trainer:
         self._broadcaster: Broadcaster | None = None
         self._evicted = False
         self._farewell_before: float | None = None
-        """Deadline of the orchestrator's `BYE`, once everything is durable and it knows."""
+        """Deadline of the orchestrator's `BYE`, once everything is durable. One that missed the acknowledgement, killed at that
+        very moment, has as long to come back as it would wait for us: `trainer_timeout_seconds` of its run."""
+        if config.resume and (last := checkpoint.last_finished(config.output_dir)) is not None:
+            self._expect_farewell(last, finished=True)
         self._idle_since = time.monotonic()
         self._reported = self._kept_alive = self._idle_since
 
@@ -167,7 +168,7 @@ class Trainer:
         self._receiver.send(run_id, Ready(run.progress.step + 1, self._config.transport.credit))
         if run.durable_step:
             self._receiver.send(run_id, Acknowledged(run.durable_step, run.durable_step))
-        self._expect_farewell(run)
+        self._expect_farewell(run.config, run.finished)
 
     def _refuse(self, run_id: str, reason: str) -> None:
         logger.error("run %s is refused: %s", run_id, reason)
@@ -251,7 +252,7 @@ class Trainer:
         self._report(run, metrics)
         if run.finished or batch.step % run.config.training.checkpoint_interval == 0:
             self._make_durable(run)
-        self._expect_farewell(run)
+        self._expect_farewell(run.config, run.finished)
         self._idle_since = self._reported = self._kept_alive = time.monotonic()
 
     def _publish(self, run: Run) -> float:
@@ -282,9 +283,8 @@ class Trainer:
             return run.progress.step
         return checkpoint.fallback_step(self._config.output_dir, run.run_id, self._config.keep_checkpoints)
 
-    def _expect_farewell(self, run: Run) -> None:
-        if run.finished:
-            self._farewell_before = time.monotonic() + FAREWELL_SECONDS
+    def _expect_farewell(self, config: OrchestratorConfig, finished: bool) -> None:
+        self._farewell_before = time.monotonic() + config.trainer_timeout_seconds if finished else None
 
     def _evict(self, run: Run, reason: str) -> None:
         """Nothing more is taken from the run; what it has trained stays."""

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
+    Feeder,
     ended,
     feeder,
     log_path,
@@ -26,7 +27,8 @@ from trainer.config import TrainerConfig
 from trainer.model import load_model, log_probabilities
 from trainer.train import EVICTED
 from transport.atomic import published_steps
-from transport.messages import Acknowledged, Evicted, Ready, Rejected
+from transport.messages import Acknowledged, Evicted, Hello, Ready, Rejected
+from transport.open import open_link
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +125,51 @@ async def test_a_stop_request_leaves_a_checkpoint(dense_directory: Path, tmp_pat
     with trainer_process(config) as process:
         assert await ended(process) == 2
     assert "set resume = true" in log_path(config).read_text()
+
+
+async def test_a_finished_run_waits_for_its_orchestrator_as_long_as_that_would_wait(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    """One that was killed before it heard of the end finds the trainer there; if none comes, the trainer is done all the same."""
+    config = job(tmp_path, dense_directory, steps=1)
+    orchestrator = make_run_config(tmp_path, dense_directory, steps=1)
+    write_run(orchestrator.model_copy(update={"trainer_timeout_seconds": 1.0}))
+    with trainer_process(config) as process:
+        end = open_link(config.transport, config.output_dir, "default")
+        await end.start(Hello("default", 0))
+        killed = Feeder(end)
+        await killed.until(Ready, next_step=1)
+        await killed.train(make_batch(1))
+        await killed.until(Acknowledged, step=1, durable=1)
+        assert await ended(process) == 0, log_path(config).read_text()
+        await end.close()
+    config = config.model_copy(update={"resume": True})
+    with trainer_process(config) as process:
+        assert await ended(process) == 0, log_path(config).read_text()
+    write_run(orchestrator)
+    with trainer_process(config) as process:
+        async with feeder(config) as late:
+            await late.until(Ready, next_step=2)
+            await late.until(Acknowledged, durable=1)
+        assert await ended(process) == 0, log_path(config).read_text()
+
+
+async def test_a_finished_run_goes_on_with_more_steps(dense_directory: Path, tmp_path: Path) -> None:
+    config = job(tmp_path, dense_directory, steps=1)
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready)
+            await end.train(make_batch(1))
+            await end.until(Acknowledged, durable=1)
+        assert await ended(process) == 0
+    write_run(make_run_config(tmp_path, dense_directory, steps=2))
+    with trainer_process(config.model_copy(update={"resume": True})) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=2)
+            await end.train(make_batch(2))
+            await end.until(Acknowledged, durable=2)
+        assert await ended(process) == 0, log_path(config).read_text()
+    assert [line["step"] for line in metrics_lines(tmp_path)] == [1, 2]
 
 
 async def test_a_poisoned_batch_evicts_its_run(dense_directory: Path, tmp_path: Path) -> None:
