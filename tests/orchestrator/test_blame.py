@@ -133,6 +133,15 @@ def test_who_called_the_library_is_named_and_the_library_beside() -> None:
 
 
 @pytest.mark.slow
+def test_without_proc_it_knows_less_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.thread_clocks._ProcFile.read", lambda file: b"")
+    first_offence(uvloop.new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
+    first_offence(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
+    monkeypatch.setattr("orchestrator.thread_clocks._LINUX", False)
+    first_offence(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.CALLBACK)
+
+
+@pytest.mark.slow
 async def test_a_place_is_logged_once_in_a_while_and_counted_always(caplog: pytest.LogCaptureFixture) -> None:
     times = 0
     deadline = time.monotonic() + DEADLINE_SECONDS
