@@ -21,6 +21,7 @@ from cli.load import forget_environment
 from cli.make_model import resolve
 from cli.output import check_output, check_port, claim, write_job
 from cli.progress import Progress, choose
+from cli.standing import all_committed, is_finished
 from cli.summary import print_summary, summarise, write_summary
 from cluster.job import Job
 from cluster.lifecycle import Outcome, Worker
@@ -45,7 +46,16 @@ def main(arguments: list[str]) -> int:
     console = Console(file=lasting(sys.stdout), soft_wrap=True)
     check_environments(config)
     check_output(config, fresh)
-    check_port(config.inference)
+    if config.resume and is_finished(config):
+        run = config.orchestrator
+        console.print(
+            f"run {run.run_id!r} in {config.output_dir} is done: {run.steps} of {run.steps} steps. "
+            "Raise orchestrator.steps to go on, or start anew with --fresh",
+            highlight=False,
+        )
+        return 0
+    if not (config.resume and all_committed(config)):
+        check_port(config.inference)
     console.print(f"model {config.model}", highlight=False)
     resolved = config.with_model(resolve(config.model))
     given = command.file.read_bytes()
@@ -72,18 +82,19 @@ def check_environments(config: JobConfig) -> None:
 
 
 def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
-    """The roles, in the order in which they start; they stop in its reverse, so that the orchestrator can still drain."""
+    """The roles, in the order in which they start; they stop in its reverse, so that the orchestrator can still drain. Inference
+    only where there is something left to generate."""
     command = [sys.executable, "-m", "cli.main"]
     output_dir, orchestrator = config.output_dir, config.orchestrator
-    return [
-        Worker(
-            "inference_0",
-            [*command, "inference", str(files["inference"])],
-            output_dir / "inference_0.log",
-            ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
-            nice=COMPUTE_NICE,
-            environment=_environment(config.gpus.inference),
-        ),
+    inference = Worker(
+        "inference_0",
+        [*command, "inference", str(files["inference"])],
+        output_dir / "inference_0.log",
+        ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
+        nice=COMPUTE_NICE,
+        environment=_environment(config.gpus.inference),
+    )
+    return ([] if all_committed(config) else [inference]) + [
         Worker(
             "trainer",
             [*command, "trainer", str(files["trainer"])],
@@ -120,12 +131,13 @@ def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:
     history = History.of(config.output_dir, run_id, since=time.time())
     history.refresh()  # a resumed job's past is no news
     progress = choose(console, history, config.orchestrator.steps)
+    workers = workers_of(config, files)
     try:
-        outcome = asyncio.run(_supervise(workers_of(config, files), config.output_dir, history, progress))
+        outcome = asyncio.run(_supervise(workers, config.output_dir, history, progress))
     finally:
         progress.close()
     history.refresh()
-    _explain(outcome, workers_of(config, files))
+    _explain(outcome, workers)
     summary = summarise(history, config.output_dir, time.monotonic() - began, outcome.reason)
     paths = {"summary": write_summary(summary, config.output_dir), "run": config.output_dir / f"run_{run_id}"}
     if history.shipped:

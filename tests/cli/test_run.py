@@ -15,10 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from cli.job import JobConfig
 from cli.load import load
 from cli.output import is_locked
+from cli.run import workers_of
+from cli.standing import is_finished
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
+from transport.atomic import publish_directory
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +129,36 @@ def test_a_directory_is_used_again_only_as_told(job: FakeJob) -> None:
     code, _, errors = job.run("finish", "--resume", "--orchestrator.run_id", "other")
     assert code == 2
     assert "began with orchestrator.run_id = 'test'" in errors
+
+
+def publish_checkpoints(job: FakeJob, orchestrator: int, trainer: int) -> None:
+    """As the roles do, which the pretending ones do not."""
+    for directory, step in (("run_test", orchestrator), ("trainer/test", trainer)):
+        with publish_directory(job.output / directory / "checkpoints" / f"step_{step}"):
+            pass
+
+
+def test_a_finished_job_says_so_and_starts_nothing(job: FakeJob) -> None:
+    assert job.run("finish")[0] == 0
+    publish_checkpoints(job, orchestrator=20, trainer=20)
+    before = (job.output / "summary.json").read_bytes()
+    code, output, errors = job.run("fail", "--resume")
+    assert (code, errors) == (0, "")
+    assert "run 'test'" in output
+    assert "is done: 20 of 20 steps. Raise orchestrator.steps to go on, or start anew with --fresh" in output
+    assert "starting" not in output
+    assert (job.output / "summary.json").read_bytes() == before
+    assert "orchestrator starting" in job.run("fail", "--resume", "--orchestrator.steps", "30")[1]
+
+
+def test_inference_is_started_only_while_there_is_something_to_generate(job: FakeJob, job_file: Path) -> None:
+    config = load(JobConfig, job_file, ["--output_dir", str(job.output), "--resume", "true"])
+    files = dict.fromkeys(("inference", "trainer", "orchestrator"), job_file)
+    names = ["inference_0", "trainer", "orchestrator"]
+    assert [worker.name for worker in workers_of(config, files)] == names
+    publish_checkpoints(job, orchestrator=20, trainer=10)
+    assert [worker.name for worker in workers_of(config, files)] == names[1:]
+    assert not is_finished(config)
 
 
 def test_a_directory_that_holds_something_else_is_left_alone(job: FakeJob) -> None:

@@ -43,6 +43,30 @@ def test_ctrl_c_leaves_no_process_and_a_directory_to_resume(tmp_path: Path, tiny
     assert_resumes(job)
 
 
+def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_inference(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    """And a job that is done stays as it is."""
+    job = started_and_trained(tmp_path, trained=STEPS - 2)
+    try:
+        trainer = job.pid_of("cli.main trainer")
+        os.kill(trainer, signal.SIGSTOP)  # the orchestrator may lead by two steps, which are the last ones
+        job.wait_for("the last commit", lambda: steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS)
+        os.kill(trainer, signal.SIGKILL)
+        assert job.wait() == 1, job.output()
+    finally:
+        job.end()
+    assert_resumes(job)
+    summary = (job.output_dir / "summary.json").read_bytes()
+    again = RunningJob(job.config_file, job.output_dir, ("--resume",))
+    try:
+        assert again.wait() == 0, again.output()
+    finally:
+        again.end()
+    assert f"is done: {STEPS} of {STEPS} steps" in again.output()
+    assert (job.output_dir / "summary.json").read_bytes() == summary
+
+
 def kill_and_resume(directory: Path, victim: str, name: str) -> None:
     """Kills the process with `victim` in its command line while the step after the fourth is under way."""
     job = started_and_trained(directory, trained=4)
