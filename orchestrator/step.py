@@ -26,6 +26,7 @@ from orchestrator.trajectories import assemble_batch, merge_rollout
 from orchestrator.watchdog import awaiting
 from transport import codec
 from transport.atomic import publish_directory
+from transport.pacing import unhurried
 from transport.records import Batch, Rollout, Sample
 
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
@@ -182,7 +183,7 @@ class Taking:
 
 def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:
     """The samples of some rollouts, in order."""
-    return [sample for rollout in rollouts for sample in merge_rollout(rollout)]
+    return [sample for rollout in unhurried(rollouts) for sample in merge_rollout(rollout)]
 
 
 @cache

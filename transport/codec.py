@@ -20,6 +20,7 @@ import numpy as np
 from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
 from transport.atomic import Buffer, as_bytes_view, write_buffers
 from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
+from transport.pacing import unhurried
 from transport.records import Batch, SampleInfo
 from transport.validation import MAX_NAME_LENGTH, validate
 
@@ -74,24 +75,29 @@ _FILE_ALIGNMENT = 8
 def encode(batch: Batch) -> list[Buffer]:
     """The frames of a batch: kind, header, then the columns and the routing chunks, by reference unless an array is not
     C-contiguous. Raises `ValueError` for arrays that cannot travel; it does not look at their values (`validate` does)."""
-    chunks = [chunk for sample in batch.routed_experts for chunk in sample]
     columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
-    arrays = [np.ascontiguousarray(array) for array in (*columns, batch.sample_offsets, *chunks)]
-    if len(arrays) + 2 > MAX_FRAMES:
+    header, frames = [_preamble(batch)], []
+    for group in unhurried([(*columns, batch.sample_offsets), *batch.routed_experts]):
+        for array in group:
+            contiguous = np.ascontiguousarray(array)
+            header.append(msgpack.packb(specification(contiguous)))
+            frames.append(as_bytes_view(contiguous))
+    if len(frames) + 2 > MAX_FRAMES:
         raise ValueError(
-            f"step {batch.step}: {len(arrays) + 2} frames; at most {MAX_FRAMES} travel, merge routing chunks"
+            f"step {batch.step}: {len(frames) + 2} frames; at most {MAX_FRAMES} travel, merge routing chunks"
         )
-    return [BATCH, b"".join(_header(batch, arrays)), *map(as_bytes_view, arrays)]
+    return [BATCH, b"".join(header), *frames]
 
 
-def _header(batch: Batch, arrays: Sequence[AnyArray]) -> Iterator[bytes]:
+def _preamble(batch: Batch) -> bytes:
+    """The header up to the first sidecar's specification."""
     routed = bool(batch.routed_experts)
-    yield msgpack.packb([batch.run_id, batch.step, len(batch.samples), len(arrays), routed])
+    sidecars = _COLUMNS + sum(map(len, batch.routed_experts))
+    values: list[list[Any]] = [[batch.run_id, batch.step, len(batch.samples), sidecars, routed]]
     for index, sample in enumerate(batch.samples):
         chunks = len(batch.routed_experts[index]) if routed else 0
-        yield msgpack.packb([sample.rollout_id, sample.environment, sample.policy_version, sample.reward, chunks])
-    for array in arrays:
-        yield msgpack.packb(specification(array))
+        values.append([sample.rollout_id, sample.environment, sample.policy_version, sample.reward, chunks])
+    return b"".join(map(msgpack.packb, values))
 
 
 def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:

@@ -23,9 +23,13 @@ from transport.codec import MAX_MESSAGE_BYTES, CodecError
 from transport.endpoint import IPC, CurveKeys
 from transport.exclusive import lock_listener
 from transport.link import Arrived, Connected, Lost
+from transport.pacing import unhurried
 from transport.receiver import Arrival
 
 _COPY_BELOW_BYTES = 2**16
+
+_FRAMES_AT_ONCE = 64
+"""Handed to ZMQ between two rests, so that a message of thousands of frames does not crowd out the event loop."""
 
 _FAILED_HANDSHAKES = (
     zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -80,7 +84,10 @@ class ZmqConnection:
     def write(self, frames: Sequence[Buffer]) -> None:
         """See `Connection`."""
         assert self._socket is not None
-        self._socket.send_multipart([as_bytes_view(frame) for frame in frames], flags=zmq.DONTWAIT, copy=False)
+        for start in unhurried(range(0, len(frames), _FRAMES_AT_ONCE)):
+            for index, frame in enumerate(frames[start : start + _FRAMES_AT_ONCE], start + 1):
+                more = zmq.SNDMORE if index < len(frames) else 0
+                self._socket.send(as_bytes_view(frame), flags=zmq.DONTWAIT | more, copy=False)
 
     def close(self, linger: float) -> None:
         """See `Connection`."""
