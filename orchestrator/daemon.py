@@ -24,7 +24,7 @@ from environments.mix import ExampleMix
 from environments.registry import load_environment
 from inference.base import InferenceError
 from inference.pool import InferencePool
-from orchestrator import metrics
+from orchestrator import losses, metrics
 from orchestrator.advantages import Advantage, load_advantage
 from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
@@ -206,6 +206,7 @@ class Daemon:
             blame=self._blame,
             tasks=self._tasks,
             publish=lambda line: self._publish(endpoint, line),
+            report_losses=self._report_losses,
             on_progress=self._watchdog.progress,
         )
         if checkpoint is not None:
@@ -268,6 +269,10 @@ class Daemon:
         metrics.log_step(line, self._config.steps)
         notify(f"STATUS=step {line['step']} of {self._config.steps}")
 
+    def _report_losses(self, report: losses.Report) -> None:
+        notify(f"STATUS=step {report['step']} of {self._config.steps}; {losses.in_words(report)}")
+        self._tasks.create_task(in_thread(losses.save, report, self._config.run_dir))
+
     def _describe(self) -> str:
         if self._scheduler is None:
             return "not started yet"
@@ -279,6 +284,7 @@ def _resume(config: OrchestratorConfig) -> Checkpoint | None:
     checkpoint = load_newest(config)
     newest_step = checkpoint.step if checkpoint is not None else 0
     rewind(config.run_dir, newest_step)
+    (config.run_dir / losses.LOSSES_FILE).unlink(missing_ok=True)
     metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
     return checkpoint
 

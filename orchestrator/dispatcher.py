@@ -38,6 +38,7 @@ from orchestrator.events import (
 from orchestrator.judge import Judge
 from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import set_context
+from orchestrator.losses import Losses, Report, save, with_unrecorded
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.scheduler import Scheduler
@@ -47,15 +48,6 @@ from orchestrator.threads import computed, in_thread
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
-
-_FAILURE_PAUSE_SECONDS = 0.1
-"""Before a failed rollout is reported: an environment that always fails at once must not spin the loop."""
-
-_WARN_OF_LOST_BATCHES = 8
-"""Rollouts lost between two steps, in batches, before it is said, and again whenever they have doubled."""
-
-_RECORDED_LOST_BATCHES = 64
-"""Lost rollouts, in batches, whose records one step keeps: where every group is filtered there may never be a step."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -74,7 +66,8 @@ class Group:
 
 
 class Dispatcher:
-    """One run's. `publish` receives every step's metrics line, `on_progress` is called when something moves."""
+    """One run's. `publish` receives every step's metrics line, `report_losses` why steps do not come, `on_progress` is called when
+    something moves."""
 
     def __init__(
         self,
@@ -91,6 +84,7 @@ class Dispatcher:
         blame: LoopBlame,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
+        report_losses: Callable[[Report], None],
         on_progress: Callable[[], None],
     ) -> None:
         self._config = config
@@ -110,9 +104,10 @@ class Dispatcher:
         self._publish = publish
         self._on_progress = on_progress
         self._groups: dict[int, Group] = {}
-        self._lost: list[Rollout] = []
-        """Judged rollouts of groups that will not ship, for the next step's records."""
-        self._warn_of_lost = self._batches(_WARN_OF_LOST_BATCHES)
+        self._losses = Losses(config.schedule, report_losses)
+        """Judged rollouts of groups that will not ship."""
+        self._began: float | None = None
+        """When this life's first group started, on the monotonic clock."""
         self._counts: Counter[str] = Counter()
         """Of what leaves no judged rollout behind, for the next step's metrics."""
         self._work: set[asyncio.Task[None]] = set()
@@ -125,10 +120,12 @@ class Dispatcher:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes over the scheduler's state and the rollouts that wait. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
-        self._counts = Counter(checkpoint.counts)
+        self._counts = Counter({n: c for n, c in checkpoint.counts.items() if "unrecorded" not in n})
+        lost: list[Rollout] = []
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
         for rollout in checkpoint.waiting:
-            ready.get(rollout.group_id, self._lost).append(rollout)
+            ready.get(rollout.group_id, lost).append(rollout)
+        self._losses.restore(checkpoint.step, lost, checkpoint.counts)
         for group_id, rollouts in ready.items():
             if not rollouts:
                 raise ValueError(f"the checkpoint of step {checkpoint.step} lacks the rollouts of group {group_id}")
@@ -157,6 +154,7 @@ class Dispatcher:
             logger.error("%d tasks ignore their cancellation: %s", len(names), ", ".join(names[:8]))
         if not (self.finished.is_set() or self._shipping):
             checkpoint = self._checkpoint(self._sender.newest_step)
+            await in_thread(save, self._losses.report(), self._config.run_dir)
             await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
     async def settle(self) -> None:
@@ -185,6 +183,8 @@ class Dispatcher:
         task.add_done_callback(self._work.discard)
 
     def _start_group(self, start: StartGroup) -> None:
+        if self._began is None:
+            self._began = time.monotonic()
         rollouts = [
             Rollout(f"{start.group_id}-{index}", start.group_id, start.environment, start.example_index)
             for index in range(start.size)
@@ -199,27 +199,10 @@ class Dispatcher:
         group.cancelled = True
         _interrupt(group)
         if group.judged:
-            self._lose(group.rollouts, reason)
+            self._losses.add(group.rollouts, reason)
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
         logger.debug("group %d is out: %s", group.group_id, reason)
-
-    def _lose(self, rollouts: Sequence[Rollout], reason: str) -> None:
-        self._lost += rollouts
-        excess = len(self._lost) - self._batches(_RECORDED_LOST_BATCHES)
-        if excess > 0:
-            del self._lost[:excess]
-            self._counts["rollouts/unrecorded"] += excess
-        lost = len(self._lost) + self._counts["rollouts/unrecorded"]
-        if lost >= self._warn_of_lost:
-            self._warn_of_lost = 2 * lost
-            logger.warning(
-                "%d rollouts have been lost since step %d, which ships %d; the last group: %s",
-                lost, self._sender.newest_step, self._config.schedule.rollouts_per_step, reason,
-            )  # fmt: skip
-
-    def _batches(self, count: int) -> int:
-        return count * self._config.schedule.rollouts_per_step
 
     async def _play(self, group: Group, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
@@ -229,14 +212,14 @@ class Dispatcher:
             with self._interruptible(group):
                 await play(self._environments[group.environment], rollout, model)
                 if rollout.error is not None:
-                    logger.warning("rollout failed: %s", rollout.error)
-                    await asyncio.sleep(_FAILURE_PAUSE_SECONDS)
+                    await asyncio.sleep(self._losses.rollout_failed(rollout.error))
         except asyncio.CancelledError:
             if not (group.cancelled or self._draining):
                 raise
             interrupted = True
         outcome = "cancelled" if interrupted else "completed" if rollout.error is None else "failed"
         if outcome == "completed":
+            self._losses.rollout_completed()
             self._on_progress()
         oldest = rollout.oldest_policy_version if rollout.turns else None
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
@@ -263,11 +246,10 @@ class Dispatcher:
         set_context(step=step)
         self._shipping = True
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
-        lost, self._lost = self._lost, []
-        self._warn_of_lost = self._batches(_WARN_OF_LOST_BATCHES)
+        lost, unrecorded = self._losses.take(step)
 
         def snapshot(so_far: MetricsLine) -> Checkpoint:
-            return self._checkpoint(step, so_far | self._metrics())
+            return self._checkpoint(step, with_unrecorded(so_far, unrecorded) | self._metrics())
 
         line = await self._boundary.take(step, rollouts, lost, snapshot, self._sender.submit)
         self._shipping = False
@@ -301,8 +283,8 @@ class Dispatcher:
             step=step,
             identity=identity_of(self._config),
             scheduler=self._scheduler.state(),
-            counts=dict(self._counts),
-            waiting=[*ready, *self._lost],
+            counts={**self._counts, **self._losses.counts()},
+            waiting=[*ready, *self._losses.rollouts],
             line=line,
         )
 
@@ -312,6 +294,7 @@ class Dispatcher:
         counts, self._counts = self._counts, Counter()
         return {
             "time": time.time(),
+            "uptime_seconds": time.monotonic() - self._began if self._began is not None else 0.0,
             "rollouts/cancelled": 0,
             **counts,
             **self._lag.take().metrics(),

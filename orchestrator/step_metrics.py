@@ -15,22 +15,33 @@ from transport.records import Batch, Rollout
 
 def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float | int]:
     """The metrics of the step that ships `batch`, under the design's names. Walks every turn: call it in a thread."""
-    completed = [rollout for rollout in rollouts if rollout.error is None and rollout.reward is not None]
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
     staleness = [batch.step - sample.policy_version for sample in batch.samples]
+    return {
+        **additive_metrics(rollouts),
+        "staleness/mean": float(np.mean(staleness)),
+        "staleness/max": max(staleness),
+        "batch/samples": len(batch.samples),
+        "batch/tokens": len(batch.token_ids_T),
+        "batch/bytes": batch.nbytes,
+        **_reward_metrics(_completed(rollouts)),
+    }
+
+
+def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """The metrics that are sums over judged rollouts, so that those of two sets add up. Filtered ones are among the completed."""
+    completed = _completed(rollouts)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
     return {
         "rollouts/completed": len(completed),
         "rollouts/failed": len(rollouts) - len(completed),
         "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
         "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
         "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
-        "staleness/mean": float(np.mean(staleness)),
-        "staleness/max": max(staleness),
-        "batch/samples": len(batch.samples),
-        "batch/tokens": len(batch.token_ids_T),
-        "batch/bytes": batch.nbytes,
-        **_reward_metrics(completed),
     }
+
+
+def _completed(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in rollouts if rollout.error is None and rollout.reward is not None]
 
 
 def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:

@@ -259,21 +259,6 @@ def test_threads_that_never_end_hold_up_neither_the_run_nor_its_end(
     assert "threads of environments" in said
 
 
-def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
-    make_config: Callable[..., OrchestratorConfig], inference: FakeInference
-) -> None:
-    config = make_config(args={"fault": "dull", "turns": 1})
-    with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
-        wait_until(lambda: inference.completions > 64 * 8 + 100)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    assert "64 rollouts have been lost since step 0" in (config.run_dir / "orchestrator.log").read_text()
-    checkpoint = load_newest(config)
-    assert checkpoint is not None
-    assert len(checkpoint.waiting) == 64 * 8
-    assert checkpoint.counts["rollouts/unrecorded"] > 0
-
-
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.04])
 def test_sigkill_in_the_middle_of_a_step(make_config: Callable[..., OrchestratorConfig], delay: float) -> None:
     config = make_config(steps=8)

@@ -15,7 +15,7 @@ from transport.records import Rollout
 
 class Toy:
     """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state`, `cancel`, `thread` or
-    `stubborn`; with `dull` every reward is the same."""
+    `stubborn`; with `hopeless` all fail at once; with `dull` every reward is the same."""
 
     def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False) -> None:
         self.group_scoring = group_scoring
@@ -29,6 +29,8 @@ class Toy:
         return Example(index, f"example {index}")
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        if self._fault == "hopeless":
+            raise ConnectionError("the sandbox\nis down")
         turn = await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
         for _ in range(self._turns - 1):
             turn = await model.generate(model.chat.extend(turn, [{"role": "user", "content": "go on"}]))
