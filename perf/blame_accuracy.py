@@ -111,7 +111,7 @@ def company(computing: int, resting: int) -> Iterator[None]:
 
 
 async def found(culprit: Culprit, moments: int) -> Counter[str]:
-    """How often the line, at least the function or its thread, or neither was named."""
+    """How often the line, at least its caller or thread, something else, or nothing was named."""
     verdicts: Counter[str] = Counter()
     generator = random.Random(0)
     lines, first = inspect.getsourcelines(culprit.function)
@@ -131,11 +131,14 @@ async def found(culprit: Culprit, moments: int) -> Counter[str]:
 
 
 def _verdict(culprit: Culprit, line: int, offence: Offence) -> str:
-    if offence.kind is not culprit.kind:
+    named = offence.place.function
+    if named not in (culprit.function.__name__, "found", ""):
         return "wrong"
-    if offence.place.function == culprit.function.__name__:
-        return "line" if abs(offence.place.line - line) <= (culprit.function is python) else "nearly"
-    return "wrong" if offence.place.function not in ("", "found") else "nearly"
+    if offence.kind is not culprit.kind:
+        return "missed"
+    if named != culprit.function.__name__:
+        return "nearly"
+    return "line" if abs(offence.place.line - line) <= (culprit.function is python) else "nearly"
 
 
 def measure(moments: int) -> list[Case]:

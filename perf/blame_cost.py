@@ -26,8 +26,8 @@ from orchestrator.blame import LoopBlame
 from orchestrator.threads import prompt_switching
 from perf.figures import Case, Figure
 
-_TASKS = 100
-_ROUNDS_A_TASK = 25
+_TASKS = 20
+_ROUNDS_A_TASK = 125
 _VALUES = 800
 _SLEEP_SECONDS = (0.0005, 0.002)
 _SETTLE_SECONDS = 0.05
