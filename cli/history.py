@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from orchestrator.losses import LOSSES_FILE
+
 Line = dict[str, Any]
 """One step's metrics, by the names of the design's section 5."""
 
@@ -48,13 +50,16 @@ class History:
     trained: dict[int, Line] = field(default_factory=dict)
     since: float = 0.0
     """When this invocation of the job began, in Unix seconds: rates leave out the steps before it, and the pause."""
+    lost: Line = field(default_factory=dict)
+    """What the run says it has lost since the last shipped step (`orchestrator.losses.Report`); empty where it says nothing."""
     _run_id: str = ""
+    _losses_file: Path = Path()
     _followers: list[tuple[_Follower, dict[int, Line]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, output_dir: Path, run_id: str, since: float = 0.0) -> History:
         """The history of `run_<id>` in a job's directory; empty until `refresh`."""
-        history = cls(since=since, _run_id=run_id)
+        history = cls(since=since, _run_id=run_id, _losses_file=output_dir / f"run_{run_id}" / LOSSES_FILE)
         history._followers = [
             (_Follower(output_dir / f"run_{run_id}" / "metrics.jsonl"), history.shipped),
             (_Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
@@ -75,7 +80,16 @@ class History:
                 if steps is self.shipped and line["step"] not in known:
                     fresh.append(line)
                 steps[line["step"]] = line
+        report = self._read_losses()
+        self.lost = report if report.get("step") == max(self.shipped, default=0) else {}
         return fresh
+
+    def _read_losses(self) -> Line:
+        try:
+            report: Line = orjson.loads(self._losses_file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        return report
 
     @property
     def last_shipped(self) -> Line:
@@ -93,11 +107,21 @@ class History:
         return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
 
     def tokens_per_second(self, steps: int | None = None) -> float | None:
-        """Completion tokens a second, over the last `steps` steps, or all, of this invocation. The first one counts as a start
-        only: when it began is not known."""
-        lines = [line for _, line in sorted(self.shipped.items()) if line.get("time", 0.0) >= self.since]
-        lines = lines[-steps - 1 :] if steps else lines
-        if len(lines) < 2 or lines[-1]["time"] <= lines[0]["time"]:
-            return None
-        tokens = sum(line.get("tokens/completion", 0) for line in lines[1:])
-        return float(tokens / (lines[-1]["time"] - lines[0]["time"]))
+        """Completion tokens a second, over the last `steps` steps, or all, of this invocation; pauses between sessions are left
+        out."""
+        lines = [line for _, line in sorted(self.shipped.items())]
+        tokens, seconds = 0, 0.0
+        for before, line in list(zip([{}, *lines], lines, strict=False))[-steps if steps else None :]:
+            took = _seconds(line, before)
+            if took is not None and line["time"] - took >= self.since:
+                tokens += line.get("tokens/completion", 0)
+                seconds += took
+        return tokens / seconds if seconds > 0 else None
+
+
+def _seconds(line: Line, before: Line) -> float | None:
+    """How long a step took: since the one before, or since its session began to generate if that is later; None if not known."""
+    known = [line["uptime_seconds"]] if "uptime_seconds" in line else []
+    if before:
+        known.append(line["time"] - before["time"])
+    return min(known, default=None)

@@ -43,8 +43,10 @@ def choose(console: Console, history: History, steps: int) -> Progress:
 
 def describe_step(line: Line, history: History, steps: int) -> str:
     """One step in one line."""
+    failed = int(line.get("rollouts/failed", 0))
     return (
         f"step {line['step']}/{steps}  reward {number(line.get('reward/mean'))}  "
+        f"{f'failed {failed}  ' if failed else ''}"
         f"staleness {number(line.get('staleness/mean'), 1)}  lag p99 {milliseconds(line.get('event_loop_lag/p99'))} "
         f"max {milliseconds(line.get('event_loop_lag/max'))}  "
         f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s  "

@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
             console.print(f"moved the previous job to {moved}", highlight=False)
         check_output(config, fresh)  # again, now that it is ours: finding the model may have taken minutes
         files = write_job(resolved, given)
-        return _run(resolved, files, console)
+        return _run(resolved, command.file, files, console)
 
 
 def check_environments(config: JobConfig) -> None:
@@ -125,7 +125,7 @@ def _environment(gpus: list[int] | None) -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1"} | visible
 
 
-def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:
+def _run(config: JobConfig, given: Path, files: dict[str, Path], console: Console) -> int:
     began = time.monotonic()
     run_id = config.orchestrator.run_id
     history = History.of(config.output_dir, run_id, since=time.time())
@@ -139,12 +139,16 @@ def _run(config: JobConfig, files: dict[str, Path], console: Console) -> int:
     history.refresh()
     _explain(outcome, workers)
     summary = summarise(history, config.output_dir, time.monotonic() - began, outcome.reason)
-    paths = {"summary": write_summary(summary, config.output_dir), "run": config.output_dir / f"run_{run_id}"}
+    paths = {"summary": write_summary(summary, config.output_dir)}
+    if config.orchestrator.run_dir.exists():
+        paths["run"] = config.orchestrator.run_dir
     if history.shipped:
         from cli.plot import plot
 
         paths["curves"] = plot(history, config.output_dir / "curves.png", config.output_dir.name)
     print_summary(summary, paths, console)
+    if outcome.reason != "done":
+        console.print(f"\nIt goes on with: counterpoint run {given} --resume", highlight=False, soft_wrap=True)
     return outcome.code
 
 

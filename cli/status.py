@@ -13,15 +13,17 @@ from rich.table import Table
 
 from cli.errors import UserError
 from cli.history import History
+from cli.load import read_toml
 from cli.output import JOB_FILE, is_locked
 from cli.summary import milliseconds, number, scientific
 from cluster.process import last_lines
+from orchestrator.losses import in_words
 from orchestrator.offences import offences_of
 from perf.blame_table import blame_table
 
 USAGE = """usage: counterpoint status DIRECTORY
 
-DIRECTORY is a job's output directory."""
+DIRECTORY is a job's output directory, also where its roles were started one by one."""
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
 
@@ -32,46 +34,69 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     directory = Path(arguments[0])
-    job = _read(directory / JOB_FILE)
-    if job is None:
-        raise UserError(f"{directory} holds no job: {JOB_FILE} is missing")
+    steps = _steps_of_runs(directory)
+    histories = {run_id: History.of(directory, run_id) for run_id in steps}
+    for history in histories.values():
+        history.refresh()
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # a pipe has no width; 80 would cut columns off
-    history = History.of(directory, job["orchestrator"]["run_id"])
-    history.refresh()
-    console.print(_runs(directory, job, history))
-    if offences := offences_of(history.shipped.values()).worst():
+    console.print(_runs(directory, histories, steps))
+    for run_id, history in histories.items():
+        if history.lost.get("notable"):
+            _say(console, f"run {run_id}: {in_words(history.lost)}", "yellow")
+    if offences := offences_of(line for history in histories.values() for line in history.shipped.values()).worst():
         console.print(blame_table(offences))
-    console.print(_processes(directory))
-    for worker, line in _last_errors(directory).items():
-        console.print(f"last error of {worker}: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
+    recorded = _read(directory / "processes.json")
+    if recorded is None:
+        _say(console, "No processes are known: the roles were not started by `counterpoint run`.", "dim")
+        return 0
+    console.print(_processes(directory, recorded))
+    for worker, line in _last_errors(directory, recorded).items():
+        _say(console, f"last error of {worker}: {line}", "red")
     return 0
 
 
-def _runs(directory: Path, job: dict[str, Any], history: History) -> Table:
+def _say(console: Console, text: str, style: str) -> None:
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _steps_of_runs(directory: Path) -> dict[str, int | None]:
+    """The steps that each run is to have: the job's, or, where the roles were started one by one, as its orchestrator wrote."""
+    if (job := _read(directory / JOB_FILE)) is not None:
+        return {job["orchestrator"]["run_id"]: job["orchestrator"]["steps"]}
+    steps: dict[str, int | None] = {}
+    for run in sorted(directory.glob("run_*")):
+        resolved = run / "control" / "orch.toml"
+        if resolved.exists() or (run / "metrics.jsonl").exists():
+            steps[run.name.removeprefix("run_")] = read_toml(resolved).get("steps") if resolved.exists() else None
+    if not steps:
+        raise UserError(f"{directory} holds neither a job ({JOB_FILE} is missing) nor a run (run_<id>/)")
+    return steps
+
+
+def _runs(directory: Path, histories: dict[str, History], steps: dict[str, int | None]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=str(directory), title_justify="left")
     for column in ("run", "step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s"):
         table.add_column(column, justify="left" if column == "run" else "right")
-    orchestrator = job["orchestrator"]
-    line, trained = history.last_shipped, history.last_trained
-    table.add_row(
-        orchestrator["run_id"],
-        f"{line.get('step', 0)}/{orchestrator['steps']}",
-        str(trained.get("step", 0)),
-        number(line.get("reward/mean")),
-        number(line.get("staleness/mean"), 1),
-        milliseconds(line.get("event_loop_lag/p99")),
-        milliseconds(line.get("event_loop_lag/max")),
-        scientific(trained.get("mismatch_kl")),
-        number(history.tokens_per_second(steps=10), 0),
-    )
+    for run_id, history in histories.items():
+        line, trained = history.last_shipped, history.last_trained
+        table.add_row(
+            run_id,
+            f"{line.get('step', 0)}/{steps[run_id] or '?'}",
+            str(trained.get("step", 0)),
+            number(line.get("reward/mean")),
+            number(line.get("staleness/mean"), 1),
+            milliseconds(line.get("event_loop_lag/p99")),
+            milliseconds(line.get("event_loop_lag/max")),
+            scientific(trained.get("mismatch_kl")),
+            number(history.tokens_per_second(steps=10), 0),
+        )
     return table
 
 
-def _processes(directory: Path) -> Table:
+def _processes(directory: Path, recorded: dict[str, Any]) -> Table:
     """The workers as the supervisor recorded them; all gone if it is gone, since none outlives it."""
-    recorded = _read(directory / "processes.json") or {"workers": []}
     running = is_locked(directory)
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("process", "state", "pid", "alive", "says"):
@@ -84,15 +109,19 @@ def _processes(directory: Path) -> Table:
     return table
 
 
-def _last_errors(directory: Path) -> dict[str, str]:
-    """The newest line of each worker's output that looks like an error."""
+def _last_errors(directory: Path, recorded: dict[str, Any]) -> dict[str, str]:
+    """The newest line that looks like an error, of each worker that was started in the newest session, in its output since then.
+    What one that ended well wrote after it was told to is left out: vLLM calls every end an error."""
     logs = {"orchestrator": directory / "orchestrator.log", "trainer": directory / "trainer" / "trainer.log"}
-    logs |= {path.stem: path for path in sorted(directory.glob("inference_*.log"))}
     errors: dict[str, str] = {}
-    for worker, path in logs.items():
-        found = [line for line in last_lines(path, 500) if ERROR_LINE.search(line)]
-        if found:
-            errors[worker] = found[-1]
+    for worker in recorded["workers"]:
+        name, start = worker["name"], worker.get("log_from", 0)
+        if start is None:
+            continue
+        end = worker.get("log_until") if worker["state"] in ("stopping", "stopped") else None
+        lines = last_lines(logs.get(name, directory / f"{name}.log"), 500, start, end)
+        if found := [line for line in lines if ERROR_LINE.search(line)]:
+            errors[name] = found[-1]
     return errors
 
 

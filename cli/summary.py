@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.history import History
+from orchestrator.losses import in_words
 from transport.atomic import write_atomically
 
 EDGE_STEPS = 5
@@ -24,13 +25,13 @@ Summary = dict[str, Any]
 
 
 def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) -> Summary:
-    """All numbers of a job. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run.
-    A number nobody measured is None."""
+    """All numbers of a job. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run, with
+    what it has lost since its last step. A number nobody measured is None."""
     rewards = [value for _, value in history.series("reward/mean")]
     mismatch = [value for _, value in history.series("mismatch_kl")]
     staleness = [value for _, value in history.series("staleness/max")]
     rollouts = {
-        name: int(sum(line.get(f"rollouts/{name}", 0) for line in history.shipped.values()))
+        name: int(sum(line.get(f"rollouts/{name}", 0) for line in [*history.shipped.values(), history.lost]))
         for name in ("completed", "failed", "cancelled", "filtered")
     }
     lag = lag_quantiles(history)
@@ -43,8 +44,9 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
             "edge_steps": EDGE_STEPS,
         },
         "rollouts": rollouts,
+        "lost": in_words(history.lost) if history.lost.get("notable") else None,
         "tokens": {
-            kind: int(sum(line.get(f"tokens/{kind}", 0) for line in history.shipped.values()))
+            kind: int(sum(line.get(f"tokens/{kind}", 0) for line in [*history.shipped.values(), history.lost]))
             for kind in ("prompt", "completion")
         },
         "tokens_per_second": history.tokens_per_second(),
@@ -52,6 +54,7 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
         "staleness_max": max(staleness, default=None),
         "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
         "elapsed_seconds": elapsed,
+        "resumed": any(line["time"] < history.since for line in history.shipped.values()),
         "output_dir": str(output_dir),
     }
 
@@ -101,9 +104,12 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
         "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}",
         "staleness": f"max {number(summary['staleness_max'], 0)}",
-        "elapsed": duration(summary["elapsed_seconds"]),
+        "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),
+        "lost": summary["lost"],
     }
     for name, text in rows.items():
+        if text is None:
+            continue
         table.add_row(name, text)
     console.print(table)
     for name, path in files.items():

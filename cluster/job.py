@@ -49,6 +49,10 @@ class WorkerView:
     """Of the command itself; None before it is known and after its end."""
     status: str
     """The last `STATUS=` it sent."""
+    log_from: int | None = None
+    """Where its output begins in its log, in bytes; None before it is started."""
+    log_until: int | None = None
+    """Where its output ended when it was told to end; None unless it was."""
 
 
 class Job:
@@ -75,7 +79,9 @@ class Job:
     def _view(self, name: str) -> WorkerView:
         process, state = self._processes.get(name), self.lifecycle.states[name]
         pid = process.main_pid if process and state not in ENDED else None
-        return WorkerView(name, state, self._since[name], pid, process.status if process else "")
+        if process is None:
+            return WorkerView(name, state, self._since[name], None, "")
+        return WorkerView(name, state, self._since[name], pid, process.status, process.log_from, process.log_until)
 
     async def run(self) -> Outcome:
         """Starts the workers and returns when all of them have ended. Raises `OSError` when a worker's log cannot be opened, and

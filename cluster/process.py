@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +39,10 @@ class Process:
         """The command's own process, once the guardian has named it."""
         self.status = ""
         """The last `STATUS=` it sent."""
+        self.log_from = _size(worker.log_file)
+        """Where its output begins in the log, which earlier sessions may have begun. In bytes."""
+        self.log_until: int | None = None
+        """Where its output ended when it was told to end: what follows may look like trouble, and is none of its own."""
         try:
             self.guardian_pid = self._spawn()
         except OSError:
@@ -69,11 +72,17 @@ class Process:
 
     def terminate(self) -> None:
         """Asks the command to end."""
+        self._note_end()
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Has the guardian kill everything below itself."""
+        self._note_end()
         self._signal(signal.SIGHUP)
+
+    def _note_end(self) -> None:
+        if self.log_until is None:
+            self.log_until = _size(self.worker.log_file)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # it ended, and its exit is about to be noticed
@@ -94,12 +103,21 @@ class Process:
         self.notifications.close()
 
 
-def last_lines(log_file: Path, count: int = 20) -> list[str]:
-    """The end of a worker's output; empty when it wrote none."""
+def last_lines(log_file: Path, count: int = 20, start: int = 0, end: int | None = None) -> list[str]:
+    """The last lines of a worker's output, between two positions in bytes; empty when it wrote none."""
     try:
-        with open(log_file, encoding="utf-8", errors="replace") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 64 * 1024))
-            return [line.rstrip() for line in deque(file, maxlen=count)]
+        with open(log_file, "rb") as file:
+            end = min(_size(log_file), end) if end is not None else _size(log_file)
+            first = max(start, end - 64 * 1024)
+            file.seek(first)
+            lines = file.read(max(0, end - first)).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return []
+    return [line.rstrip() for line in lines[-count:]]
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

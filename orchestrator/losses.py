@@ -51,7 +51,7 @@ PAUSE_DOUBLES_AFTER_GROUPS = 8
 _COUNTED = "unrecorded/"
 
 Report = dict[str, Any]
-"""`step`, `time`, `reason` and the step's additive metrics so far."""
+"""`step`, `time`, `lost`, `reason`, `notable` (whether to speak of it) and the step's additive metrics so far."""
 
 
 class Losses:
@@ -127,7 +127,14 @@ class Losses:
     def report(self) -> Report:
         """What has been lost since the last step, in numbers, and why the last group was."""
         totals = Counter(additive_metrics(self.rollouts)) + self._unrecorded
-        return {"step": self._step, "time": time.time(), "reason": self._reason, "lost": self._number, **totals}
+        return {
+            "step": self._step,
+            "time": time.time(),
+            "lost": self._number,
+            "reason": self._reason,
+            "notable": self._is_notable(),
+            **totals,
+        }
 
     def _is_notable(self) -> bool:
         many = self._number >= WARN_BATCHES * self._schedule.rollouts_per_step

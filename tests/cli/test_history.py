@@ -13,16 +13,14 @@ import pytest
 from rich.console import Console
 
 import cli.progress
+from cli.errors import UserError
 from cli.history import History
 from cli.plot import plot
-from cli.progress import LiveProgress, PlainProgress, choose
+from cli.progress import LiveProgress, PlainProgress, choose, describe_step
 from cli.status import main as status
 from cli.summary import duration, lag_quantiles, print_summary, summarise
 from cluster.job import WorkerView
 from cluster.lifecycle import State
-from orchestrator.blame_evidence import Kind
-from orchestrator.offences import METRIC, Offence
-from orchestrator.stacks import Place
 from tests.cli.conftest import shipped_line, trained_line
 
 Write = Callable[[Path, list[dict[str, Any]]], None]
@@ -88,6 +86,54 @@ def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path, write_lines: W
     assert history.tokens_per_second() == pytest.approx(1000)
 
 
+def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(
+    tmp_path: Path, write_lines: Write
+) -> None:
+    """Each of these steps took 2 s, the first of a session too, which knows since when it has been generating."""
+    times = [(100.0, 2.0), (102.0, 4.0), (9000.0, 2.0), (9002.0, 4.0)]
+    lines = [shipped_line(step, time, uptime_seconds=uptime) for step, (time, uptime) in enumerate(times, 1)]
+    write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
+    history = history_of(tmp_path)
+    assert history.tokens_per_second() == pytest.approx(500)
+    assert history.tokens_per_second(steps=2) == pytest.approx(500)
+    history.since = 8990.0
+    assert history.tokens_per_second() == pytest.approx(500)
+
+
+def lose(output: Path, step: int, notable: bool = True) -> None:
+    report = {"step": step, "time": 1.0, "lost": 512, "reason": "no rollout\nof 4 survived", "notable": notable}
+    report |= {"rollouts/completed": 12, "rollouts/failed": 500, "rollouts/filtered": 12}
+    (output / "run_test").mkdir(parents=True, exist_ok=True)
+    (output / "run_test" / "losses.json").write_text(json.dumps(report))
+
+
+def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) -> None:
+    lose(past, step=20)
+    summary = summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")
+    assert summary["rollouts"] == {"completed": 1292, "failed": 520, "cancelled": 0, "filtered": 72}
+    assert summary["lost"] == "512 rollouts lost since step 20 (500 failed, 12 filtered): no rollout of 4 survived"
+    lose(past, step=20, notable=False)
+    assert summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")["lost"] is None
+    lose(past, step=19)  # which step 20 accounts for
+    assert summarise(history_of(past), past, elapsed=61.0, outcome="done")["rollouts"]["failed"] == 20
+
+
+def test_the_time_of_a_resumed_job_says_of_what_it_is(past: Path) -> None:
+    history = history_of(past)
+    for since, expected in ((0.0, "1 min 01 s\n"), (120.0, "1 min 01 s in this session\n")):
+        history.since = since
+        console = Console(file=io.StringIO(), width=100)
+        print_summary(summarise(history, past, elapsed=61.0, outcome="done"), {}, console)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert expected in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
+
+
+def test_failures_are_on_a_steps_line(past: Path) -> None:
+    history = history_of(past)
+    assert "failed 1  " in describe_step(history.shipped[3], history, 20)
+    assert "failed" not in describe_step(history.shipped[3] | {"rollouts/failed": 0}, history, 20)
+
+
 def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
     summary = summarise(history_of(tmp_path), tmp_path, elapsed=1.0, outcome="failed")
     assert summary["reward"]["first"] is None
@@ -145,33 +191,55 @@ def test_curves_are_drawn(past: Path, tmp_path: Path, suffix: str) -> None:
     assert path.stat().st_size > 10_000
 
 
+def of_a_job(output: Path, **worker: Any) -> None:
+    """Makes `output` a job's directory, whose trainer was as given."""
+    (output / "job.json").write_text(json.dumps({"orchestrator": {"run_id": "test", "steps": 20}}))
+    fields = {"name": "trainer", "state": "ready", "since": 0, "pid": 1, "status": "step 19"} | worker
+    (output / "processes.json").write_text(json.dumps({"job": "running", "workers": [fields]}))
+
+
+def shown_by_status(output: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert status([str(output)]) == 0
+    return capsys.readouterr().out
+
+
 def test_status_shows_the_run_its_processes_and_the_last_error(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (past / "job.json").write_text(json.dumps({"orchestrator": {"run_id": "test", "steps": 20}}))
-    workers = [{"name": "trainer", "state": "ready", "since": 0, "pid": 1, "status": "step 19"}]
-    (past / "processes.json").write_text(json.dumps({"job": "running", "workers": workers}))
+    of_a_job(past)
     (past / "trainer" / "trainer.log").write_text("fine\n12:00 ERROR   out of memory\nmore\n")
-    assert status([str(past)]) == 0
-    shown = capsys.readouterr().out
+    lose(past, step=20)
+    shown = shown_by_status(past, capsys)
     for part in ("20/20", "1.000", "was ready", "no", "last error of trainer: 12:00 ERROR   out of memory"):
         assert part in shown
+    assert "run test: 512 rollouts lost since step 20 (500 failed, 12 filtered): no rollout of 4 survived" in shown
 
 
-def test_status_names_what_made_the_loop_late(
-    past: Path, write_lines: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (past / "job.json").write_text(json.dumps({"orchestrator": {"run_id": "test", "steps": 22}}))
-    assert status([str(past)]) == 0
-    assert "late" not in capsys.readouterr().out
-    place = Place("score [hard]", "tasks/judge.py", 41)
-    lines = [
-        shipped_line(step, 100.0 + 2 * step, **{METRIC: [Offence(Kind.CALLBACK, place, "", "", 0.5, 0.4, 2).as_json()]})
-        for step in (21, 22)
-    ]
-    write_lines(past / "run_test" / "metrics.jsonl", lines)
-    assert status([str(past)]) == 0
-    shown = capsys.readouterr().out
-    for part in ("1,000.0 ms", "400.0 ms", " 4 ", "the loop ran score [hard] (tasks/judge.py:41)"):
-        assert part in shown
+def test_status_shows_errors_of_the_newest_session_only(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    former, present, farewell = b"ERROR of old\n", b"fine\nERROR of now\n", b"ERROR at the end\n"
+    (past / "trainer" / "trainer.log").write_bytes(former + present + farewell)
+    until = len(former) + len(present)
+    of_a_job(past, state="stopped", log_from=len(former), log_until=until)
+    assert "last error of trainer: ERROR of now" in shown_by_status(past, capsys)
+    of_a_job(past, state="failed", log_from=len(former), log_until=until)
+    assert "last error of trainer: ERROR at the end" in shown_by_status(past, capsys)
+    of_a_job(past, state="stopped", log_from=until, log_until=until)
+    assert "last error" not in shown_by_status(past, capsys)
+    of_a_job(past, state="stopped", log_from=None)
+    assert "last error" not in shown_by_status(past, capsys)
+
+
+def test_status_of_roles_that_were_started_one_by_one(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by_status(past, capsys)
+    assert "20/?" in shown
+    (past / "run_test" / "control").mkdir()
+    (past / "run_test" / "control" / "orch.toml").write_text("steps = 30\n")
+    shown = shown_by_status(past, capsys)
+    assert "20/30" in shown
+    assert "No processes are known" in shown
+
+
+def test_status_of_a_directory_that_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds neither a job"):
+        status([str(tmp_path)])
 
 
 def test_durations_read_well() -> None:

@@ -103,6 +103,7 @@ def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
         worker["name"]: worker["state"] for worker in json.loads((job.output / "processes.json").read_text())["workers"]
     }
     assert set(states.values()) == {"stopped"}
+    assert "--resume" not in output
 
 
 def test_a_failure_is_explained_in_the_workers_own_words(job: FakeJob) -> None:
@@ -179,8 +180,9 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     assert code == 2
     assert "another `counterpoint run`" in errors
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=DEADLINE_SECONDS)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130
+    assert f"It goes on with: counterpoint run {job.arguments[0]} --resume" in output
     assert not is_locked(job.output)
     assert job.run("finish", "--resume")[0] == 0
 

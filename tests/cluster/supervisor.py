@@ -13,7 +13,7 @@ from cluster.lifecycle import Worker
 
 
 def show(job: Job) -> None:
-    states = {view.name: {"state": view.state, "pid": view.pid, "status": view.status} for view in job.views()}
+    states = {view.name: asdict(view) for view in job.views()}
     print(json.dumps({"job": job.state, "workers": states}), flush=True)
 
 

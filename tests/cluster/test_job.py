@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from cluster.process import last_lines
+
 pytestmark = pytest.mark.slow
 
 DEADLINE_SECONDS = 30.0
@@ -134,6 +136,21 @@ def ready(job: Supervised, *names: str) -> None:
     """Waits until the workers are ready and their own processes known."""
     for name in names:
         job.until(lambda: job.state(name)["state"] == "ready" and bool(job.state(name)["pid"]), f"{name} to be ready")  # noqa: B023
+
+
+def test_what_a_worker_wrote_in_this_session_before_it_was_told_to_end_can_be_told(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "server.log").write_text("of old\n")
+    job = start(service("server"), {"name": "task", "command": "print('worked')", "after": ["server"], "task": True})
+    job.finish()
+    server, task = job.state("server"), job.state("task")
+    log = (tmp_path / "server.log").read_bytes()
+    assert log[: server["log_from"]] == b"of old\n"
+    assert log[server["log_until"] :] == b"drained\n"
+    assert (task["log_from"], task["log_until"]) == (0, None)
+    assert last_lines(tmp_path / "server.log", start=server["log_from"]) == ["drained"]
+    assert last_lines(tmp_path / "server.log", end=server["log_until"]) == ["of old"]
 
 
 def test_a_job_runs_to_its_end_in_order(start: Start) -> None:
