@@ -235,6 +235,7 @@ def test_a_moment_may_have_several_reasons() -> None:
 seconds = st.floats(0, 1000)
 
 
+@pytest.mark.slow
 @given(
     late=st.floats(1e-3, 100),
     clocks=st.tuples(st.none() | seconds, st.none() | seconds, seconds, seconds),
