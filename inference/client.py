@@ -42,6 +42,7 @@ class BinaryClient:
     def __init__(self, url: str, connections: Connections) -> None:
         self.url = url
         self._connections = connections
+        self._channel = connections.channel(url)
 
     async def identify(self) -> str:
         """See `ServerClient`."""
@@ -51,7 +52,7 @@ class BinaryClient:
     async def generate(self, request: GenerateRequest) -> Completion:
         """See `ServerClient`."""
         body = wire.encode_request(request)
-        answer = await call(self._connections.data, self.url + wire.GENERATE_PATH, body, "application/msgpack")
+        answer = await self._channel.post(wire.GENERATE_PATH, body, "application/msgpack")
         completion = wire.decode_completion(answer)
         completion.check(request)
         return completion

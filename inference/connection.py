@@ -2,39 +2,28 @@
 
 The two are separate so that a health check or an update never queues behind a thousand completions. Settings as the
 design's section 7 says: no limit on connections (the pool bounds requests), long keep-alive, an explicit connect deadline,
-a large read buffer.
+a large read buffer. Model calls by the binary route go by a `channel` of each server instead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from types import TracebackType
 
 import aiohttp
 import numpy as np
 
-from inference.base import RequestRefused, ServerFailure, ServerUnreachable
+from inference.base import ServerFailure, ServerUnreachable
+from inference.channel import Channel, Pace
 from inference.config import PoolConfig
+from inference.failures import ERROR_BYTES, failure_of
 from inference.token import read_token
 from inference.wire import MAX_RESPONSE_BYTES
 
 KEEPALIVE_SECONDS = 600.0
 READ_BUFFER_BYTES = 1 << 20
-ERROR_CHARACTERS = 500
-"""Of a server's own words in our messages."""
-
-TRY_AGAIN = frozenset(
-    {
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.REQUEST_TIMEOUT,
-        HTTPStatus.CONFLICT,
-        HTTPStatus.TOO_EARLY,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    }
-)
-"""Client errors that another server, or a later moment, may not answer: a server without the adapter says 404."""
 
 
 class Connections:
@@ -48,6 +37,15 @@ class Connections:
             self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession
+        self._pace = Pace()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
+        self._channels: list[Channel] = []
+
+    def channel(self, url: str) -> Channel:
+        """A channel to the server at `url`, closed with these connections."""
+        channel = Channel(url, self._headers, self._config.connect_timeout_seconds, self._pace, self._threads)
+        self._channels.append(channel)
+        return channel
 
     async def __aenter__(self) -> Connections:
         self.data, self.admin = self._open(), self._open()
@@ -56,6 +54,9 @@ class Connections:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._threads.shutdown(cancel_futures=True)
         await asyncio.gather(self.data.close(), self.admin.close())
 
     def _open(self) -> aiohttp.ClientSession:
@@ -82,9 +83,7 @@ async def call(
         async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status == HTTPStatus.OK:
                 return await _read(response, MAX_RESPONSE_BYTES)
-            reason = await _reason(response)
-            refused = 400 <= response.status < 500 and response.status not in TRY_AGAIN
-            raise (RequestRefused if refused else ServerFailure)(f"{url} answered {response.status}: {reason}")
+            raise failure_of(url, response.status, await response.content.read(ERROR_BYTES))
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
         raise ServerUnreachable(f"{url}: {str(error) or type(error).__name__}") from error
     except aiohttp.ClientError as error:
@@ -114,13 +113,3 @@ async def _read_to_the_end(response: aiohttp.ClientResponse, limit: int) -> byte
             raise ServerFailure(f"{response.url} sends more than {limit} bytes")
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def _reason(response: aiohttp.ClientResponse) -> str:
-    """The message of an error, whether ours (`error: text`), OpenAI's (`error: {message}`) or neither, and never much of it."""
-    text = (await response.content.read(16 * ERROR_CHARACTERS)).decode(errors="replace")
-    try:
-        error = json.loads(text)["error"]
-    except (ValueError, KeyError, TypeError):
-        return text[:ERROR_CHARACTERS]
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:ERROR_CHARACTERS]

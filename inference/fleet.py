@@ -77,19 +77,21 @@ class Fleet:
         The server that last served this affinity holds its prefix, so it is preferred while it has room; else the least loaded is
         taken, the first among equals. `avoid` failed this request just now and is taken only if no other has room.
         """
-        candidates = [server for server in self.serving if server.in_flight < self._limit]
-        if not candidates:
-            return None
         chosen = self._affinities.get(affinity)
-        if chosen not in candidates or chosen is avoid:
+        if chosen is None or chosen is avoid or not self._has_room(chosen):
+            candidates = [server for server in self.servers if self._has_room(server)]
+            if not candidates:
+                return None
             chosen = min(candidates, key=lambda server: (server is avoid, server.in_flight))
-        assert chosen is not None
         self._affinities[affinity] = chosen
         self._affinities.move_to_end(affinity)
         if len(self._affinities) > REMEMBERED_AFFINITIES:
             self._affinities.popitem(last=False)
         chosen.in_flight += 1
         return chosen
+
+    def _has_room(self, server: Server) -> bool:
+        return server.state is State.SERVING and server.in_flight < self._limit
 
     def release(self, server: Server) -> None:
         """Gives a place back."""

@@ -50,9 +50,8 @@ class Keeper:
         """The last `wanted` for which it is known whether the server holds it."""
         self.refused = False
         """Whether it is out because it would not take the weights, or took them and failed the probe."""
-        self.outage = asyncio.Event()
-        """Set when the server is taken out; a new event takes its place when it returns. A request watches the one it began
-        under."""
+        self.under_way: set[asyncio.Timeout] = set()
+        """Of the requests at the server: each expires when it is taken out."""
         self.resolved = asyncio.Event()
         """Set unless the server is loading."""
         self.resolved.set()
@@ -153,8 +152,6 @@ class Keeper:
             logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
         self._held, self.refused = wanted, False
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
-        if self.outage.is_set():
-            self.outage = asyncio.Event()
 
     def take_out(self, reason: str, refused: bool = False) -> None:
         """No more requests; those at the server go elsewhere."""
@@ -168,7 +165,9 @@ class Keeper:
             self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.patience(
                 self.server
             )
-        self.outage.set()
+        under_way, self.under_way = self.under_way, set()
+        for request in under_way:
+            request.reschedule(0.0)
         self._on_change()
 
     @property

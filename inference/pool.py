@@ -30,12 +30,16 @@ from inference.connection import Connections
 from inference.fleet import Fleet, Server, State
 from inference.keeper import Keeper
 from inference.openai_client import OpenAIClient
+from inference.turnstile import Turnstile
 from transport.records import Int32Array, Turn
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2
 """Before the second retry, doubled for each further one. The first comes at once."""
+
+STARTS_A_PASS = 4
+"""Requests sent in one pass of the loop: a step begins with hundreds at once, which would hold up all else."""
 
 
 class InferencePool:
@@ -51,7 +55,7 @@ class InferencePool:
         self._keepers: dict[Server, Keeper] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Waiter] = deque()
-        self._sending = asyncio.Lock()
+        self._starts = Turnstile(STARTS_A_PASS)
         self._changed = asyncio.Event()
         self._updating = asyncio.Lock()
         self._closed = False
@@ -110,9 +114,7 @@ class InferencePool:
         last: ServerFailure | None = None
         try:
             async with asyncio.timeout(self._config.request_timeout_seconds):
-                async with self._sending:
-                    # One request a pass of the loop: a step begins with hundreds at once, and would hold up all else.
-                    await asyncio.sleep(0)
+                await self._turn_to_start()
                 avoid: Server | None = None
                 for attempt in range(self._config.max_retries + 1):
                     if attempt > 1:
@@ -156,17 +158,8 @@ class InferencePool:
     async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
         keeper, version = self._keepers[server], server.version or 0
-        outage = keeper.outage
-        call = asyncio.create_task(keeper.client.generate(request))
-        lost = asyncio.create_task(outage.wait())
         try:
-            await asyncio.wait((call, lost), return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
-                raise ServerFailure(f"{server.url} went out of service: {server.reason}")
-            completion = call.result()
-            await keeper.resolved.wait()
-            if outage.is_set():
-                raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
+            completion = await self._answer(keeper, request)
         except ServerFailure:
             if self._fleet.failed(server):
                 # Healthy or not, it may return at its keeper's next look, no sooner.
@@ -174,15 +167,37 @@ class InferencePool:
             elif server.state is State.SERVING:
                 keeper.look_now()
             raise
-        finally:
-            call.cancel()
-            lost.cancel()
-            await asyncio.gather(call, lost, return_exceptions=True)
         self._fleet.succeeded(server)
         return _as_turn(request, completion, version, server.url)
 
+    async def _answer(self, keeper: Keeper, request: GenerateRequest) -> Completion:
+        """Raises `ServerFailure` as soon as the server is taken out, too."""
+        server = keeper.server
+        # A deadline that only the keeper sets. To wait for the outage beside the answer would cost each request two tasks.
+        service = asyncio.timeout(None)
+        try:
+            async with service:
+                keeper.under_way.add(service)
+                completion = await keeper.client.generate(request)
+                await keeper.resolved.wait()
+        except TimeoutError:
+            raise ServerFailure(f"{server.url} went out of service: {server.reason}") from None
+        finally:
+            keeper.under_way.discard(service)
+        if service.when() is not None:
+            raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
+        return completion
+
+    async def _turn_to_start(self) -> None:
+        if not self._starts.take():
+            turn = asyncio.get_running_loop().create_future()
+            self._starts.wait(partial(_end, turn))
+            await turn
+
     async def _place(self, affinity: str, avoid: Server | None) -> Server:
         """A place at a server, in the order of asking."""
+        if self._closed:
+            raise InferenceError("the inference pool is closed")
         waiter = _Waiter(affinity, avoid)
         self._waiting.append(waiter)
         self._serve_waiting()
@@ -234,6 +249,11 @@ class _Waiter:
         self.affinity = affinity
         self.avoid = avoid
         self.place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    if not turn.done():  # whose caller was cancelled
+        turn.set_result(None)
 
 
 def _as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:

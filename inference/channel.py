@@ -1,0 +1,304 @@
+"""HTTP/1.1 for model calls: one server's keep-alive connections, whose answers are read straight into the array they stay in.
+
+A general client copies a body three times before its caller has it and takes a hundred microseconds of Python a request
+(`docs/performance.md`). This one knows a single kind of exchange, that of our binary route: POST, answered by a status, a
+`Content-Length` and that many bytes. Anything else is a failure of the server; sizes are checked before there is memory for them.
+Administration and stock servers stay with aiohttp (`connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from inference.base import ServerFailure, ServerUnreachable
+from inference.failures import ERROR_BYTES, failure_of
+from inference.memory import LARGE_BYTES, mapped
+from inference.turnstile import Turnstile
+from inference.wire import MAX_RESPONSE_BYTES
+
+HEAD_BYTES = 1 << 16
+"""Longest head of a response. An answer that fits behind its head is read with it, in one call."""
+
+READ_BYTES = 1 << 19
+"""Most that one connection reads of a body before others have their turn."""
+
+READS_A_PASS = 4
+"""Such reads in one pass of the loop: 2 MB take it less than a millisecond."""
+
+
+ANSWERS_A_PASS = 4
+"""Callers that are given their answer in one pass: each goes on at once and may take a quarter of a millisecond."""
+
+
+class Pace:
+    """How much all channels together do in one pass of the loop: a thousand sockets may be readable at once."""
+
+    def __init__(self) -> None:
+        self.reads = Turnstile(READS_A_PASS)
+        """Further reads of bodies that do not come with their head."""
+        self.answers = Turnstile(ANSWERS_A_PASS)
+
+
+class Channel:
+    """The connections to the server at `url`. As many are opened as there are calls at once; none is closed but by the
+    server, a failure or a cancelled call."""
+
+    def __init__(
+        self, url: str, headers: Mapping[str, str], connect_timeout_seconds: float, pace: Pace, threads: Executor
+    ) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._path = parts.path
+        lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._pace = pace
+        self._threads = threads
+        self._scratch = memoryview(bytearray(HEAD_BYTES))
+        self.idle: dict[_Connection, None] = {}
+        """The one that was used last is the last."""
+        self._open: set[_Connection] = set()
+
+    async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
+        """The body of a 200. Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`. Cancelling closes the connection,
+        which ends the request at the server."""
+        connection = self.idle.popitem()[0] if self.idle else await self._connect()
+        head = (
+            f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
+            f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        try:
+            status, answer = await connection.exchange(head.encode("latin-1") + body)
+        except OSError as error:
+            raise ServerUnreachable(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
+        except _Malformed as error:
+            raise ServerFailure(f"{self.url}{path} {error}") from error
+        finally:
+            if connection.reusable:
+                self.idle[connection] = None
+            else:
+                connection.abort()
+        if status != HTTPStatus.OK:
+            raise failure_of(self.url + path, status, bytes(answer))
+        return answer
+
+    def close(self) -> None:
+        """Cuts every connection; calls under way fail."""
+        for connection in list(self._open):
+            connection.abort()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._scratch, self._pace, self._threads, self._forget),
+                    self._host,
+                    self._port,
+                    ssl=self._ssl,
+                )
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or f"no connection within {self._connect_timeout_seconds:g} s"
+            raise ServerUnreachable(f"{self.url}: {reason}") from error
+        self._open.add(connection)
+        return connection
+
+    def _forget(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        self.idle.pop(connection, None)
+
+
+_Answer = tuple[int, memoryview]
+"""Status and body."""
+
+
+class _Malformed(Exception):
+    """The server answered something that is no answer to our request; the message goes on after its URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What matters of a response's head."""
+
+    status: int
+    length: int | None
+    keep_alive: bool
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection, which is idle or has one exchange under way. The loop calls its methods without an underscore."""
+
+    def __init__(
+        self, scratch: memoryview, pace: Pace, threads: Executor, on_lost: Callable[[_Connection], None]
+    ) -> None:
+        self._scratch = scratch
+        """Where heads are read to, one buffer for all connections: it is filled and emptied within one callback."""
+        self._pace = pace
+        self._threads = threads
+        self._on_lost = on_lost
+        self._answer: asyncio.Future[_Answer] | None = None
+        self._head = bytearray()
+        """What has come of the head, and whatever came with it."""
+        self._body: memoryview | None = None
+        self._filled = 0
+        self._status = 0
+        self._keep_alive = True
+        self._paused = False
+
+    def exchange(self, request: bytes) -> asyncio.Future[_Answer]:
+        """Sends `request`; status and body of the answer. Raises `OSError` or `_Malformed`."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another exchange may follow: the last one is complete, and neither side is about to close."""
+        sent = not self._transport.is_closing() and self._transport.get_write_buffer_size() == 0
+        return sent and self._answer is None and self._keep_alive
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self)
+        self._fail(ConnectionResetError(str(exc) if exc else "the server closed the connection"))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is None:
+            return self._scratch
+        return self._body[self._filled : self._filled + READ_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._answer is None:
+            self._transport.abort()  # Nothing was asked for.
+        elif self._body is None:
+            self._head += self._scratch[:nbytes]
+            try:
+                self._begin_body()
+            except _Malformed as error:
+                self._fail(error)
+        else:
+            self._advance(nbytes)
+
+    def _begin_body(self) -> None:
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._head) > HEAD_BYTES:
+                raise _Malformed(f"sends a head of more than {HEAD_BYTES} bytes")
+            return
+        head = _parse(bytes(self._head[:end]))
+        # Of an error, what is read is enough to say what it is; where there is more, the connection goes.
+        length = _body_length(head) if head.status == HTTPStatus.OK else min(head.length or 0, ERROR_BYTES)
+        self._status, self._keep_alive = head.status, head.keep_alive and length == head.length
+        present, self._head = memoryview(self._head)[end + 4 :], bytearray()
+        if len(present) > length and self._keep_alive:
+            raise _Malformed(f"sends more than the {length} bytes it announces")
+        if length < LARGE_BYTES:
+            self._fill(np.empty(length, dtype=np.uint8).data, present[:length])
+        else:
+            self._pause()
+            mapping = asyncio.get_running_loop().run_in_executor(self._threads, mapped, length)
+            mapping.add_done_callback(partial(self._on_mapped, present))
+
+    def _on_mapped(self, present: memoryview, mapping: asyncio.Future[memoryview]) -> None:
+        if self._transport.is_closing() or mapping.cancelled():
+            return
+        error = mapping.exception()
+        if error is None:
+            self._fill(mapping.result(), present)
+        else:
+            self._keep_alive = False
+            self._fail(error)
+
+    def _fill(self, body: memoryview, present: memoryview) -> None:
+        """Goes on reading into `body`, of which `present` is there."""
+        self._body = body
+        self._body[: len(present)] = present
+        self._resume()
+        self._advance(len(present))
+
+    def _advance(self, nbytes: int) -> None:
+        assert self._body is not None
+        self._filled += nbytes
+        if self._filled < len(self._body):
+            if not self._pace.reads.take():
+                self._pause()
+                self._pace.reads.wait(self._resume)
+            return
+        answer, body = self._answer, self._body
+        self._answer, self._body, self._filled = None, None, 0
+        assert answer is not None
+        give = partial(_give, answer, (self._status, body))
+        if self._pace.answers.take():
+            give()
+        else:
+            self._pace.answers.wait(give)
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+def _give(answer: asyncio.Future[_Answer], value: _Answer) -> None:
+    if not answer.done():  # whose caller was cancelled
+        answer.set_result(value)
+
+
+def _parse(head: bytes) -> _Head:
+    """Reads a head, without the empty line that ends it. Raises `_Malformed`."""
+    status_line, *lines = head.split(b"\r\n")
+    version, _, rest = status_line.partition(b" ")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not (rest[:3].isdigit() and rest[3:4] in (b"", b" ")):
+        raise _Malformed(f"does not answer in HTTP/1.1: {status_line[:80]!r}")
+    fields: dict[bytes, bytes] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        name, value = name.lower(), value.strip()
+        contradicts = fields.setdefault(name, value) != value and name == b"content-length"
+        if not colon or not name or contradicts:
+            raise _Malformed(f"answers with a header that is none or contradicts another: {line[:80]!r}")
+    if b"transfer-encoding" in fields or b"content-encoding" in fields:
+        return _Head(int(rest[:3]), None, False)
+    announced = fields.get(b"content-length")
+    if announced is not None and not (announced.isdigit() and len(announced) < 20):
+        raise _Malformed(f"announces a length of {announced[:80]!r} bytes")
+    keep_alive = version == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
+    return _Head(int(rest[:3]), None if announced is None else int(announced), keep_alive)
+
+
+def _body_length(head: _Head) -> int:
+    """Bytes of the body of a 200. Raises `_Malformed`."""
+    if head.length is None:
+        raise _Malformed(
+            "answers without a Content-Length, chunked or compressed; does something in between rewrite answers?"
+        )
+    if head.length > MAX_RESPONSE_BYTES:
+        raise _Malformed(f"announces {head.length} bytes; at most {MAX_RESPONSE_BYTES} are read")
+    return head.length

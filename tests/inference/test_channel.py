@@ -1,0 +1,285 @@
+"""The channel against servers that send, byte for byte, what a test says: answers, half answers and nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from inference import channel
+from inference.base import RequestRefused, ServerFailure, ServerUnreachable
+from inference.channel import HEAD_BYTES, Channel
+from inference.config import PoolConfig
+from inference.connection import Connections
+from inference.failures import ERROR_BYTES
+from inference.memory import LARGE_BYTES
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def channel_to(talk: Talk) -> AsyncIterator[Channel]:
+    """A channel to a server that does `talk` on every connection."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return  # The client cut the connection, as it should.
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
+    async with server, Connections(PoolConfig(urls=[url])) as connections:
+        yield connections.channel(url)
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    return head, await reader.readexactly(length)
+
+
+def response(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def answering(*answers: bytes) -> Talk:
+    """Answers one request after the other with these bytes, then closes."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await read_request(reader)
+            writer.write(answer)
+            await writer.drain()
+
+    return talk
+
+
+async def post(to: Channel) -> bytes:
+    return bytes(await to.post("/path", b"request", "application/msgpack"))
+
+
+async def test_a_request_says_what_it_must_and_connections_are_used_again() -> None:
+    heads: list[bytes] = []
+    connections = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while True:
+            head, body = await read_request(reader)
+            heads.append(head)
+            writer.write(response(body * 2))
+
+    async with channel_to(talk) as to:
+        assert await post(to) == b"requestrequest"
+        assert await post(to) == b"requestrequest"
+    assert connections == 1
+    assert heads[0].startswith(b"POST /base/path HTTP/1.1\r\nHost: 127.0.0.1:")
+    for line in (b"Content-Type: application/msgpack", b"Content-Length: 7", b"Accept-Encoding: identity"):
+        assert b"\r\n" + line + b"\r\n" in heads[0]
+
+
+@pytest.mark.parametrize("length", [0, 1, HEAD_BYTES, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 5])
+async def test_a_body_is_read_whole(length: int) -> None:
+    body = (bytes(range(251)) * (length // 251 + 1))[:length]
+    async with channel_to(answering(response(body), response(b"next"))) as to:
+        assert await post(to) == body
+        assert await post(to) == b"next"
+
+
+async def test_a_head_may_come_byte_by_byte() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        for byte in response(b"body"):
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with channel_to(talk) as to:
+        assert await post(to) == b"body"
+
+
+async def test_many_large_bodies_at_once() -> None:
+    body = bytes(5 * LARGE_BYTES // 2)
+    async with channel_to(answering(response(body))) as to:
+        answers = await asyncio.gather(*(post(to) for _ in range(12)))
+    assert all(answer == body for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "does not answer in HTTP/1.1: b'SSH-2.0-OpenSSH_9.6'"),
+        (b"HTTP/1.1 OK\r\n\r\n", "does not answer in HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", "a header that is none or contradicts another: b'no colon'"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "contradicts another"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "announces a length of b'-1' bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n", "announces a length of"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1073741825\r\n\r\n", "announces 1073741825 bytes; at most 1073741824"),
+        (b"HTTP/1.1 200 OK\r\n\r\nbody", "answers without a Content-Length"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "answers without a Content-Length, chunked",
+        ),
+        (response(b"body", "200 OK", "Content-Encoding: gzip"), "chunked or compressed"),
+        (response(b"body") + b"more", "sends more than the 4 bytes it announces"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 2 * HEAD_BYTES, f"sends a head of more than {HEAD_BYTES} bytes"),
+    ],
+)
+async def test_what_is_no_answer_is_a_failure_that_says_so(answer: bytes, said: str) -> None:
+    async with channel_to(answering(answer)) as to:
+        with pytest.raises(ServerFailure) as caught:
+            await post(to)
+    assert said in str(caught.value)
+    assert not isinstance(caught.value, ServerUnreachable)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 200 OK\r\nCont", response(bytes(1000))[:-1], response(bytes(2 * LARGE_BYTES))[:-1]]
+)
+async def test_a_connection_that_is_cut_is_told_from_an_answer(answer: bytes) -> None:
+    async with channel_to(answering(answer)) as to:
+        with pytest.raises(ServerUnreachable, match="the server closed the connection"):
+            await post(to)
+
+
+async def test_nothing_listens() -> None:
+    async with channel_to(answering()) as to:
+        pass
+    async with Connections(PoolConfig()) as connections:
+        with pytest.raises(ServerUnreachable):
+            await post(connections.channel(to.url))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [("400 Bad", RequestRefused), ("404 Not Found", ServerFailure), ("503", ServerFailure), ("204", ServerFailure)],
+)
+async def test_an_error_is_told_in_the_servers_words_and_not_all_of_them(status: str, kind: type[Exception]) -> None:
+    body = b'{"error": {"message": "' + b"too long " * 100 + b'"}}'
+    async with channel_to(answering(response(body, status), response(b"next"))) as to:
+        with pytest.raises(kind, match=f"/base/path answered {status[:3]}: too long") as caught:
+            await post(to)
+        assert len(str(caught.value)) < 1000
+        assert await post(to) == b"next"
+
+
+async def test_an_endless_error_costs_no_more_than_its_beginning() -> None:
+    async with channel_to(answering(response(b"x" * 100 * ERROR_BYTES, "500 Oops"))) as to:
+        with pytest.raises(ServerFailure, match="answered 500: xxx") as caught:
+            await post(to)
+        assert len(str(caught.value)) < 1000
+        assert not to.idle
+
+
+@pytest.mark.parametrize(
+    "answer", [response(b"body", "200 OK", "Connection: close"), response(b"body").replace(b"HTTP/1.1", b"HTTP/1.0")]
+)
+async def test_a_server_may_want_no_further_request(answer: bytes) -> None:
+    async with channel_to(answering(answer, b"never")) as to:
+        assert await post(to) == b"body"
+        assert not to.idle
+        assert await post(to) == b"body"
+
+
+async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    async with channel_to(answering(response(b"body"))) as to:
+        for _ in range(3):
+            assert await post(to) == b"body"
+            async with asyncio.timeout(10):
+                while to.idle:  # noqa: ASYNC110 - that the peer has closed is told by the loop alone
+                    await asyncio.sleep(0)
+
+
+async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(response(b"body"))
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.write(b"and another thing")
+        await reader.read()
+
+    async with channel_to(talk) as to:
+        assert await post(to) == b"body"
+        async with asyncio.timeout(10):
+            while to.idle:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("sent", [b"", response(bytes(3 * LARGE_BYTES))[:LARGE_BYTES]])
+async def test_cancelling_a_call_cuts_its_connection(sent: bytes) -> None:
+    arrived, cut = asyncio.Event(), asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(sent)
+        await writer.drain()
+        arrived.set()
+        try:
+            assert await reader.read() == b""
+        finally:
+            cut.set()
+
+    async with channel_to(talk) as to:
+        call = asyncio.create_task(post(to))
+        await arrived.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        async with asyncio.timeout(10):
+            await cut.wait()
+        assert not to.idle
+
+
+async def test_closing_ends_the_calls_under_way() -> None:
+    arrived = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await reader.read()
+        await reader.read()
+
+    async with channel_to(talk) as to:
+        call = asyncio.create_task(post(to))
+        await arrived.wait()
+        to.close()
+        with pytest.raises(ServerUnreachable):
+            await call
+
+
+async def test_a_connect_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*arguments: object, **keywords: object) -> None:
+        await asyncio.Event().wait()
+
+    async with Connections(PoolConfig(connect_timeout_seconds=0.01)) as connections:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
+        with pytest.raises(ServerUnreachable, match=r"no connection within 0\.01 s"):
+            await post(connections.channel("http://127.0.0.1:1"))
+
+
+async def test_no_more_answers_are_given_in_one_pass_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "ANSWERS_A_PASS", 2)
+    passes = 0
+    given: list[int] = []
+
+    def count() -> None:
+        nonlocal passes
+        passes += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    async def call(to: Channel) -> None:
+        await post(to)
+        given.append(passes)
+
+    async with channel_to(answering(response(b"body"))) as to:
+        count()
+        await asyncio.gather(*(call(to) for _ in range(16)))
+    assert max(given.count(moment) for moment in given) <= 2
