@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
@@ -30,15 +30,21 @@ class Command(Generic[Model]):
     """Those given, of the ones that the command has."""
 
 
-def parse(name: str, model: type[Model], arguments: list[str], switches: Sequence[str] = ()) -> Command[Model] | None:
+def parse(
+    name: str,
+    model: type[Model],
+    arguments: list[str],
+    switches: Sequence[str] = (),
+    check: Callable[[Model, frozenset[str]], None] = lambda config, switches: None,
+) -> Command[Model] | None:
     """Parses `FILE [--switch] [--section.key value]...`. None when all was said by `--help` or `--dry-run`.
 
-    Raises `UserError`.
+    `check` is given the configuration and the switches, and raises `UserError` as this does, also for a dry run.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments:
+        raise UserError(f"{name}: which file?\n{_usage(name, switches)}\n`counterpoint {name} --help` lists every key")
+    if arguments[0] in ("-h", "--help"):
         print(_help(name, model, switches))
-        if not arguments:
-            raise UserError(f"{name}: which file?")
         return None
     if arguments[0].startswith("-"):
         raise UserError(f"{name}: the file comes first: counterpoint {name} FILE {arguments[0]} ...")
@@ -53,10 +59,12 @@ def parse(name: str, model: type[Model], arguments: list[str], switches: Sequenc
         flags += ["--resume", "true"]
     file = Path(arguments[0])
     config = load(model, file, flags)
+    chosen = frozenset(switch for switch in switches if getattr(given, switch))
+    check(config, chosen)
     if given.dry_run:
         print(to_toml(config), end="")
         return None
-    return Command(file, config, frozenset(switch for switch in switches if getattr(given, switch)))
+    return Command(file, config, chosen)
 
 
 def log_to_stderr() -> None:
@@ -64,10 +72,14 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
 
 
+def _usage(name: str, switches: Sequence[str]) -> str:
+    flags = "".join(f" [--{switch}]" for switch in switches)
+    return f"usage: counterpoint {name} FILE{flags} [--dry-run] [--section.key VALUE]..."
+
+
 def _help(name: str, model: type[Model], switches: Sequence[str]) -> str:
     """Usage, and every key of the file with its type, default and meaning."""
-    flags = "".join(f" [--{switch}]" for switch in switches)
-    lines = [f"usage: counterpoint {name} FILE{flags} [--dry-run] [--section.key VALUE]...", ""]
+    lines = [_usage(name, switches), ""]
     lines += [f"  --{switch:<10} {SWITCHES[switch]}" for switch in switches]
     lines += ["  --dry-run    print the resolved configuration and exit", "", "keys:"]
     for path, key in keys_of(model).items():

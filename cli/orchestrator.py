@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cli.check import check_run
 from cli.command import parse
 from cli.make_model import resolve
 from cluster.notify import notify_ready
@@ -10,7 +11,7 @@ from orchestrator.config import OrchestratorConfig
 
 def main(arguments: list[str]) -> int:
     """The command."""
-    command = parse("orchestrator", OrchestratorConfig, arguments, ["resume"])
+    command = parse("orchestrator", OrchestratorConfig, arguments, ["resume"], lambda config, _: check_run(config))
     if command is None:
         return 0
     config = command.config.model_copy(update={"model": str(resolve(command.config.model))})

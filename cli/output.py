@@ -20,6 +20,8 @@ from cli.errors import UserError
 from cli.job import JobConfig
 from cli.load import to_toml
 from inference.config import InferenceConfig
+from orchestrator.checkpoint import CheckpointError, check_resumable
+from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
 
 LOCK = "job.lock"
@@ -44,8 +46,6 @@ def check_port(config: InferenceConfig) -> None:
 def check_output(config: JobConfig, fresh: bool) -> None:
     """Raises `UserError` unless the job may use its output directory. Writes nothing."""
     directory = config.output_dir
-    if fresh and config.resume:
-        raise UserError("--resume and --fresh exclude each other")
     existing = directory
     while not existing.exists():
         existing = existing.parent
@@ -68,7 +68,7 @@ def check_output(config: JobConfig, fresh: bool) -> None:
 
 
 def _check_same_job(config: JobConfig) -> None:
-    """A job goes on with the model and the run that it began with; everything else may change."""
+    """A job goes on with the model and the run that it began with, and a run with its seed and its environments."""
     path = config.output_dir / JOB_FILE
     try:
         before = orjson.loads(path.read_bytes())
@@ -83,6 +83,10 @@ def _check_same_job(config: JobConfig) -> None:
                 f"--resume: the job in {config.output_dir} began with {key} = {begun[key]!r}, and now it is {now!r}; "
                 "put it back, or start anew with --fresh"
             )
+    try:
+        check_resumable(config.orchestrator)
+    except (ConfigurationError, CheckpointError) as error:
+        raise UserError(f"--resume: {error}; or start anew with --fresh") from None
 
 
 def _is_occupied(directory: Path) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cli.check import SAFE_PATH, check_imports, check_run
 from cli.command import parse
 from cli.console import lasting
 from cli.errors import UserError
@@ -38,13 +39,12 @@ them nothing changes."""
 
 def main(arguments: list[str]) -> int:
     """The command."""
-    command = parse("run", JobConfig, arguments, ["resume", "fresh"])
+    command = parse("run", JobConfig, arguments, ["resume", "fresh"], check)
     if command is None:
         return 0
     config, fresh = command.config, "fresh" in command.switches
     forget_environment()
     console = Console(file=lasting(sys.stdout), soft_wrap=True)
-    check_environments(config)
     check_output(config, fresh)
     if config.resume and is_finished(config):
         run = config.orchestrator
@@ -67,18 +67,12 @@ def main(arguments: list[str]) -> int:
         return _run(resolved, command.file, files, console)
 
 
-def check_environments(config: JobConfig) -> None:
-    """Raises `UserError` for a built-in environment that does not exist or refuses its arguments. One by import path is loaded
-    by the orchestrator alone: its code is not run here."""
-    from environments.registry import load_environment
-
-    for position, environment in enumerate(config.orchestrator.environments):
-        if ":" in environment.kind:
-            continue
-        try:
-            load_environment(environment)
-        except ValueError as error:
-            raise UserError(f"orchestrator.environments[{position}]: {error}") from None
+def check(config: JobConfig, switches: frozenset[str]) -> None:
+    """What can be found wrong by looking at the configuration alone. Raises `UserError`."""
+    if "fresh" in switches and config.resume:
+        raise UserError("--resume and --fresh exclude each other")
+    check_run(config.orchestrator)
+    check_imports(config.orchestrator)
 
 
 def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
@@ -119,10 +113,9 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
 
 
 def _environment(gpus: list[int] | None) -> dict[str, str]:
-    """What a role's environment has besides ours. Python's safe path keeps it, and what it starts by `python -m`, from taking
-    a `cli/` or `trainer/` in the directory we happen to stand in for our packages."""
+    """What a role's environment has besides ours, and what it starts inherits."""
     visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return {"PYTHONSAFEPATH": "1"} | visible
+    return SAFE_PATH | visible
 
 
 def _run(config: JobConfig, given: Path, files: dict[str, Path], console: Console) -> int:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from environments.base import Environment
 from environments.config import EnvironmentConfig
+from environments.import_path import import_advice
 
 BUILT_IN = {
     "closest-number": "environments.closest_number:ClosestNumber",
@@ -37,7 +38,7 @@ def _find_class(kind: str, where: str) -> type[Any]:
     module_name, colon, class_name = path.partition(":")
     if not colon:
         raise ValueError(
-            f"{where}: kind = {kind!r} is not known{_nearest(kind, BUILT_IN)}. Built in are {', '.join(sorted(BUILT_IN))}; "
+            f"{where}: kind = {kind!r} is not known{_nearest(kind, BUILT_IN)} Built in are {', '.join(sorted(BUILT_IN))}; "
             "your own is an import path, package.module:Class"
         )
     try:
@@ -45,6 +46,7 @@ def _find_class(kind: str, where: str) -> type[Any]:
     except Exception as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"{where}: kind = {kind!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            f"{import_advice(module_name, error)}"
         ) from error
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
@@ -61,8 +63,8 @@ def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
     except TypeError as error:
         allowed = list(inspect.signature(found).parameters)
         unknown = [name for name in arguments if name not in allowed]
-        nearest = _nearest(unknown[0], allowed) if unknown else ""
-        raise ValueError(f"{where}: args: {error}{nearest}. Allowed are {', '.join(allowed) or 'none'}") from error
+        nearest = _nearest(unknown[0], allowed) if unknown else "."
+        raise ValueError(f"{where}: args: {error}{nearest} Allowed are {', '.join(allowed) or 'none'}") from error
     try:
         return found(**arguments)
     except Exception as error:  # likewise: the class may be anybody's
@@ -88,4 +90,4 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return f"; did you mean {matches[0]!r}?" if matches else "."

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from environments.import_path import import_advice
 from orchestrator.config import AdvantageConfig
 from transport.records import Rollout
 
@@ -170,8 +171,8 @@ def _imported(path: str) -> AdvantageFunction:
         module = importlib.import_module(module_name)
     except Exception as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
-            f"advantage.kind = {path!r}: cannot import {module_name!r} ({type(error).__name__}: {error}); is it installed, or "
-            "on PYTHONPATH?"
+            f"advantage.kind = {path!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
+            f"{import_advice(module_name, error)}"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 
+_STATE = "orchestrator.msgpack"
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read; the message names the file."""
@@ -64,7 +66,7 @@ def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
     else:
         with publish_directory(directory) as partial:
             write_rollouts(partial / "waiting-0.bin", checkpoint.waiting)
-            (partial / "orchestrator.msgpack").write_bytes(_state(checkpoint, "waiting-0.bin"))
+            (partial / _STATE).write_bytes(_state(checkpoint, "waiting-0.bin"))
             if checkpoint.line is not None:
                 (partial / "metrics.json").write_bytes(orjson.dumps(checkpoint.line))
     for step in published_steps(directory.parent)[:-keep]:
@@ -76,21 +78,42 @@ def load_newest(config: OrchestratorConfig) -> Checkpoint | None:
 
     Raises `ConfigurationError` when seed or environments differ from it, `CheckpointError` when it cannot be read.
     """
-    steps = published_steps(config.run_dir / "checkpoints")
-    if not steps:
+    directory = _newest(config)
+    if directory is None:
         return None
-    directory = config.run_dir / "checkpoints" / f"step_{steps[-1]}"
-    path = directory / "orchestrator.msgpack"
+    state = _read_state(directory)
     try:
-        state = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
-        if state["format"] != FORMAT:
-            raise ValueError(f"format {state['format']!r}; this version reads {FORMAT}")
         waiting = read_rollouts(directory / Path(state["waiting"]).name)
         checkpoint = Checkpoint(state["step"], state["identity"], state["scheduler"], state["counts"], waiting)
-    except (OSError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error!r}") from error
-    _check_identity(config, checkpoint, directory)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {directory / _STATE} cannot be read: {error!r}") from error
+    _check_identity(config, checkpoint.identity, directory)
     return checkpoint
+
+
+def check_resumable(config: OrchestratorConfig) -> None:
+    """Raises as `load_newest` does, of the configuration and of what is small, without reading rollouts: for whoever is to start
+    a run and wants to know before."""
+    directory = _newest(config)
+    if directory is not None:
+        _check_identity(config, _read_state(directory)["identity"], directory)
+
+
+def _newest(config: OrchestratorConfig) -> Path | None:
+    steps = published_steps(config.run_dir / "checkpoints")
+    return config.run_dir / "checkpoints" / f"step_{steps[-1]}" if steps else None
+
+
+def _read_state(directory: Path) -> dict[str, Any]:
+    path = directory / _STATE
+    try:
+        state: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        if state["format"] != FORMAT:
+            raise ValueError(f"format {state['format']!r}; this version reads {FORMAT}")
+        state["identity"].items()
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, msgpack.UnpackException) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error!r}") from error
+    return state
 
 
 def committed_lines(run_dir: Path) -> list[MetricsLine]:
@@ -119,14 +142,14 @@ def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
     number = 1 + max((int(file.stem.removeprefix("waiting-")) for file in old), default=-1)
     name = f"waiting-{number}.bin"
     write_rollouts(directory / name, checkpoint.waiting)
-    write_atomically(directory / "orchestrator.msgpack", _state(checkpoint, name))
+    write_atomically(directory / _STATE, _state(checkpoint, name))
     for file in old:
         file.unlink()
 
 
-def _check_identity(config: OrchestratorConfig, checkpoint: Checkpoint, directory: Path) -> None:
+def _check_identity(config: OrchestratorConfig, identity: dict[str, Any], directory: Path) -> None:
     for key, now in identity_of(config).items():
-        before = checkpoint.identity.get(key)
+        before = identity.get(key)
         if before != now:
             raise ConfigurationError(
                 f"{key} = {now!r} differs from {before!r} in {directory}: the order of examples depends on it, so the run "

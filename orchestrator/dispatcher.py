@@ -66,8 +66,8 @@ class Group:
 
 
 class Dispatcher:
-    """One run's. `publish` receives every step's metrics line, `report_losses` why steps do not come, `on_progress` is called when
-    something moves."""
+    """One run's. `publish` receives every step's metrics line, `report_losses` why steps do not come, `on_progress` is called
+    when something moves."""
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from environments.import_path import import_advice
 from orchestrator.config import LossConfig
 
 
@@ -83,6 +84,7 @@ def load_loss(config: LossConfig) -> Loss:
     except Exception as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"training.loss.kind = {config.kind!r} cannot be used: {type(error).__name__}: {error}"
+            f"{import_advice(module_name, error)}"
         ) from error
     try:
         signature.bind(None, **config.args)

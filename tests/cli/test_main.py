@@ -107,11 +107,16 @@ def test_bad_input_is_refused_before_anything_is_written(job_file: Path, tmp_pat
     file = str(job_file)
     assert "no key trainer.treads" in refused("run", file, "--trainer.treads", "3")
     assert "valid integer" in refused("run", file, "--trainer.threads", "x")
-    assert "which file" in refused("run")
+    without_file = refused("run")
+    assert "which file" in without_file
+    assert len(without_file.splitlines()) <= 3
     assert "the file comes first" in refused("run", "--seed", "3", file)
     kind = '[{"name": "a", "kind": "reverse-txt"}]'
-    assert "reverse-text" in refused("run", file, "--orchestrator.environments", kind)
-    assert "exclude each other" in refused("run", file, "--resume", "--fresh")
+    for dry_run in ([], ["--dry-run"]):
+        message = refused("run", file, "--orchestrator.environments", kind, *dry_run)
+        assert "did you mean 'reverse-text'? Built in are" in message
+        assert "exclude each other" in refused("run", file, "--resume", "--fresh", *dry_run)
+        assert "nearest: group_mean" in refused("run", file, "--orchestrator.advantage.kind", "group_maen", *dry_run)
     assert "not a directory that may be written to" in refused("run", file, "--output_dir", f"{job_file}/below")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -119,6 +124,41 @@ def test_bad_input_is_refused_before_anything_is_written(job_file: Path, tmp_pat
         port = str(taken.getsockname()[1])
         assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", port)
     assert list(tmp_path.iterdir()) == [job_file]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("--orchestrator.environments", '[{"name": "mine", "kind": "my_tasks:Sums"}]'),
+        ("--orchestrator.advantage.kind", "my_tasks:advantage"),
+        ("--orchestrator.training.loss.kind", "my_tasks:loss"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_before_anything_is_written(
+    job_file: Path, tmp_path: Path, key: str, kind: str
+) -> None:
+    """It is loaded by a process of its own: whatever it does there is not done to ours."""
+    flags = (str(job_file), key, kind)
+    assert "put the directory of my_tasks on PYTHONPATH" in refused("run", *flags)
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    path = {"PYTHONPATH": str(modules)}
+    for text, said in (("import no_such_thing", "No module named 'no_such_thing'"), ("1 / 0", "ZeroDivisionError")):
+        (modules / "my_tasks.py").write_text(text)
+        completed = counterpoint("run", *flags, **path)
+        assert completed.returncode == 2
+        assert said in completed.stderr
+        assert "PYTHONPATH" not in completed.stderr
+    (modules / "my_tasks.py").write_text("import os; os.kill(os.getpid(), 11)")
+    assert "was killed by SIGSEGV" in counterpoint("run", *flags, **path).stderr
+    (modules / "my_tasks.py").write_text(
+        "from environments.guess_number import GuessNumber as Sums\nadvantage = loss = print"
+    )
+    completed = counterpoint("run", *flags, "--dry-run", **path)
+    assert completed.returncode == 0, completed.stderr
+    assert "my_tasks" in completed.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "modules"]
 
 
 @pytest.mark.slow

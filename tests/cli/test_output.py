@@ -12,6 +12,7 @@ from cli.errors import UserError
 from cli.job import JobConfig
 from cli.load import load
 from cli.output import check_output, claim, write_job
+from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
 from transport.atomic import write_atomically
 
 
@@ -47,3 +48,20 @@ def test_a_directory_that_another_job_filled_meanwhile_is_not_mixed(job_file: Pa
         write_job(config, job_file.read_bytes())
     with pytest.raises(UserError, match="holds a job already"), claim(config.output_dir, fresh=False):
         check_output(config, fresh=False)
+
+
+def test_a_run_goes_on_with_its_seed_and_environments_only(job_file: Path) -> None:
+    """Which the orchestrator itself would refuse, but only once vLLM and the trainer have started."""
+    config = load(JobConfig, job_file, ["--resume", "true"])
+    with claim(config.output_dir, fresh=False):
+        write_job(config, job_file.read_bytes())
+    write_checkpoint(config.orchestrator.run_dir, Checkpoint(3, identity_of(config.orchestrator), {}, {}, []), keep=1)
+    check_output(config, fresh=False)
+    for flags, said in (
+        (["--seed", "7"], "seed = 7 differs from 0"),
+        (["--orchestrator.environments", '[{"name": "reverse", "kind": "guess-number"}]'], "environments = "),
+    ):
+        changed = load(JobConfig, job_file, ["--resume", "true", *flags])
+        with pytest.raises(UserError, match=said):
+            check_output(changed, fresh=False)
+    check_output(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "99"]), fresh=False)

@@ -68,7 +68,7 @@ async def test_the_documentation_s_example_works(write_module: Any, chat: Chat) 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("revers-text", "'revers-text' is not known; did you mean 'reverse-text'?"),
+        ("revers-text", "'revers-text' is not known; did you mean 'reverse-text'? Built in are"),
         ("zzz", "Built in are closest-number, guess-number, reverse-text"),
         ("no_such_module_here:Task", "importing 'no_such_module_here' failed: ModuleNotFoundError"),
         ("environments.guess_number:GuesNumber", "no class 'GuesNumber'; did you mean 'GuessNumber'?"),
@@ -92,7 +92,7 @@ def test_a_module_that_fails_to_import(write_module: Any) -> None:
     [
         (
             {"largets": 9},
-            "args: got an unexpected keyword argument 'largets'; did you mean 'largest'?. Allowed are largest, guesses",
+            "args: got an unexpected keyword argument 'largets'; did you mean 'largest'? Allowed are largest, guesses",
         ),
         ({"largest": 0}, "args = {'largest': 0}: ValueError: largest = 0"),
     ],

@@ -1,0 +1,91 @@
+"""What can be known to be wrong with a run before anything starts: its environments, its advantage, its loss.
+
+What is built in is looked at here. What an operator names by import path is loaded by a child, `python -m cli.check`, as the role
+will load it: none of its code runs in `counterpoint run` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from cli.errors import UserError
+from cli.load import forget_environment
+from cluster.lifecycle import describe_exit
+from cluster.process import guarded
+from orchestrator.config import OrchestratorConfig
+
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Of every role's environment: keeps Python from taking a `cli/` or `trainer/` in the directory we happen to stand in for our
+packages. So an operator's module has to be on PYTHONPATH, wherever one stands."""
+
+BUILT_IN_LOSS = "importance_ratio"
+
+
+def check_run(config: OrchestratorConfig) -> None:
+    """Raises `UserError` for a built-in environment or advantage that does not exist or refuses its arguments."""
+    from environments.registry import load_environment
+    from orchestrator.advantages import load_advantage
+
+    for position, environment in enumerate(config.environments):
+        if ":" not in environment.kind:
+            try:
+                load_environment(environment)
+            except ValueError as error:
+                raise UserError(f"environments[{position}]: {error}") from None
+    if ":" not in config.advantage.kind:
+        try:
+            load_advantage(config.advantage)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+
+def check_imports(config: OrchestratorConfig) -> None:
+    """Loads what is named by import path in a child process. Raises `UserError`, or `SystemExit` once the child has said why."""
+    kinds = [environment.kind for environment in config.environments] + [config.advantage.kind]
+    custom = [kind for kind in kinds if ":" in kind]
+    custom += [config.training.loss.kind] if config.training.loss.kind != BUILT_IN_LOSS else []
+    if not custom:
+        return
+    names = ", ".join(dict.fromkeys(custom))
+    print(f"checking {names}", file=sys.stderr, flush=True)
+    child = subprocess.run(
+        guarded([sys.executable, "-P", "-m", "cli.check"]),
+        input=config.model_dump_json().encode(),
+        stdout=subprocess.DEVNULL,
+        env=os.environ | SAFE_PATH,
+        check=False,
+    )
+    if child.returncode == 2:
+        raise SystemExit(2)
+    if child.returncode != 0:
+        raise UserError(f"{names}: the process that loaded it {describe_exit(child.returncode)}")
+
+
+def main() -> int:
+    """The child: loads everything that the configuration on standard input names."""
+    from environments.registry import load_environment
+    from orchestrator.advantages import load_advantage
+
+    config = OrchestratorConfig.model_validate_json(sys.stdin.buffer.read())
+    forget_environment()
+    try:
+        for position, environment in enumerate(config.environments):
+            try:
+                load_environment(environment)
+            except ValueError as error:
+                raise ValueError(f"environments[{position}]: {error}") from None
+        load_advantage(config.advantage)
+        if config.training.loss.kind != BUILT_IN_LOSS:
+            from trainer.loss import load_loss  # torch comes with it, which takes seconds
+
+            load_loss(config.training.loss)
+    except ValueError as error:
+        print(f"counterpoint: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
