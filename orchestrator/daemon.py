@@ -7,7 +7,6 @@ while the dispatcher works; `shutdown` drains and commits what has finished.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -28,6 +27,7 @@ from orchestrator import losses, metrics
 from orchestrator.advantages import Advantage, load_advantage
 from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
+from orchestrator.collector import seldom_collecting, set_apart
 from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.dump import DumpHeader
@@ -75,6 +75,7 @@ def run(
     try:
         with (
             prompt_switching(),
+            seldom_collecting(),
             taken_over(config),
             logging_to(config.run_dir / "orchestrator.log", config.log_format),
             StopSignals(config.shutdown_timeout_seconds) as signals,
@@ -84,8 +85,6 @@ def run(
     except (ConfigurationError, OSError) as error:  # from before the loop, as of a log that cannot be opened
         sys.stderr.write(f"error: {error}\n")
         return 2
-    finally:
-        gc.unfreeze()
 
 
 async def _serve(config: OrchestratorConfig, on_ready: Callable[[], None], signals: StopSignals) -> int:
@@ -156,9 +155,7 @@ class Daemon:
         )
         await policy.load_first(ready.next_step - 1)
         self._run_beside(policy.run())
-        # What lives now lives long: no collection need walk it again.
-        gc.collect()
-        gc.freeze()
+        set_apart()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -110,6 +110,8 @@ class Dispatcher:
         """When this life's first group started, on the monotonic clock."""
         self._counts: Counter[str] = Counter()
         """Of what leaves no judged rollout behind, for the next step's metrics."""
+        self._to_start: deque[Group] = deque()
+        """Groups whose turn to start comes in one of the next passes of the loop."""
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
         self._shipping = False
@@ -192,8 +194,17 @@ class Dispatcher:
             for index in range(start.size)
         ]
         group = self._groups[start.group_id] = Group(start.group_id, start.environment, rollouts)
-        for rollout in rollouts:
-            self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
+        self._to_start.append(group)
+        if len(self._to_start) == 1:
+            self._spawn(self._start_in_turn(), "start of groups")
+
+    async def _start_in_turn(self) -> None:
+        """Starts one group a pass of the loop: a run begins with hundreds at once, which would hold up all else."""
+        while self._to_start:
+            group = self._to_start.popleft()
+            for rollout in group.rollouts:
+                self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
+            await asyncio.sleep(0)
 
     def _cancel_group(self, group: Group | None, reason: str) -> None:
         if group is None:

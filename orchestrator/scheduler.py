@@ -193,6 +193,8 @@ class Scheduler:
         return ShipBatch(self._shipping, tuple(group.group_id for group in groups))
 
     def _start(self) -> Iterator[Instruction]:
+        if len(self._in_flight) + self._schedule.group_size > self.capacity:
+            return  # The most frequent blocker, seen without a look at every group.
         waiting = [group for group in self._groups.values() if group.phase == "waiting"]
         expected = self._expected()
         while self._version is not None and self._start_blocker(expected) is None:
