@@ -6,6 +6,8 @@ person can act on: where the value came from, the key, the value, what is allowe
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -47,7 +49,10 @@ def load(model: type[Model], file: Path, flags: list[str]) -> Model:
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        problems = [_explain(details, keys, file, layers) for details in error.errors(include_url=False)]
+        every = error.errors(include_url=False)
+        homes = {_home(details, keys) for details in every}  # what is missing there is what stands elsewhere
+        told = [one for one in every if one["type"] != "missing" or ".".join(map(str, one["loc"])) not in homes]
+        problems = [_explain(details, keys, file, layers) for details in told]
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         raise UserError(f"{count} in the configuration\n" + "\n".join(problems)) from None
 
@@ -101,14 +106,36 @@ def _read_environment(settings: type[BaseSettings], keys: dict[str, Key]) -> Tab
     for name in _variables():
         path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace(NESTED_DELIMITER, ".")
         if not _is_known(path, keys):
-            near = nearest(path, keys)
+            near = _with_other_delimiters(path, keys) or nearest(path, keys)
             advice = f"; did you mean {_variable(near)}?" if near else ""
             raise UserError(f"environment variable {name}: there is no key {path}{advice}")
     try:
         source = EnvSettingsSource(settings, env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=NESTED_DELIMITER)
         return source()
     except SettingsError as error:
+        for name in _variables():
+            path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace(NESTED_DELIMITER, ".")
+            _require_json(f"environment variable {name}", keys.get(path), os.environ[name])
         raise UserError(f"environment: {error} (a list or a table is written as JSON)") from None
+
+
+def _with_other_delimiters(path: str, keys: dict[str, Key]) -> str | None:
+    """The key that a variable names apart from how many underscores stand between section and key."""
+    flat = {key.replace(".", "_"): key for key in keys if ITEM not in key}
+    close = difflib.get_close_matches(path.replace(".", "_"), flat, n=1, cutoff=0.9)
+    return flat[close[0]] if close else None
+
+
+def _require_json(origin: str, key: Key | None, value: str) -> None:
+    """Raises `UserError` for a list or a table that is not written as one."""
+    if key is None or not (key.is_section or key.is_free or key.type.startswith("list")):
+        return
+    try:
+        json.loads(value)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{origin} = {_show(value)}\n    this is not JSON: {error}; expected {key.type}, written as JSON"
+        ) from None
 
 
 def _read_flags(settings: type[BaseSettings], keys: dict[str, Key], flags: list[str]) -> Table:
@@ -130,6 +157,8 @@ def _read_flags(settings: type[BaseSettings], keys: dict[str, Key], flags: list[
     try:
         return CliSettingsSource(settings, cli_parse_args=joined, cli_exit_on_error=False)()
     except SettingsError as error:
+        for flag, value in _pairs(flags):
+            _require_json(flag, keys.get(flag.removeprefix("--")), value)
         raise UserError(f"flags: {error} (a list or a table is written as JSON)") from None
 
 
@@ -189,6 +218,12 @@ def _explain(details: ErrorDetails, keys: dict[str, Key], file: Path, layers: di
     is_section = isinstance(details["input"], dict)  # whose keys may come from several layers
     origin = str(file) if is_section else _origin(location, file, layers)
     key = keys.get(pattern)
+    if (home := _home(details, keys)) is not None:
+        section, _, name = home.rpartition(".")
+        written = (
+            f"[[{home}]]" if keys[home].type == "list of tables" else f"[{home}]" if keys[home].is_section else name
+        )
+        return f"  {origin}: {shown} belongs under [{section}]: write {written}{'' if '[' in written else f' below [{section}]'}"
     if details["type"] == "extra_forbidden":
         near = nearest(pattern, keys)
         section = pattern.rpartition(".")[0]
@@ -208,6 +243,13 @@ def _explain(details: ErrorDetails, keys: dict[str, Key], file: Path, layers: di
     if is_section:
         return f"  {origin}: {shown}: {message}"
     return f"  {origin}: {shown} = {_show(details['input'])}\n    {message}{meaning}"
+
+
+def _home(details: ErrorDetails, keys: dict[str, Key]) -> str | None:
+    """Where a key belongs that stands at the top and is one of a section's; None for any other error."""
+    if details["type"] != "extra_forbidden" or len(details["loc"]) != 1:
+        return None
+    return next((key for key in keys if key.count(".") == 1 and key.partition(".")[2] == details["loc"][0]), None)
 
 
 def _without_tags(location: list[str | int], keys: dict[str, Key]) -> list[str | int]:

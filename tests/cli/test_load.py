@@ -117,7 +117,10 @@ def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
         (["--trainer.threads"], ["a value must follow"]),
         (["word"], ["word: unexpected"]),
         (["--trainer.threads", "-1"], ["--trainer.threads: trainer.threads = '-1'", "greater than or equal to 1"]),
-        (["--orchestrator.training.betas", "[1"], ["flags"]),
+        (
+            ["--orchestrator.training.betas", "[1"],
+            ["--orchestrator.training.betas = '[1'", "this is not JSON", "list of number"],
+        ),
     ],
 )
 def test_wrong_flags_are_told(job_file: Path, flags: list[str], expected: list[str]) -> None:
@@ -133,7 +136,32 @@ def test_wrong_variables_are_told(job_file: Path, monkeypatch: pytest.MonkeyPatc
     assert "did you mean COUNTERPOINT_TRAINER__THREADS?" in complaint(job_file)
     monkeypatch.delenv("COUNTERPOINT_TRAINER__TREADS")
     monkeypatch.setenv("COUNTERPOINT_ORCHESTRATOR__TRAINING__BETAS", "[1")
-    assert "written as JSON" in complaint(job_file)
+    message = complaint(job_file)
+    assert "environment variable COUNTERPOINT_ORCHESTRATOR__TRAINING__BETAS = '[1'" in message
+    assert "this is not JSON" in message
+    assert "expected list of number, written as JSON" in message
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("ORCHESTRATOR_STEPS", "ORCHESTRATOR__STEPS"), ("TRAINER_MAX_TOKENS", "TRAINER__MAX_TOKENS")],
+)
+def test_a_single_underscore_between_section_and_key_is_noticed(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, written: str, meant: str
+) -> None:
+    monkeypatch.setenv(f"COUNTERPOINT_{written}", "3")
+    assert f"did you mean COUNTERPOINT_{meant}?" in complaint(job_file)
+
+
+def test_what_stands_at_the_top_and_belongs_to_a_section_is_one_error(job_file: Path) -> None:
+    text = job_file.read_text().replace("[[orchestrator.environments]]", "[[environments]]")
+    job_file.write_text("steps = 3\n" + text.replace("[orchestrator.sampling]", "[sampling]"))
+    message = complaint(job_file)
+    assert "3 errors" in message
+    assert "environments belongs under [orchestrator]: write [[orchestrator.environments]]" in message
+    assert "sampling belongs under [orchestrator]: write [orchestrator.sampling]" in message
+    assert "steps belongs under [orchestrator]: write steps below [orchestrator]" in message
+    assert "required" not in message
 
 
 def test_what_the_roles_share_is_filled_in_from_the_top(job_file: Path) -> None:
