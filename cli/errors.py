@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell's."""
+
 
 class UserError(Exception):
     """Bad configuration, a missing model, a port in use, a directory that may not be written. The message says what, where,

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-from cli.errors import UserError
+from cli.errors import INTERRUPTED, UserError
 
 COMMANDS = {
     "run": ("cli.run", "a whole job: inference, trainer and orchestrator, from one file"),
@@ -22,7 +22,6 @@ COMMANDS = {
 }
 
 BAD_CONFIGURATION = 2
-INTERRUPTED = 130
 
 
 def usage() -> str:

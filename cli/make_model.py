@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli.errors import UserError
+from cli.errors import INTERRUPTED, UserError
 from cluster.process import SYSTEMD_VARIABLES, guarded
 
 USAGE = """usage: counterpoint make-model NAME...
@@ -40,13 +40,21 @@ def main(arguments: list[str]) -> int:
 def resolve(name: str) -> Path:
     """The directory of the model called `name`. Shows the building's progress on stderr.
 
-    Ends this process (`SystemExit`), with the reason on stderr, when there is no such model.
+    Ends this process (`SystemExit`), with the reason on stderr, when there is no such model or Ctrl-C interrupts.
     """
     if (Path(name) / "config.json").is_file():
         return Path(name).resolve()
     command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
     environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
-    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    try:
+        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    except KeyboardInterrupt:
+        print(
+            f"\ncounterpoint: interrupted while the model {name} was found or built; nothing else was started. "
+            "The same command begins again",
+            file=sys.stderr,
+        )
+        raise SystemExit(INTERRUPTED) from None
     lines = completed.stdout.split("\n")
     directory = Path(lines[-2]) if len(lines) > 1 else Path()
     if completed.returncode != 0:

@@ -83,7 +83,7 @@ def run(
         ):
             return runner.run(_serve(config, on_ready, signals))
     except (ConfigurationError, OSError) as error:  # from before the loop, as of a log that cannot be opened
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"counterpoint: error: {error}\n")
         return 2
 
 

@@ -38,8 +38,8 @@ def taken_over(config: OrchestratorConfig) -> Iterator[None]:
     try:
         if run_dir.is_dir() and any(run_dir.iterdir()) and not config.resume:
             raise ConfigurationError(
-                f"{run_dir} already holds a run. Set resume = true to go on with it, or choose another output_dir or run_id, "
-                "or remove the directory"
+                f"{run_dir} already holds a run. --resume (in a file: resume = true) goes on with it; or choose another "
+                "output_dir or run_id, or remove the directory"
             )
         for name in ("control", "checkpoints", "rollouts", "broadcast"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)

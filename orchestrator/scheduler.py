@@ -305,6 +305,8 @@ class Scheduler:
                 f"{phases['running']} groups running, {phases['judging']} being judged"
             )
             yield self._start_blocker(self._expected()) or "a group may start"
+        elif self._shipping is None:
+            yield f"nothing of its own: all {self._steps} steps are committed"
         if self._lost:
             losses = ", ".join(f"{count} {kind}" for kind, count in sorted(self._lost.items()))
             yield f"groups lost since the last batch: {losses}; the last one: {self._last_loss}"

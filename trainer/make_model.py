@@ -62,11 +62,12 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
     """Builds the built-in model `name` and returns its directory, which appears whole or not at all.
 
     `directory` is where to put it, and must be new or empty; unset, it goes to the cache, or is found there. Processes that ask
-    for the same one at once build it once. Raises `ValueError` for an unknown name or a directory in use, `TimeoutError` when
-    another process has been building it for `LONGEST_WAIT_SECONDS`, `OSError` when the disk refuses.
+    for the same one at once build it once. Raises `ValueError` for an unknown name, a directory in use or a cache that may not
+    be written to, `TimeoutError` when another process has been building it for `LONGEST_WAIT_SECONDS`, `OSError` when the disk
+    refuses.
     """
     if name not in ARCHITECTURES:
-        raise ValueError(f"model {name!r} is not built in{_nearest(name)}; built in are {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"model {name!r} is not built in ({', '.join(ARCHITECTURES)}{_nearest(name)})")
     if directory is not None:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ValueError(f"{directory} is in use: a model is only written to a new or empty directory")
@@ -74,7 +75,7 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
         return directory.resolve()
     cached = _cache() / f"{name}-{_fingerprint(name, seed)}"
     if not (cached / STABLE).exists():
-        cached.parent.mkdir(parents=True, exist_ok=True)
+        _make_writable(cached.parent)
         with _only_builder(cached, on_progress):
             if not (cached / STABLE).exists():  # another process may have built it while this one waited
                 _build(name, cached, seed, on_progress)
@@ -103,6 +104,20 @@ def _cache() -> Path:
     if chosen := os.environ.get("COUNTERPOINT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "counterpoint"
+
+
+def _make_writable(cache: Path) -> None:
+    """Raises `ValueError` where nothing can be built."""
+    origin = "COUNTERPOINT_CACHE" if os.environ.get("COUNTERPOINT_CACHE") else "the cache"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(cache, os.W_OK | os.X_OK) else "it may not be written to"
+    except OSError as error:
+        reason = error.strerror
+    if reason:
+        raise ValueError(
+            f"{origin} = {str(cache)!r} cannot hold models: {reason}; set COUNTERPOINT_CACHE to a directory that can be written"
+        )
 
 
 def _fingerprint(name: str, seed: int) -> str:
@@ -149,7 +164,7 @@ def _fetch(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]))
     except (OSError, ValueError) as error:  # the hub's own errors, HTTP and names alike, derive from these two
         raise ValueError(
-            f"model {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}){_nearest(name)}, and the hub does "
+            f"model {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}{_nearest(name)}), and the hub does "
             f"not give it: {type(error).__name__}: {str(error).splitlines()[0]}"
         ) from error
 

@@ -92,7 +92,10 @@ def _unusable(config: TrainerConfig) -> str | None:
     if config.max_runs > 1:
         return f"max_runs = {config.max_runs}: this version trains one run at a time; set max_runs = 1"
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
-        return f"{found} is from an earlier training; set resume = true to go on from it, or use another output_dir"
+        return (
+            f"{found} is from an earlier training; --resume (in a file: resume = true) goes on from it, or use another "
+            "output_dir"
+        )
     try:
         (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)
     except OSError as error:

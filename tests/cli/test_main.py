@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -169,3 +170,30 @@ def test_a_missing_model_is_refused_before_anything_is_written(job_file: Path, t
     message = refused("run", str(job_file), "--model", str(tmp_path / "no-model"), "--inference.port", port)
     assert "no-model" in message
     assert list(tmp_path.iterdir()) == [job_file]
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_is_named() -> None:
+    completed = counterpoint("make-model", "tiny-moe", COUNTERPOINT_CACHE="/proc/nowhere")
+    assert completed.returncode == 2
+    assert "COUNTERPOINT_CACHE = '/proc/nowhere' cannot hold models" in completed.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_model_is_built_says_that_nothing_was_lost(job_file: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "cli.main", "run", str(job_file), "--inference.port", port]
+    environment = os.environ | {"COUNTERPOINT_CACHE": str(tmp_path / "cache")}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    ) as run:
+        assert run.stderr is not None
+        assert any("building it at" in line for line in run.stderr)
+        run.send_signal(signal.SIGINT)
+        said = run.stderr.read()
+        assert run.wait(60) == 130
+    assert "interrupted while the model tiny-moe was found or built" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()

@@ -173,7 +173,9 @@ def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], caps
     assert "reverse-text" in capsys.readouterr().err
     assert not (config.run_dir / "control" / "orch.toml").exists()
     assert run(config, lambda: None) == 2
-    assert "resume = true" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("counterpoint: error: ")
+    assert "--resume (in a file: resume = true)" in said
     log = config.run_dir / "orchestrator.log"
     log.unlink()
     log.mkdir()

@@ -124,7 +124,7 @@ async def test_a_stop_request_leaves_a_checkpoint(dense_directory: Path, tmp_pat
     assert published_steps(tmp_path / "trainer" / "default" / "checkpoints") == [1]
     with trainer_process(config) as process:
         assert await ended(process) == 2
-    assert "set resume = true" in log_path(config).read_text()
+    assert "--resume (in a file: resume = true)" in log_path(config).read_text()
 
 
 async def test_a_finished_run_waits_for_its_orchestrator_as_long_as_that_would_wait(
