@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import zmq
 
 from cluster.process import guarded
 from transport.arrays import AnyArray
@@ -34,7 +35,20 @@ def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> I
 
     Raises `RuntimeError` when it cannot start.
     """
-    command = guarded([sys.executable, "-P", "-m", __name__, config.model_dump_json(), str(output_dir), str(next_step)])
+    with _running("batches", config.model_dump_json(), str(output_dir), str(next_step)) as pid:
+        yield pid
+
+
+@contextmanager
+def bare_consumer(address: str) -> Iterator[int]:
+    """As `consumer`, but what it takes at the ZMQ `address` of a REP socket is any message, and its answer is empty."""
+    with _running("messages", address) as pid:
+        yield pid
+
+
+@contextmanager
+def _running(*arguments: str) -> Iterator[int]:
+    command = guarded([sys.executable, "-P", "-m", "perf.consumer", *arguments])
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -48,7 +62,7 @@ def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> I
         process.stdout.close()
 
 
-def serve(config: TransportConfig, output_dir: Path, next_step: int) -> None:
+def take_batches(config: TransportConfig, output_dir: Path, next_step: int) -> None:
     """Until it is killed."""
     receiver = open_receiver(config, output_dir)
     print("ready", os.getpid(), flush=True)
@@ -63,6 +77,17 @@ def serve(config: TransportConfig, output_dir: Path, next_step: int) -> None:
                 receiver.send(run_id, Acknowledged(batch.step, batch.step))
             case (_, Bye()) | None:
                 pass
+
+
+def take_messages(address: str) -> None:
+    """Until it is killed."""
+    socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.REP)
+    socket.bind(address)
+    print("ready", os.getpid(), flush=True)
+    while True:
+        for frame in socket.recv_multipart(copy=False):
+            exclusive_or(frame.buffer)
+        socket.send(b"")
 
 
 def read_every_byte(batch: Batch) -> int:
@@ -90,4 +115,7 @@ def exclusive_or(buffer: Buffer) -> int:
 
 
 if __name__ == "__main__":
-    serve(TransportConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[1] == "batches":
+        take_batches(TransportConfig.model_validate_json(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        take_messages(sys.argv[2])

@@ -1,9 +1,9 @@
 """The plain path, for comparison: a step boundary written the way one writes it first.
 
-Responses come as JSON does, with lists of numbers and routed experts in base64; each rollout is merged in a thread of
-`asyncio.gather`; records go through `json`; the batch is one msgpack message with its blobs inside, encoded on the loop and
-given to ZMQ to copy, and the same bytes are written to a file as the durable record. It does the same work as
-`orchestrator/step.py` on the same rollouts, and none of it is used by anything but benchmarks.
+Responses come as JSON does, with lists of numbers and routed experts in base64, those of the whole prompt each time; each
+rollout is merged in a thread of `asyncio.gather`; records go through `json`; the batch is one msgpack message with its blobs
+inside, encoded on the loop and given to ZMQ to copy, and the same bytes are written to a file as the durable record. It does
+the same work as `orchestrator/step.py` on the same rollouts, and only benchmarks use it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import asyncio
 import base64
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,9 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
-from cluster.process import guarded
-from perf.consumer import exclusive_or
-from transport.records import Rollout
+from transport.records import Rollout, RoutingArray
 
-_STOP_SECONDS = 10.0
+_DISTINCT = 8
 
 Observer = Callable[[str], AbstractContextManager[None]]
 """Entered around each phase with its name."""
@@ -50,7 +46,13 @@ class PlainRollout:
 
 
 def as_received(rollouts: Sequence[Rollout]) -> list[PlainRollout]:
-    """The rollouts that train, as the plain path would have received them."""
+    """The rollouts that train, as the plain path would have received them: each turn brings the routing of its whole prompt.
+
+    That is many times the bytes that are used. So that they fit the memory, only `_DISTINCT` rollouts have routing of their own,
+    and the others receive the same again; they must be of one shape.
+    """
+    trained = [rollout for rollout in rollouts if rollout.error is None]
+    routing = [_resent_routing(rollout) for rollout in trained[:_DISTINCT]]
     return [
         PlainRollout(
             rollout.rollout_id,
@@ -62,20 +64,26 @@ def as_received(rollouts: Sequence[Rollout]) -> list[PlainRollout]:
                     "prompt_ids": turn.prompt_ids.tolist(),
                     "completion_ids": turn.completion_ids.tolist(),
                     "logprobs": turn.log_probabilities.tolist(),
-                    "routed_experts": None
-                    if turn.routed_experts is None
-                    else {
-                        "data": base64.b64encode(turn.routed_experts.tobytes()).decode(),
-                        "shape": turn.routed_experts.shape,
-                        "dtype": turn.routed_experts.dtype.name,
-                    },
+                    "routed_experts": routed,
                 }
-                for turn in rollout.turns
+                for turn, routed in zip(rollout.turns, routing[index % _DISTINCT], strict=True)
             ],
         )
-        for rollout in rollouts
-        if rollout.error is None
+        for index, rollout in enumerate(trained)
     ]
+
+
+def _resent_routing(rollout: Rollout) -> list[dict[str, Any]]:
+    """Of every turn, all rows from the first token on, in base64."""
+    resent = []
+    rows: list[RoutingArray] = []
+    for turn in rollout.turns:
+        assert turn.routed_experts is not None
+        rows.append(turn.routed_experts)
+        whole = np.concatenate(rows)
+        data = base64.b64encode(whole.tobytes()).decode()
+        resent.append({"data": data, "shape": whole.shape, "dtype": whole.dtype.name})
+    return resent
 
 
 async def take(step: int, rollouts: Sequence[PlainRollout], file: Path, address: str, observe: Observer) -> None:
@@ -107,6 +115,7 @@ def merge(rollout: PlainRollout) -> dict[str, Any]:
     mask: list[int] = []
     logprobs: list[float] = []
     chunks = []
+    held = 0
     for response in rollout.responses:
         prompt, completion = response["prompt_ids"], response["completion_ids"]
         if prompt[: len(tokens)] != tokens:
@@ -115,9 +124,10 @@ def merge(rollout: PlainRollout) -> dict[str, Any]:
         mask += [0] * new + [1] * len(completion)
         logprobs += [0.0] * new + response["logprobs"]
         tokens = prompt + completion
-        if (routed := response["routed_experts"]) is not None:
-            data = np.frombuffer(base64.b64decode(routed["data"]), dtype=routed["dtype"])
-            chunks.append(data.reshape(routed["shape"]))
+        routed = response["routed_experts"]
+        rows = np.frombuffer(base64.b64decode(routed["data"]), dtype=routed["dtype"]).reshape(routed["shape"])
+        chunks.append(rows[held:])
+        held = len(rows)
     return {
         "rollout_id": rollout.rollout_id,
         "environment": rollout.environment,
@@ -126,7 +136,7 @@ def merge(rollout: PlainRollout) -> dict[str, Any]:
         "loss_mask": mask,
         "logprobs": logprobs,
         "advantages": [rollout.advantage * value for value in mask],
-        "routed_experts": np.concatenate(chunks).tobytes() if chunks else b"",
+        "routed_experts": np.concatenate(chunks).tobytes(),
     }
 
 
@@ -135,33 +145,3 @@ def _write(file: Path, message: bytes) -> None:
         opened.write(message)
         opened.flush()
         os.fsync(opened.fileno())
-
-
-@contextmanager
-def plain_consumer(address: str) -> Iterator[None]:
-    """A process that takes messages at `address`, reads every byte and answers each."""
-    command = guarded([sys.executable, "-P", "-m", __name__, address])
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        if process.stdout.readline() != "ready\n":
-            raise RuntimeError(f"the consumer did not start; it exited with {process.wait(_STOP_SECONDS)}")
-        yield
-    finally:
-        process.terminate()
-        process.wait(_STOP_SECONDS)
-        process.stdout.close()
-
-
-def serve(address: str) -> None:
-    """Until it is killed."""
-    socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.REP)
-    socket.bind(address)
-    print("ready", flush=True)
-    while True:
-        exclusive_or(socket.recv(copy=False).buffer)
-        socket.send(b"")
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

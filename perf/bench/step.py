@@ -18,6 +18,7 @@ from orchestrator.threads import in_thread
 from perf import plain
 from perf.bench.command import show
 from perf.boundary import Recording
+from perf.consumer import bare_consumer
 from perf.figures import Case, Figure
 from perf.lag_trace import LagTrace
 from perf.replay import BASELINE, BOUNDARY, DELIVERY, Replay, Row, Settings, on_daemons_loop, replay, rows_of
@@ -78,7 +79,7 @@ async def _plain(recording: Recording, settings: Settings, directory: Path) -> l
     """The rows of the plain path, with a baseline of its own."""
     rollouts = await in_thread(plain.as_received, recording.shipped)
     address = f"ipc://{directory}/plain.sock"
-    with plain.plain_consumer(address):
+    with bare_consumer(address):
         async with LagTrace() as trace, synthetic_traffic(settings.synthetic_tasks):
             for step in range(1, settings.rounds + 1):
                 with trace.span(BASELINE):

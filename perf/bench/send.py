@@ -1,0 +1,131 @@
+"""Sending: the sender's own thread and wire, alone, to another process that reads every byte, beside a bare ZMQ loop.
+
+    python -m perf.bench.send [--quick]
+
+The bare loop sends the same frames with `copy=False` to a socket in another process, which reads every byte and answers once a
+message; nothing is encoded or checked there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from orchestrator.sender import Sender
+from orchestrator.threads import in_thread
+from perf.bench.command import show
+from perf.consumer import bare_consumer, consumer
+from perf.figures import Case, Figure
+from perf.lag_trace import LagTrace
+from perf.replay import on_daemons_loop, rows_of
+from transport import codec
+from transport.atomic import as_bytes_view
+from transport.config import TransportConfig
+from transport.open import open_link
+from transport.records import Batch, SampleInfo
+
+RUN_ID = "bench"
+SAMPLES, CHUNKS, LAYERS, TOP_K = 128, 24, 48, 8
+SAMPLE_BYTES = 9_400_000
+"""1.2 GB in all."""
+IDLE_SECONDS = 5.0
+WARM_UP_ROUNDS = 3
+"""Until the receiving processes have touched the memory that they go on to use."""
+
+
+def measure(quick: bool) -> list[Case]:
+    """The case of the sender."""
+    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
+        return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // (8 if quick else 1), 3 if quick else 5))]
+
+
+async def _send(directory: Path, samples: int, rounds: int) -> Case:
+    batch = make_batch(samples)
+    transport = TransportConfig()
+    bare = []
+    address = f"ipc://{directory}/bare.sock"
+    with consumer(transport, directory), bare_consumer(address):
+        sender = Sender(open_link(transport, directory, RUN_ID), directory, RUN_ID, 0, transport.max_batch_bytes)
+        serving = asyncio.create_task(sender.run())
+        await sender.wait_ready()
+        async with LagTrace() as trace:
+            with trace.span("idle"):
+                await asyncio.sleep(IDLE_SECONDS)
+            for step in range(1, WARM_UP_ROUNDS + rounds + 1):
+                with trace.span("warm-up" if step <= WARM_UP_ROUNDS else "send"):
+                    await sender.submit(_of_step(batch, step))
+                    await sender.wait_durable(step)
+                bare.append(await in_thread(_bare_seconds, address, batch))
+        serving.cancel()
+        await asyncio.wait([serving])
+        await sender.close()
+    rows = {row.phase: row for row in rows_of(trace)}
+    idle, sending = rows["idle"], rows["send"]
+    bare_seconds = statistics.median(bare[WARM_UP_ROUNDS:])
+    return Case(
+        f"sender, {samples} samples",
+        [
+            Figure("bytes", batch.nbytes / 1e6, "MB"),
+            Figure("idle: lag max", 1e3 * idle.lag.max, "ms"),
+            Figure("sending: lag p99", 1e3 * sending.lag.p99, "ms"),
+            Figure("sending: lag max over idle's", 1e3 * (sending.lag.max - idle.lag.max), "ms", 5.0),
+            Figure("bare ZMQ", batch.nbytes / bare_seconds / 1e6, "MB/s"),
+            Figure("sender", batch.nbytes / sending.seconds / 1e6, "MB/s"),
+            Figure("sender over bare ZMQ", bare_seconds / sending.seconds, "x", 0.6, "at least"),
+        ],
+    )
+
+
+def make_batch(samples: int) -> Batch:
+    """`samples` of `SAMPLE_BYTES` each, nearly all of it routing in `CHUNKS` chunks."""
+    rows = SAMPLE_BYTES // (CHUNKS * LAYERS * TOP_K)
+    tokens = rows * CHUNKS + 1
+    generator = np.random.default_rng(0)
+    chunks = [
+        tuple(generator.integers(0, 128, (rows, LAYERS, TOP_K), dtype=np.uint8) for _ in range(CHUNKS))
+        for _ in range(samples)
+    ]
+    return Batch(
+        run_id=RUN_ID,
+        step=1,
+        samples=tuple(SampleInfo(f"0-{index}", "synthetic", 0, 1.0) for index in range(samples)),
+        token_ids_T=np.zeros(samples * tokens, dtype=np.int32),
+        loss_mask_T=np.ones(samples * tokens, dtype=np.uint8),
+        log_probabilities_T=np.zeros(samples * tokens, dtype=np.float32),
+        advantages_T=np.ones(samples * tokens, dtype=np.float32),
+        sample_offsets=np.arange(0, (samples + 1) * tokens, tokens, dtype=np.int64),
+        routed_experts=tuple(chunks),
+    )
+
+
+def _of_step(batch: Batch, step: int) -> Batch:
+    fields = {name: getattr(batch, name) for name in batch.__slots__}
+    return Batch(**{**fields, "step": step})
+
+
+def _bare_seconds(address: str, batch: Batch) -> float:
+    """From the first of the batch's frames until the answer."""
+    frames = [as_bytes_view(frame) for frame in codec.encode(batch)]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.REQ)
+    socket.connect(address)
+    try:
+        socket.send(b"")
+        socket.recv()
+        began = time.perf_counter()
+        socket.send_multipart(frames, copy=False)
+        socket.recv()
+        return time.perf_counter() - began
+    finally:
+        socket.close(linger=0)
+        context.term()
+
+
+if __name__ == "__main__":
+    show(measure)
