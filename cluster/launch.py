@@ -21,6 +21,9 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
+TRACKER_SECONDS = 1.0
+"""How long Python's resource trackers may clean up after everything else below us has been killed."""
+
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
 
@@ -83,17 +86,33 @@ def reap() -> list[tuple[int, int]]:
 
 def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
     """Kills and reaps everything below this process, which must be a subreaper, until nothing is left. Returns what would
-    not die in time (a process in an uninterruptible sleep)."""
+    not die in time (a process in an uninterruptible sleep).
+
+    Python's resource trackers come last: each removes the shared memory and the semaphores of those that were killed, which
+    would stay in /dev/shm for ever, and then ends by itself.
+    """
     deadline = time.monotonic() + timeout_seconds
+    trackers_until = time.monotonic() + TRACKER_SECONDS
     while True:
         reap()
         remaining = descendants(os.getpid())
         if not remaining or time.monotonic() > deadline:
             return remaining
-        for pid in remaining:
+        others = [pid for pid in remaining if not _is_resource_tracker(pid)]
+        if others:
+            trackers_until = time.monotonic() + TRACKER_SECONDS
+        for pid in remaining if time.monotonic() > trackers_until else others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"from multiprocessing.resource_tracker import main" in file.read()
+    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        return False
 
 
 def _execute(command: list[str], nice: int, guardian: int) -> None:

@@ -193,6 +193,27 @@ def test_nothing_survives_a_killed_supervisor(start: Start) -> None:
     job.until(lambda: not job.marked(), "everything to be gone")
 
 
+SHARES_MEMORY = (
+    """
+import multiprocessing, sys, time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+"""
+    + SERVICE
+)
+
+
+def test_the_shared_memory_of_what_is_killed_is_removed(start: Start) -> None:
+    job = start(service("server", SHARES_MEMORY))
+    ready(job, "server")
+    shared = Path("/dev/shm") / job.log("server").strip()
+    assert shared.exists()
+    job.process.send_signal(signal.SIGKILL)
+    job.until(lambda: not job.marked(), "the processes to be gone")
+    assert not shared.exists()
+
+
 def test_nothing_survives_a_killed_guardian(start: Start) -> None:
     job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
     ready(job, "server", "task")
