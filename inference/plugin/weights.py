@@ -7,7 +7,9 @@ that is refused leaves the model as it was. Whether the weights are right is not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +55,10 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
         directory = Path(update_info.directory)
         tied = bool(getattr(self.model_config.hf_config, "tie_word_embeddings", False))
         require_same_model(read_manifest(Path(self.model_config.model)), read_manifest(directory), tied)
-        initialize_layerwise_reload(self.model)
-        self.model.load_weights(_tensors(directory))
-        finalize_layerwise_reload(self.model, self.model_config)
+        with _quiet_about_layers_without_weights(self.model):
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(_tensors(directory))
+            finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _repack_for_cpu(self.model)
 
@@ -77,6 +80,29 @@ def _tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
                 yield name, file.get_tensor(name)
+
+
+@contextmanager
+def _quiet_about_layers_without_weights(model: torch.nn.Module) -> Iterator[None]:
+    """vLLM warns "Failed to load weights" of every layer that a reload gave nothing (0.30): also of rotary embeddings, whose tables
+    are computed, and of a tied `lm_head`, whose weights are another's. For a layer with weights of its own it still does."""
+    owned: set[int] = set()
+    with_weights: set[str] = set()
+    for layer in model.modules():
+        own = {id(parameter) for parameter in layer.parameters(recurse=False)} - owned
+        owned |= own
+        with_weights |= {type(layer).__name__} if own else set()
+
+    def is_news(record: logging.LogRecord) -> bool:
+        named = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        return "Failed to load weights" not in record.msg or named in with_weights
+
+    logger = logging.getLogger(finalize_layerwise_reload.__module__)
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def _repack_for_cpu(model: torch.nn.Module) -> None:
