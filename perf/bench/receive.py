@@ -1,0 +1,196 @@
+"""Receiving: 64 responses of 8 MB at once through the inference client, beside a bare socket read of the same bytes.
+
+The client runs on uvloop, as in the daemon, and a real answer of the binary route, routed experts included, comes from
+another process over loopback. The bare read is the strongest that one thread of Python can do: non-blocking sockets and
+`recv_into` arrays that exist, mapped, before the clock starts. The client's own arrays are new ones, since its caller keeps
+them; what the kernel takes to clear their pages shows in the bare read into new arrays.
+
+uvloop does not let a callback be timed from outside. What its thread computes, in Python and in the kernel, between two
+wakings of a coroutine that sleeps for a millisecond at a time bounds it: one callback or a hundred are in it. Unlike the lag,
+which stands beside it, it leaves out the time for which other processes had the core.
+
+    python -m perf.bench.receive [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import uvloop
+from rich.console import Console
+
+from inference.base import SamplingParameters
+from inference.config import PoolConfig
+from inference.pool import InferencePool
+from orchestrator.collector import seldom_collecting, set_apart
+from orchestrator.lag import LagDistribution
+from perf.bench.servers import RAW_PATH, load_server
+from perf.figures import Case, Figure
+from perf.lag_trace import INTERVAL_SECONDS, LagTrace
+
+RESPONSES = 64
+LAYERS, TOP_K = 48, 8
+PROMPT_TOKENS = 512
+COMPLETION_TOKENS = (8 << 20) // (LAYERS * TOP_K) - PROMPT_TOKENS
+"""Whose routing, with the prompt's, is some 8 MB."""
+IDLE_SECONDS = 2.0
+PAUSE_SECONDS = 0.02
+
+
+def measure(quick: bool) -> list[Case]:
+    """The case `receive`. Takes some 15 s, or 5 s with `quick`."""
+    with load_server(layers=LAYERS, top_k=TOP_K) as url, seldom_collecting():
+        return [uvloop.run(_receive(url, rounds=5 if quick else 25))]
+
+
+async def _receive(url: str, rounds: int) -> Case:
+    """Rounds of one and the other in turn, so that whatever else the machine does meets both."""
+    pool = InferencePool(PoolConfig(urls=[url]), "model")
+    await pool.start()
+    response_bytes = await _call(pool, 0)
+    await _one_round(pool)  # which connects
+    bare = _BareReader(url, response_bytes)
+    bare.one_round()
+    bare_seconds: list[float] = []
+    new_seconds: list[float] = []
+    busy: list[float] = []
+    set_apart()
+    async with LagTrace() as trace:
+        with trace.span("idle"):
+            await asyncio.sleep(IDLE_SECONDS)
+        for _ in range(rounds):
+            with trace.span("receive"):
+                busy += await _busy_seconds(_one_round(pool))
+            await asyncio.sleep(PAUSE_SECONDS)  # The sample that a span held up is taken after it.
+            bare_seconds.append(bare.one_round())
+            new_seconds.append(bare.one_round(into_new=True))
+            await asyncio.sleep(PAUSE_SECONDS)
+    bare.close()
+    await pool.close()
+    idle, *spans = trace.spans
+    seconds = [span.seconds for span in spans]
+    return _case(
+        response_bytes,
+        seconds,
+        bare_seconds,
+        new_seconds,
+        trace.distribution(idle),
+        trace.distribution(*spans),
+        LagDistribution.of(busy),
+    )
+
+
+async def _one_round(pool: InferencePool) -> None:
+    await asyncio.gather(*(_call(pool, index) for index in range(RESPONSES)))
+
+
+async def _call(pool: InferencePool, index: int) -> int:
+    """Bytes of one response. It is let go here, one by one: to free all at once would take 10 ms, not by the client's doing."""
+    prompt = np.zeros(PROMPT_TOKENS, dtype=np.int32)
+    turn = await pool.generate(prompt, SamplingParameters(1.0, COMPLETION_TOKENS, ()), affinity=str(index))
+    arrays = (turn.completion_ids, turn.log_probabilities, turn.routed_experts)
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+async def _busy_seconds(work: Coroutine[Any, Any, None]) -> list[float]:
+    """Runs `work`; the time that this thread computed between any two wakings, a millisecond or more apart."""
+    task = asyncio.ensure_future(work)
+    busy = []
+    last = time.thread_time()
+    while not task.done():
+        await asyncio.sleep(INTERVAL_SECONDS)
+        now = time.thread_time()
+        busy.append(now - last)
+        last = now
+    await task
+    return busy
+
+
+class _BareReader:
+    """As many connections, without HTTP, asyncio or anything else."""
+
+    def __init__(self, url: str, length: int) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self._length = length
+        self._connections = [socket.create_connection((parts.hostname, parts.port or 80)) for _ in range(RESPONSES)]
+        self._arrays = [np.zeros(length, dtype=np.uint8).data for _ in self._connections]
+        self._selector = selectors.DefaultSelector()
+        for index, connection in enumerate(self._connections):
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ, index)
+
+    def one_round(self, into_new: bool = False) -> float:
+        """Seconds from the requests to the last byte, read into arrays that exist, or into new ones as a caller keeps them."""
+        filled = [0] * RESPONSES
+        missing = RESPONSES * self._length
+        started = time.perf_counter()
+        arrays = self._arrays
+        if into_new:
+            arrays = [np.empty(self._length, dtype=np.uint8).data for _ in self._connections]
+        for connection in self._connections:
+            connection.sendall(f"GET {RAW_PATH}/{self._length} HTTP/1.1\r\n\r\n".encode())
+        while missing:
+            for key, _ in self._selector.select():
+                assert isinstance(key.fileobj, socket.socket)
+                count = key.fileobj.recv_into(arrays[key.data][filled[key.data] :])
+                assert count, "the server closed a connection"
+                filled[key.data] += count
+                missing -= count
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        """Closes all."""
+        self._selector.close()
+        for connection in self._connections:
+            connection.close()
+
+
+def _case(
+    response_bytes: int,
+    seconds: list[float],
+    bare_seconds: list[float],
+    new_seconds: list[float],
+    idle: LagDistribution,
+    lag: LagDistribution,
+    busy: LagDistribution,
+) -> Case:
+    rate, bare_rate, new_rate = (
+        RESPONSES * response_bytes / 1e6 / statistics.median(each) for each in (seconds, bare_seconds, new_seconds)
+    )
+    share, share_of_new = (
+        statistics.median(other / through for other, through in zip(others, seconds, strict=True))
+        for others in (bare_seconds, new_seconds)
+    )
+    return Case(
+        "receive",
+        [
+            Figure("responses at once", RESPONSES, ""),
+            Figure("one response", response_bytes / 1e6, "MB"),
+            Figure("rate through the client", rate, "MB/s"),
+            Figure("bare socket read, into arrays that exist", bare_rate, "MB/s"),
+            Figure("bare socket read, into new arrays", new_rate, "MB/s"),
+            Figure("share of the bare rate, median of the rounds", share, "", 0.7, "at least"),
+            Figure("the same of that into new arrays", share_of_new, ""),
+            Figure("lag, idle: p99", 1e3 * idle.p99, "ms"),
+            Figure("lag, idle: max", 1e3 * idle.max, "ms"),
+            Figure("lag, receiving: p99", 1e3 * lag.p99, "ms"),
+            Figure("lag, receiving: max", 1e3 * lag.max, "ms"),
+            Figure("computed between two wakings: p99", 1e3 * busy.p99, "ms"),
+            Figure("computed between two wakings: max", 1e3 * busy.max, "ms", 5.0),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    for measured in measure(quick="--quick" in sys.argv[1:]):
+        Console().print(measured.as_table())

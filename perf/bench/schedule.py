@@ -1,0 +1,285 @@
+"""Scheduling: 4,096 rollouts in flight of 8 short turns each, against a server that answers after 50 ms.
+
+The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run as they are, on uvloop; in place of a
+trainer stands one that has trained a step as soon as it has it. Beside it the same rollouts, each a coroutine, as one writes
+them with the `openai` client: token ids to `/v1/completions` of the same server, and nothing done with what comes back.
+
+    python -m perf.bench.schedule [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import openai
+import uvloop
+from rich.console import Console
+
+from environments.base import Example, Model
+from environments.chat import Chat
+from environments.config import EnvironmentConfig
+from inference.config import PoolConfig
+from inference.pool import InferencePool
+from orchestrator.advantages import load_advantage
+from orchestrator.blame import LoopBlame
+from orchestrator.collector import seldom_collecting, set_apart
+from orchestrator.config import OrchestratorConfig, SamplingConfig, ScheduleConfig
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.events import CapacityChanged, PolicyUpdated
+from orchestrator.lag import EventLoopLagMonitor, LagDistribution
+from orchestrator.rollouts import LoadedEnvironment
+from orchestrator.scheduler import Scheduler
+from orchestrator.sender import Sender
+from orchestrator.step import StepBoundary
+from orchestrator.threads import prompt_switching
+from perf.bench.servers import load_server
+from perf.figures import Case, Figure
+from perf.lag_trace import LagTrace
+from transport.records import Batch, Rollout
+
+TURNS = 8
+DELAY_SECONDS = 0.05
+PROMPT_TOKENS, REPLY_TOKENS, COMPLETION_TOKENS = 64, 8, 16
+GROUP_SIZE = 8
+STEPS = 16
+IDLE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One loop's turns, and what they took."""
+
+    turns: int
+    seconds: float
+    cpu_seconds: float
+    """Of the process, all its threads."""
+    lag: LagDistribution
+
+
+def measure(quick: bool) -> list[Case]:
+    """The case `schedule`. Takes some 60 s, or 10 s with `quick`, which has 512 rollouts in flight."""
+    in_flight = 512 if quick else 4096
+    with load_server(DELAY_SECONDS) as url, prompt_switching():
+        idle = uvloop.run(_idle())
+        ours = uvloop.run(_ours(url, in_flight))
+        theirs = uvloop.run(_with_openai(url, in_flight))
+    return [_case(in_flight, idle, ours, theirs)]
+
+
+async def _idle() -> LagDistribution:
+    async with LagTrace() as trace:
+        await asyncio.sleep(IDLE_SECONDS)
+    return trace.distribution()
+
+
+# --- ours ---
+
+
+class ShortTurns:
+    """Turns of a few tokens, and a reward that differs within a group."""
+
+    group_scoring = False
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def example(self, index: int) -> Example:
+        """Nothing to see."""
+        return Example(index, "")
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        """Each prompt is the last one, its completion and a reply."""
+        prompt = _first_prompt(example.index)
+        for _ in range(TURNS):
+            turn = await model.generate(prompt)
+            prompt = [*turn.prompt_ids.tolist(), *turn.completion_ids.tolist(), *_REPLY]
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        """By number."""
+        return float(rollout.rollout_id.rpartition("-")[2])
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        """Not called."""
+        raise NotImplementedError
+
+
+_REPLY = list(range(50, 50 + REPLY_TOKENS))
+
+
+def _first_prompt(index: int) -> list[int]:
+    return [1 + index, *range(2, 1 + PROMPT_TOKENS)]
+
+
+class _NoTokenizer:
+    stop_token_ids = (2,)
+
+
+class _Examples:
+    """Drawn in order."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def next(self) -> tuple[str, int]:
+        self._drawn += 1
+        return "short", self._drawn
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class _InstantTrainer:
+    """The sender's place in the dispatcher."""
+
+    def __init__(self) -> None:
+        self.newest_step = 0
+        self.dispatcher: Dispatcher
+
+    async def submit(self, batch: Batch) -> None:
+        """Trained."""
+        self.newest_step = batch.step
+        self.dispatcher.handle(PolicyUpdated(batch.step))
+
+
+async def _ours(url: str, in_flight: int) -> Measured:
+    with tempfile.TemporaryDirectory() as directory:
+        config = OrchestratorConfig(
+            run_id="bench",
+            output_dir=Path(directory),
+            model="none",
+            steps=STEPS,
+            environments=[EnvironmentConfig(name="short", kind="perf.bench.schedule:ShortTurns")],
+            sampling=SamplingConfig(max_tokens=COMPLETION_TOKENS),
+            # Two thirds of the steps are under way at once, and the rollouts of all of them are never stale.
+            schedule=ScheduleConfig(
+                group_size=GROUP_SIZE,
+                rollouts_per_step=in_flight // 8,
+                max_inflight_rollouts=in_flight,
+                max_lead_steps=STEPS,
+                max_off_policy_steps=STEPS,
+            ),
+            inference=PoolConfig(urls=[url], max_concurrent_requests_per_server=in_flight),
+        )
+        config.run_dir.mkdir()
+        pool = InferencePool(config.inference, config.model)
+        await pool.start()
+        with seldom_collecting():
+            set_apart()
+            started, cpu_started = time.perf_counter(), time.process_time()
+            async with LagTrace() as trace:
+                await _run_to_the_end(config, pool)
+            seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        await pool.close()
+    return Measured(STEPS * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace.distribution())
+
+
+async def _run_to_the_end(config: OrchestratorConfig, pool: InferencePool) -> None:
+    trainer = _InstantTrainer()
+    (environment,) = config.environments
+    lag, blame = EventLoopLagMonitor(config.lag), LoopBlame(config.lag.blame_seconds)
+    with blame:
+        async with asyncio.TaskGroup() as tasks:
+            monitor = tasks.create_task(lag.run())
+            dispatcher = trainer.dispatcher = Dispatcher(
+                config,
+                scheduler=Scheduler(config.schedule, config.steps, _Examples()),
+                environments={environment.name: LoadedEnvironment(environment, ShortTurns())},
+                advantage=load_advantage(config.advantage),
+                chat=cast(Chat, _NoTokenizer()),
+                pool=pool,
+                sender=cast(Sender, trainer),
+                boundary=StepBoundary(config.run_dir, config.run_id, {environment.name: []}),
+                lag=lag,
+                blame=blame,
+                tasks=tasks,
+                publish=lambda line: None,
+                report_losses=lambda report: None,
+                on_progress=lambda: None,
+            )
+            dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))
+            dispatcher.handle(PolicyUpdated(0))
+            await dispatcher.finished.wait()
+            monitor.cancel()
+
+
+# --- with the openai client ---
+
+
+async def _with_openai(url: str, in_flight: int) -> Measured:
+    """As many rollouts at once, until as many turns are done as there are rollouts."""
+    # Without limits of its own for connections, the client would let a thousand requests through at a time.
+    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_connections=in_flight, max_keepalive_connections=in_flight)
+    http_client = openai.DefaultAsyncHttpxClient(limits=limits)
+    done = 0
+    enough = asyncio.Event()
+
+    async def rollout(index: int) -> None:
+        nonlocal done
+        prompt = _first_prompt(index)
+        for _ in range(TURNS):
+            answer = await client.completions.create(
+                model="none",
+                prompt=prompt,
+                max_tokens=COMPLETION_TOKENS,
+                temperature=1.0,
+                logprobs=0,
+                extra_body={"return_token_ids": True, "return_tokens_as_token_ids": True, "stop_token_ids": [2]},
+            )
+            completion = (answer.choices[0].model_extra or {})["token_ids"]
+            prompt = [*prompt, *completion, *_REPLY]
+            done += 1
+            if done >= in_flight:
+                enough.set()
+
+    async with (
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http_client, timeout=600
+        ) as client,
+        LagTrace() as trace,
+    ):
+        started, cpu_started = time.perf_counter(), time.process_time()
+        tasks = [asyncio.create_task(rollout(index)) for index in range(in_flight)]
+        await enough.wait()
+        turns, seconds, cpu_seconds = done, time.perf_counter() - started, time.process_time() - cpu_started
+        lag = trace.distribution()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return Measured(turns, seconds, cpu_seconds, lag)
+
+
+def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measured) -> Case:
+    cost, their_cost = (1e6 * each.cpu_seconds / each.turns for each in (ours, theirs))
+    return Case(
+        "schedule",
+        [
+            Figure("rollouts in flight", in_flight, ""),
+            Figure("turns", ours.turns, ""),
+            Figure("turns a second", ours.turns / ours.seconds, "1/s"),
+            Figure("turns a second, openai client", theirs.turns / theirs.seconds, "1/s"),
+            Figure("CPU a turn", cost, "us"),
+            Figure("CPU a turn, openai client", their_cost, "us"),
+            Figure("CPU a turn, times less than the openai client", their_cost / cost, "", 3.0, "at least"),
+            Figure("lag, idle: p99", 1e3 * idle.p99, "ms"),
+            Figure("lag, idle: max", 1e3 * idle.max, "ms"),
+            Figure("lag: p99", 1e3 * ours.lag.p99, "ms", 10.0),
+            Figure("lag: max", 1e3 * ours.lag.max, "ms"),
+            Figure("lag, openai client: p99", 1e3 * theirs.lag.p99, "ms"),
+            Figure("lag, openai client: max", 1e3 * theirs.lag.max, "ms"),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    for measured in measure(quick="--quick" in sys.argv[1:]):
+        Console().print(measured.as_table())

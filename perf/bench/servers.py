@@ -1,0 +1,149 @@
+"""An inference server without a model, as a process of its own: the other end of the benchmarks of receiving and scheduling.
+
+It speaks our binary route, a stock server's JSON route, and `RAW_PATH`/N, answered by N bytes and nothing else, on one loop
+with a bare protocol, so that what is measured is the client. Every answer is encoded once. It ends when its standard input
+closes, so it cannot outlive the benchmark.
+
+    python -m perf.bench.servers DELAY_SECONDS LAYERS TOP_K
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import cast
+
+import numpy as np
+import orjson
+import uvloop
+
+from inference import wire
+from inference.base import Completion
+
+RAW_PATH = "/raw"
+COMPLETIONS_PATH = "/v1/completions"
+
+
+@contextmanager
+def load_server(delay_seconds: float = 0.0, layers: int = 0, top_k: int = 0) -> Iterator[str]:
+    """The URL of a server that lives as long as the block. It answers after `delay_seconds`, each completion with as many
+    tokens as were asked for and, if `layers`, with routing of `layers` x `top_k` uint8 a row."""
+    command = [sys.executable, "-P", "-m", __name__, str(delay_seconds), str(layers), str(top_k)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
+
+
+class Answers:
+    """Whole HTTP responses, each made once."""
+
+    def __init__(self, layers: int, top_k: int) -> None:
+        self._layers, self._top_k = layers, top_k
+        self._status = _response(orjson.dumps({"instance": "benchmark"}))
+        self._raw = b""
+
+    def to(self, path: str, body: bytes) -> bytes:
+        """The response to a request; 404 for a path that is not served."""
+        if path == wire.GENERATE_PATH:
+            asked = wire.decode_request(body)
+            routed = len(asked.prompt_ids) - asked.routed_experts_start if self._layers else 0
+            return self._generated(routed, asked.sampling.max_tokens)
+        if path == COMPLETIONS_PATH:
+            return self._completed(orjson.loads(body)["max_tokens"])
+        if path == wire.STATUS_PATH:
+            return self._status
+        if path.startswith(RAW_PATH):
+            length = int(path.removeprefix(RAW_PATH + "/"))
+            self._raw = self._raw if len(self._raw) == length else bytes(length)
+            return self._raw
+        return _response(b"", "404 Not Found")
+
+    @cache  # noqa: B019 - one instance, which lives as long as the process
+    def _generated(self, routed_of_prompt: int, tokens: int) -> bytes:
+        rows = routed_of_prompt + tokens - 1
+        routing = np.random.default_rng(0).integers(0, 128, (rows, self._layers, self._top_k), dtype=np.uint8)
+        completion = Completion(
+            token_ids=np.arange(100, 100 + tokens, dtype=np.int32),
+            log_probabilities=np.full(tokens, -0.5, dtype=np.float32),
+            finish_reason="length",
+            routed_experts=routing if self._layers else None,
+        )
+        return _response(wire.encode_completion(completion))
+
+    @cache  # noqa: B019 - as above
+    def _completed(self, tokens: int) -> bytes:
+        """What a stock vLLM answers to `logprobs = 0`, `return_token_ids` and `return_tokens_as_token_ids`."""
+        ids = list(range(100, 100 + tokens))
+        names = [f"token_id:{token}" for token in ids]
+        choice = {
+            "index": 0, "text": "word " * tokens, "finish_reason": "length", "stop_reason": None, "token_ids": ids,
+            "logprobs": {
+                "tokens": names, "token_logprobs": [-0.5] * tokens, "text_offset": [5 * place for place in range(tokens)],
+                "top_logprobs": [{name: -0.5} for name in names],
+            },
+        }  # fmt: skip
+        usage = {"prompt_tokens": 64, "completion_tokens": tokens, "total_tokens": 64 + tokens}
+        content = {
+            "id": "cmpl-0", "object": "text_completion", "created": 0, "model": "model", "choices": [choice], "usage": usage,
+        }  # fmt: skip
+        return _response(orjson.dumps(content))
+
+
+def _response(body: bytes, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection, whose requests come one after the other."""
+
+    def __init__(self, answers: Answers, delay_seconds: float) -> None:
+        self._answers, self._delay_seconds = answers, delay_seconds
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        self._received += data
+        head, found, rest = self._received.partition(b"\r\n\r\n")
+        if not found or len(rest) < _content_length(head):
+            return
+        self._received.clear()
+        answer = self._answers.to(head.split(b" ", 2)[1].decode(), bytes(rest))
+        if self._delay_seconds:
+            asyncio.get_running_loop().call_later(self._delay_seconds, self._send, answer)
+        else:
+            self._send(answer)
+
+    def _send(self, answer: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(answer)
+
+
+def _content_length(head: bytes | bytearray) -> int:
+    _, found, after = head.lower().partition(b"\r\ncontent-length:")
+    return int(after.partition(b"\r\n")[0]) if found else 0
+
+
+async def _serve(connection: Callable[[], Connection]) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(connection, "127.0.0.1", 0, backlog=8192)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await loop.run_in_executor(None, sys.stdin.read)
+    server.close()
+
+
+if __name__ == "__main__":
+    delay, routed_layers, routed_top_k = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    uvloop.run(_serve(partial(Connection, Answers(routed_layers, routed_top_k), delay)))
