@@ -205,7 +205,7 @@ class LoopBlame:
     def _report(self, slices: Sequence[Slice], announced: bool = False) -> None:
         """Counts and logs the moments that have ended, if one has: what was less late than the threshold is forgotten."""
         ended, before = self._ended, self._reported
-        if ended is before or not slices:
+        if ended == before or not slices:
             return
         self._reported = ended
         late = ended.seconds - before.seconds

@@ -15,13 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.collector import set_apart
 from perf.boundary import Recording, Rig, rig
 from perf.lag_trace import LagTrace
-from perf.replay import BASELINE, Row, Settings, rows_of
+from perf.replay import BASELINE, PAUSE_SECONDS, Row, Settings, rows_of
 from perf.traffic import synthetic_traffic
-
-PAUSE_SECONDS = 0.2
-"""Around what is measured, so that nothing of what came before is still felt."""
 
 FELT_SECONDS = 0.005
 """A lag below this blocks nobody, however quiet the idle loop is: threads take turns with it by the millisecond."""
@@ -62,6 +60,8 @@ async def attribute(recording: Recording, settings: Settings) -> list[Attributio
             rig(recording, Path(directory), chunk_size, settings.process_pool) as parts,
             synthetic_traffic(settings.synthetic_tasks),
         ):
+            set_apart()
+            await asyncio.sleep(PAUSE_SECONDS)
             count, step = len(_phases(parts, recording.header.step)), recording.header.step
             for _ in range(settings.rounds):
                 for index in range(count):
@@ -89,7 +89,7 @@ async def _measure(trace: LagTrace, phases: Sequence[Phase], first: int, stop: i
     """Takes all of `phases`, and measures `first` to `stop - 1` as one."""
     for _, phase in phases[:first]:
         await phase()
-    await asyncio.sleep(PAUSE_SECONDS)
+    await asyncio.sleep(PAUSE_SECONDS)  # so that nothing of what came before is still felt
     with trace.span(_label([name for name, _ in phases[first:stop]])):
         for _, phase in phases[first:stop]:
             await phase()

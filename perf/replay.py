@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from orchestrator.blame import LoopBlame
+from orchestrator.collector import seldom_collecting, set_apart
 from orchestrator.dump import Dump
 from orchestrator.lag import LagDistribution
 from orchestrator.offences import Offence, Offences
@@ -29,6 +30,8 @@ from perf.traffic import synthetic_traffic
 Result = TypeVar("Result")
 
 BASELINE_SECONDS = 3.0
+PAUSE_SECONDS = 0.2
+"""Around what is measured, so that nothing of what came before is still felt."""
 BASELINE, BOUNDARY, DELIVERY = "idle", "boundary", "delivery"
 """The names of the rows that are no phases. `BOUNDARY` is all phases up to the hand-over to the wire; `DELIVERY` is what follows,
 until the other end has read every byte."""
@@ -97,7 +100,7 @@ def replay_dump(dump: Dump, settings: Settings) -> Replay:
 
 def on_daemons_loop(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     """Runs a coroutine function on uvloop, and lets threads switch as the daemon does."""
-    with prompt_switching(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with prompt_switching(), seldom_collecting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work())
 
 
@@ -111,6 +114,8 @@ async def replay(recording: Recording, settings: Settings) -> Replay:
             rig(recording, Path(directory), chunk_size, settings.process_pool) as parts,
             synthetic_traffic(settings.synthetic_tasks),
         ):
+            set_apart()
+            await asyncio.sleep(PAUSE_SECONDS)  # the pause for that is not the idle loop's
             for step in range(recording.header.step, recording.header.step + settings.rounds):
                 with trace.span(BASELINE):
                     await asyncio.sleep(settings.baseline_seconds)

@@ -1,0 +1,129 @@
+"""Memory: the peak of one step boundary over the bytes in flight, and what 500 steps leave behind.
+
+    python -m perf.bench.memory [--quick]
+
+The rollouts' arrays are copied from a dump for every step, as they would have arrived, and are let go after it. Resident size is
+the process's own; the consumer is another.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from orchestrator.dump import open_dump, write_dump
+from perf.bench.command import show
+from perf.boundary import Recording, Rig, rig
+from perf.figures import Case, Figure
+from perf.replay import on_daemons_loop
+from perf.synthesize import Shape, header_of, synthetic_rollouts
+from transport.records import Rollout, Turn
+
+LARGE = Shape(64, 32, 16_384, even=True)
+SMALL = Shape(16, 8, 1024, even=True)
+STEPS, SETTLED_AFTER = 500, 100
+"""The first steps fill caches and pools; growth is counted after them."""
+
+_RESET_PEAK = "5"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(quick: bool) -> list[Case]:
+    """The case of memory."""
+    large = replace(LARGE, rollouts=16) if quick else LARGE
+    steps = STEPS // 5 if quick else STEPS
+    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
+        figures = on_daemons_loop(lambda: _peak(large, Path(directory) / "large"))
+        figures += on_daemons_loop(lambda: _growth(SMALL, steps, Path(directory) / "small"))
+    return [Case("memory", figures)]
+
+
+async def _peak(shape: Shape, directory: Path) -> list[Figure]:
+    """Of one boundary, after another that has made what is made once."""
+    recorded = _recorded(shape, directory)
+    async with rig(recorded, directory) as parts:
+        await _take(parts, 1)
+        before = _resident_bytes()
+        arrived = replace(parts, recording=_as_arrived(recorded))
+        held = _resident_bytes() - before
+        _reset_peak()
+        await _take(arrived, 2)
+        peak = _peak_bytes() - before
+    nbytes = recorded.nbytes
+    return [
+        Figure("bytes in flight", nbytes / 1e6, "MB"),
+        Figure("resident for them before the boundary", held / nbytes, "x"),
+        Figure("peak over bytes in flight", peak / nbytes, "x", 1.25),
+    ]
+
+
+async def _growth(shape: Shape, steps: int, directory: Path) -> list[Figure]:
+    """Least squares over the steps after the first fifth."""
+    recorded = _recorded(shape, directory)
+    resident = []
+    async with rig(recorded, directory) as parts:
+        for step in range(1, steps + 1):
+            await _take(replace(parts, recording=_as_arrived(recorded)), step)
+            resident.append(_resident_bytes())
+    settled = resident[len(resident) * SETTLED_AFTER // STEPS :]
+    slope = float(np.polyfit(np.arange(len(settled)), np.array(settled) / 1e6, 1)[0])
+    return [
+        Figure(f"bytes of each of {steps} steps", recorded.nbytes / 1e6, "MB"),
+        Figure("growth of resident size a step", slope, "MB", 0.5),
+    ]
+
+
+def _recorded(shape: Shape, directory: Path) -> Recording:
+    write_dump(directory / "dump", header_of(shape), synthetic_rollouts(shape))
+    dump = open_dump(directory / "dump")
+    return Recording(dump.header, dump.rollouts())
+
+
+def _as_arrived(recorded: Recording) -> Recording:
+    """The same rollouts with arrays in memory of their own."""
+    return replace(recorded, rollouts=[_copied(rollout) for rollout in recorded.rollouts])
+
+
+def _copied(rollout: Rollout) -> Rollout:
+    return replace(rollout, turns=[_copied_turn(turn) for turn in rollout.turns])
+
+
+def _copied_turn(turn: Turn) -> Turn:
+    assert turn.routed_experts is not None
+    return replace(
+        turn,
+        prompt_ids=turn.prompt_ids.copy(),
+        completion_ids=turn.completion_ids.copy(),
+        log_probabilities=turn.log_probabilities.copy(),
+        routed_experts=turn.routed_experts.copy(),
+    )
+
+
+async def _take(parts: Rig, step: int) -> None:
+    await parts.judge()
+    taking = parts.begin(step)
+    for name, phase in taking.phases.items():
+        await taking.timed(name, phase)
+    await parts.deliver(step)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+
+
+def _peak_bytes() -> int:
+    """Of resident size since it was last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+if __name__ == "__main__":
+    show(measure)
