@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -64,7 +65,11 @@ def main(arguments: list[str]) -> int:
             console.print(f"moved the previous job to {moved}", highlight=False)
         check_output(config, fresh)  # again, now that it is ours: finding the model may have taken minutes
         files = write_job(resolved, given)
-        return _run(resolved, command.file, files, console)
+        outcome = _run(resolved, files, console)
+    if outcome.reason != "done":
+        words = [word for word in arguments if word not in ("--resume", "--fresh")]
+        console.print(f"\nIt goes on with: counterpoint run {shlex.join(words)} --resume", highlight=False)
+    return outcome.code
 
 
 def check(config: JobConfig, switches: frozenset[str]) -> None:
@@ -118,7 +123,7 @@ def _environment(gpus: list[int] | None) -> dict[str, str]:
     return SAFE_PATH | visible
 
 
-def _run(config: JobConfig, given: Path, files: dict[str, Path], console: Console) -> int:
+def _run(config: JobConfig, files: dict[str, Path], console: Console) -> Outcome:
     began = time.monotonic()
     run_id = config.orchestrator.run_id
     history = History.of(config.output_dir, run_id, since=time.time())
@@ -140,9 +145,7 @@ def _run(config: JobConfig, given: Path, files: dict[str, Path], console: Consol
 
         paths["curves"] = plot(history, config.output_dir / "curves.png", config.output_dir.name)
     print_summary(summary, paths, console)
-    if outcome.reason != "done":
-        console.print(f"\nIt goes on with: counterpoint run {given} --resume", highlight=False, soft_wrap=True)
-    return outcome.code
+    return outcome
 
 
 async def _supervise(workers: list[Worker], output_dir: Path, history: History, progress: Progress) -> Outcome:

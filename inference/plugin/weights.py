@@ -84,8 +84,8 @@ def _tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _quiet_about_layers_without_weights(model: torch.nn.Module) -> Iterator[None]:
-    """vLLM warns "Failed to load weights" of every layer that a reload gave nothing (0.30): rotary embeddings too, whose tables
-    are computed, and of a tied `lm_head`, whose weights are another's. For a layer with weights of its own it still does."""
+    """vLLM 0.30 warns "Failed to load weights" of every layer that a reload gave nothing: of rotary embeddings, whose tables are
+    computed, and of a tied `lm_head`, whose weights are another's, as well. Of a layer with weights of its own it still does."""
     owned: set[int] = set()
     with_weights: set[str] = set()
     for layer in model.modules():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -182,7 +183,7 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130
-    assert f"It goes on with: counterpoint run {job.arguments[0]} --resume" in output
+    assert f"It goes on with: counterpoint run {shlex.join(job.arguments)} --resume" in output
     assert not is_locked(job.output)
     assert job.run("finish", "--resume")[0] == 0
 
