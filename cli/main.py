@@ -16,6 +16,7 @@ COMMANDS = {
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
     "replay": ("cli.replay", "run the step boundary over a dump, and what the event loop felt of it"),
     "attribute": ("cli.attribute", "which phases of the step boundary block the event loop"),
+    "bench": ("cli.bench", "measure the daemon against its bounds"),
     "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
     "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
     "status": ("cli.status", "what a job's directory says of it"),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
+
+RATIOS = ("x", "")
+"""Units of ratios, which mean the same on any machine."""
+
+GROSS = 3.0
+"""How much wider the bound of a short measurement is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,12 @@ class Figure:
             return None
         return self.value <= self.bound if self.side == "at most" else self.value >= self.bound
 
+    def gross(self) -> Figure:
+        """See `Case.gross`."""
+        if self.bound is None or self.unit not in RATIOS:
+            return replace(self, bound=None)
+        return replace(self, bound=self.bound * GROSS if self.side == "at most" else self.bound / GROSS)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -40,6 +52,16 @@ class Case:
     def held(self) -> bool:
         """Whether no bound is broken."""
         return all(figure.held is not False for figure in self.figures)
+
+    def gross(self) -> Case:
+        """With bounds that only a gross fault breaks: ratios, and those wider. For measurements too short to be exact."""
+        return Case(self.name, [figure.gross() for figure in self.figures])
+
+    @classmethod
+    def of_json(cls, fields: dict[str, Any]) -> Case:
+        """What `as_json` gave. Raises `KeyError` or `TypeError` for anything else."""
+        figures = [{name: value for name, value in figure.items() if name != "held"} for figure in fields["figures"]]
+        return cls(fields["case"], [Figure(**figure) for figure in figures])
 
     def as_json(self) -> dict[str, Any]:
         """For machines: the same, `held` included."""

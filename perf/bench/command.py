@@ -19,11 +19,13 @@ def show(measure: Measure) -> None:
     """Measures as the command line says, and prints. Exits with 1 when a bound is broken."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--quick", action="store_true", help="smaller and shorter, for a guard against gross regressions"
+        "--quick", action="store_true", help="smaller and shorter, with bounds that only gross faults break"
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     arguments = parser.parse_args()
     cases = measure(arguments.quick)
+    if arguments.quick:
+        cases = [case.gross() for case in cases]
     if arguments.json:
         print(json.dumps([case.as_json() for case in cases], indent=2))
     else:

@@ -18,7 +18,6 @@ import asyncio
 import selectors
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -26,13 +25,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import uvloop
-from rich.console import Console
 
 from inference.base import SamplingParameters
 from inference.config import PoolConfig
 from inference.pool import InferencePool
 from orchestrator.collector import seldom_collecting, set_apart
 from orchestrator.lag import LagDistribution
+from perf.bench.command import show
 from perf.bench.servers import RAW_PATH, load_server
 from perf.figures import Case, Figure
 from perf.lag_trace import INTERVAL_SECONDS, LagTrace
@@ -192,5 +191,4 @@ def _case(
 
 
 if __name__ == "__main__":
-    for measured in measure(quick="--quick" in sys.argv[1:]):
-        Console().print(measured.as_table())
+    show(measure)

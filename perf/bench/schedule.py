@@ -10,7 +10,6 @@ them with the `openai` client: token ids to `/v1/completions` of the same server
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from typing import Any, cast
 
 import openai
 import uvloop
-from rich.console import Console
 
 from environments.base import Example, Model
 from environments.chat import Chat
@@ -39,6 +37,7 @@ from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary
 from orchestrator.threads import prompt_switching
+from perf.bench.command import show
 from perf.bench.servers import load_server
 from perf.figures import Case, Figure
 from perf.lag_trace import LagTrace
@@ -281,5 +280,4 @@ def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measure
 
 
 if __name__ == "__main__":
-    for measured in measure(quick="--quick" in sys.argv[1:]):
-        Console().print(measured.as_table())
+    show(measure)

@@ -1,0 +1,72 @@
+"""`counterpoint bench [CASE...]`: measures, and says which bounds are kept (`perf/README.md` says how to read it).
+
+Every case runs in a process of its own, so that none inherits another's memory or threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+
+from cli.errors import UserError
+from cli.replay import console_for_tables
+from cluster.process import guarded
+from perf.figures import Case
+
+CASES = {
+    "step": "the step boundary, beside an idle loop, a copy of its bytes and the plain path",
+    "send": "the sender, beside a bare ZMQ loop",
+    "receive": "64 responses of 8 MB, beside a bare socket read",
+    "schedule": "4,096 rollouts in flight, beside the same loop with the openai client",
+    "memory": "peak and growth of resident size",
+    "scaling": "from 0.1 to 4 GB",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """The command. 1 when a bound is broken."""
+    given = _parser().parse_args(arguments)
+    names = given.cases or list(CASES)
+    for name in names:
+        if name not in CASES:
+            raise UserError(f"bench: there is no case {name!r}; there are: {', '.join(CASES)}")
+    console, cases = console_for_tables(), []
+    for name in names:
+        if not given.json:
+            console.print(f"{name}: {CASES[name]}", highlight=False)
+        measured = _measure(name, given.quick)
+        cases += measured
+        if not given.json:
+            for case in measured:
+                console.print(case.as_table())
+    if given.json:
+        print(json.dumps([case.as_json() for case in cases], indent=2))
+    return int(not all(case.held for case in cases))
+
+
+def _measure(name: str, quick: bool) -> list[Case]:
+    """Raises `UserError` when the case fails; its own words are on standard error already."""
+    command = [sys.executable, "-P", "-m", f"perf.bench.{name}", "--json", *(["--quick"] if quick else [])]
+    completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        return [Case.of_json(fields) for fields in json.loads(completed.stdout)]
+    except (ValueError, KeyError):
+        raise UserError(f"bench: the case {name} ended with {completed.returncode} and no figures") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    cases = "\n".join(f"  {name:<10} {summary}" for name, summary in CASES.items())
+    parser = argparse.ArgumentParser(
+        prog="counterpoint bench",
+        description=f"Measures the daemon against its own bounds, each case in a process of its own.\n\ncases:\n{cases}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="which (default: all, in that order)")
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller and shorter, with bounds that only gross faults break"
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    return parser
