@@ -18,9 +18,10 @@ import pytest
 
 from cli.job import JobConfig
 from cli.load import load
-from cli.output import is_locked
+from cli.output import is_locked, write_job
 from cli.run import workers_of
 from cli.standing import is_finished
+from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
 from transport.atomic import publish_directory
@@ -135,9 +136,10 @@ def test_a_directory_is_used_again_only_as_told(job: FakeJob) -> None:
 
 def publish_checkpoints(job: FakeJob, orchestrator: int, trainer: int) -> None:
     """As the roles do, which the pretending ones do not."""
-    for directory, step in (("run_test", orchestrator), ("trainer/test", trainer)):
-        with publish_directory(job.output / directory / "checkpoints" / f"step_{step}"):
-            pass
+    config = load(OrchestratorConfig, job.output / "roles" / "orchestrator.toml", [])
+    write_checkpoint(config.run_dir, Checkpoint(orchestrator, identity_of(config), {}, {}, []), keep=1)
+    with publish_directory(job.output / "trainer" / "test" / "checkpoints" / f"step_{trainer}"):
+        pass
 
 
 def test_a_finished_job_says_so_and_starts_nothing(job: FakeJob) -> None:
@@ -154,7 +156,9 @@ def test_a_finished_job_says_so_and_starts_nothing(job: FakeJob) -> None:
 
 
 def test_inference_is_started_only_while_there_is_something_to_generate(job: FakeJob, job_file: Path) -> None:
-    config = load(JobConfig, job_file, ["--output_dir", str(job.output), "--resume", "true"])
+    config = load(JobConfig, job_file, ["--resume", "true"])
+    job.output.mkdir()
+    write_job(config, job_file.read_bytes())
     files = dict.fromkeys(("inference", "trainer", "orchestrator"), job_file)
     names = ["inference_0", "trainer", "orchestrator"]
     assert [worker.name for worker in workers_of(config, files)] == names
