@@ -53,8 +53,9 @@ def show(found: Replay, dump: Dump) -> None:
     """The table, and who made the loop late."""
     console = console_for_tables()
     header = dump.header
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
-    table.title = f"{dump.directory}: {header.rollouts} rollouts, {header.turns} turns, {found.nbytes / 1e6:,.0f} MB"
+    size = f"{header.rollouts} rollouts, {header.turns} turns, {found.nbytes / 1e6:,.0f} MB"
+    console.print(f"{dump.directory}: {size}", highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD)
     for column in ("phase", "wall", "lag p50", "p99", "max"):
         table.add_column(column, justify="left" if column == "phase" else "right")
     for row in found.rows:

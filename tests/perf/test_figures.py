@@ -1,0 +1,36 @@
+"""Bounds, how they widen, and that figures survive their way through JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perf.figures import GROSS, Case, Figure
+
+
+@pytest.mark.parametrize(
+    ("figure", "held"),
+    [
+        (Figure("lag", 2.0, "x", 2.0), True),
+        (Figure("lag", 2.1, "x", 2.0), False),
+        (Figure("rate", 0.6, "x", 0.6, "at least"), True),
+        (Figure("rate", 0.5, "x", 0.6, "at least"), False),
+        (Figure("bytes", 3.0, "MB"), None),
+    ],
+)
+def test_a_bound_is_kept_or_broken(figure: Figure, held: bool | None) -> None:
+    assert figure.held is held
+    assert Case("case", [figure]).held is (held is not False)
+
+
+def test_gross_bounds_are_wider_ratios() -> None:
+    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "x", 0.6, "at least"), Figure("t", 9.0, "s", 1.0)])
+    assert not case.held
+    assert [figure.bound for figure in case.gross().figures] == [2.0 * GROSS, 0.6 / GROSS, None]
+    assert case.gross().held
+
+
+def test_a_case_survives_json() -> None:
+    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "MB/s")])
+    assert Case.of_json(json.loads(json.dumps(case.as_json()))) == case

@@ -1,0 +1,29 @@
+"""The guard against gross regressions: the quick benchmarks, whose bounds are ratios within one run, three times as wide."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+ATTEMPTS = 3
+"""A machine may be busy with something else; a fault is there every time."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", ["step", "send", "receive", "schedule", "memory"])
+def test_no_benchmark_is_grossly_worse_than_it_was(case: str) -> None:
+    broken: list[str] = []
+    for _ in range(ATTEMPTS):
+        command = [sys.executable, "-m", "cli.main", "bench", case, "--quick", "--json"]
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert completed.stdout, completed.stderr
+        figures = [figure for measured in json.loads(completed.stdout) for figure in measured["figures"]]
+        assert any(figure["held"] is not None for figure in figures), "a guard that cannot fail"
+        broken = [f"{figure['name']}: {figure['value']}" for figure in figures if figure["held"] is False]
+        if not broken:
+            return
+    pytest.fail(f"{ATTEMPTS} times, the last with {'; '.join(broken)}")
