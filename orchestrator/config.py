@@ -271,7 +271,7 @@ class OrchestratorConfig(Config):
 
     trainer_timeout_seconds: float = Field(default=600.0, gt=0)
     """How long to wait at the start for a trainer that takes the run. One that goes away later is waited for without a limit of
-    its own (see `stall_timeout_seconds`)."""
+    its own (see `stall_timeout_seconds`). The trainer of a run that is trained to its end waits as long for its orchestrator."""
 
     shutdown_timeout_seconds: float = Field(default=30.0, gt=0)
     """After SIGTERM, the longest the daemon takes to drain, checkpoint and exit; after the last step, the longest it waits for

@@ -19,10 +19,10 @@ from transport.atomic import published_steps
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_SECONDS = 30.0
-"""How long a trainer that is away is waited for although all is durable: one that is about to come waits for our `BYE`."""
+SILENCE_SECONDS = 30.0
+"""How long to wait for the trainer's word although its checkpoint is there: one that is about to come waits for our `BYE`."""
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
 
 
 async def until_durable(sender: Sender, config: OrchestratorConfig, on_progress: Callable[[], None]) -> None:
@@ -32,22 +32,22 @@ async def until_durable(sender: Sender, config: OrchestratorConfig, on_progress:
     `trainer_timeout_seconds` and there is no such checkpoint either.
     """
     durable = asyncio.ensure_future(sender.wait_durable(config.steps))
-    seen, unacknowledged = time.monotonic(), sender.unacknowledged
+    unacknowledged, since = sender.unacknowledged, time.monotonic()
     try:
         while not durable.done():
             await asyncio.wait({durable}, timeout=_POLL_SECONDS)
-            if sender.has_trainer:
-                seen = time.monotonic()
             if unacknowledged != sender.unacknowledged:
-                unacknowledged = sender.unacknowledged
+                unacknowledged, since = sender.unacknowledged, time.monotonic()
                 on_progress()
-            away = time.monotonic() - seen
-            if away > min(FAREWELL_SECONDS, config.trainer_timeout_seconds) and await in_thread(_checkpointed, config):
-                logger.info("the trainer has left, and its checkpoint covers step %d", config.steps)
+            silence = time.monotonic() - since
+            if silence > min(SILENCE_SECONDS, config.trainer_timeout_seconds) and await in_thread(
+                _checkpointed, config
+            ):
+                logger.info("the trainer says nothing, but has left its checkpoint of the last step")
                 await sender.forget_up_to(config.steps)
-            elif away > config.trainer_timeout_seconds and not sender.had_trainer:
+                return
+            if silence > config.trainer_timeout_seconds and not sender.had_trainer:
                 raise NoTrainerError(config.run_id, config.trainer_timeout_seconds)
-        await durable
     finally:
         durable.cancel()
         with suppress(asyncio.CancelledError):

@@ -65,6 +65,8 @@ class Losses:
         self._clock = clock
         self.rollouts: list[Rollout] = []
         """For the next step's records."""
+        self._totals: Counter[str] = Counter()
+        """Of all that are lost, kept as they come: thousands of rollouts are not to be walked on the loop for a report."""
         self._unrecorded: Counter[str] = Counter()
         self._number = self._unrecorded_number = 0
         self._step = 0
@@ -79,6 +81,7 @@ class Losses:
     def add(self, rollouts: Sequence[Rollout], reason: str) -> None:
         """A judged group is lost."""
         self.rollouts += rollouts
+        self._totals.update(additive_metrics(rollouts))
         self._number += len(rollouts)
         self._reason = reason
         excess = len(self.rollouts) - RECORDED_BATCHES * self._schedule.rollouts_per_step
@@ -116,7 +119,7 @@ class Losses:
     def take(self, step: int) -> tuple[list[Rollout], Mapping[str, int]]:
         """What `step` accounts for: rollouts to record, and the additive metrics of those that are not recorded. Begins anew."""
         taken = self.rollouts, self.counts()
-        self.rollouts, self._unrecorded = [], Counter()
+        self.rollouts, self._totals, self._unrecorded = [], Counter(), Counter()
         self._number = self._unrecorded_number = 0
         self._step, self._reason = step, ""
         self._warn_at = WARN_BATCHES * self._schedule.rollouts_per_step
@@ -126,14 +129,13 @@ class Losses:
 
     def report(self) -> Report:
         """What has been lost since the last step, in numbers, and why the last group was."""
-        totals = Counter(additive_metrics(self.rollouts)) + self._unrecorded
         return {
             "step": self._step,
             "time": time.time(),
             "lost": self._number,
             "reason": self._reason,
             "notable": self._is_notable(),
-            **totals,
+            **self._totals,
         }
 
     def _is_notable(self) -> bool:
@@ -154,6 +156,8 @@ class Losses:
             {name.removeprefix(_COUNTED): count for name, count in counts.items() if name.startswith(_COUNTED)}
         )
         self._unrecorded_number = counts.get("rollouts/unrecorded", 0)
+        self._totals = Counter(additive_metrics(self.rollouts))
+        self._totals.update(self._unrecorded)
         self._number = len(self.rollouts) + self._unrecorded_number
 
 

@@ -71,11 +71,6 @@ class Sender:
         return self._newest_step - self._next_step + 1 + len(self._unacknowledged) if self._next_step else 0
 
     @property
-    def has_trainer(self) -> bool:
-        """Whether a trainer has said READY and not left since."""
-        return self._ready is not None
-
-    @property
     def had_trainer(self) -> bool:
         """Whether one has ever said READY."""
         return self._next_step > 0

@@ -192,7 +192,10 @@ class Trainer:
         self._broadcaster.remove_beyond(newest or -1)
         self._publish(run)
         run.durable_step = self._durable_step(run)
-        logger.info("run %s is ready for step %d of %d", run_id, newest + 1, run.config.steps)
+        if run.finished:
+            logger.info("run %s is trained to its end, step %d of %d", run_id, newest, run.config.steps)
+        else:
+            logger.info("run %s is ready for step %d of %d", run_id, newest + 1, run.config.steps)
         return run
 
     def _on_batch(self, run_id: str, batch: Batch) -> None:

@@ -83,11 +83,28 @@ def test_a_run_may_be_resumed_with_fewer_steps_than_it_has(committed: Orchestrat
 def test_a_trainer_that_has_left_is_known_by_its_checkpoint(
     committed: OrchestratorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orchestrator.ending, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
     leave_checkpoint(committed, STEPS)
     assert run(committed, lambda: None) == 0
     assert batches(committed) == []
-    assert f"its checkpoint covers step {STEPS}" in (committed.run_dir / "orchestrator.log").read_text()
+    assert "has left its checkpoint of the last step" in (committed.run_dir / "orchestrator.log").read_text()
+
+
+def test_a_trainer_that_was_killed_before_it_could_say_it_is_known_by_its_checkpoint_too(
+    committed: OrchestratorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To us it still seems to be there."""
+    monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
+
+    def train_silently(batch: object) -> Acknowledged:
+        step: int = batch.step  # type: ignore[attr-defined]
+        if step == STEPS:
+            leave_checkpoint(committed, STEPS)
+        return Acknowledged(step, DURABLE)
+
+    with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=DURABLE, answer=train_silently):
+        assert run(committed, lambda: None) == 0
+    assert batches(committed) == []
 
 
 def test_a_trainer_that_never_comes_back_is_not_waited_for_without_end(committed: OrchestratorConfig) -> None:
