@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,9 @@ class Chat:
         self._special_tokens = _special_tokens(settings)
         self._template = _compile(self._directory, settings)
         self.stop_token_ids = self._find_stop_token_ids()
+        # The first rendering prepares what all later ones use: 50 ms, which are spent here and not on an event loop.
+        with suppress(ValueError):
+            self._render([{"role": "user", "content": ""}], add_generation_prompt=True)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The prompt ids that open a conversation, ending where the assistant is to write. Raises `ValueError` when the template
