@@ -122,9 +122,7 @@ class Dispatcher:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes over the scheduler's state and the rollouts that wait. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
-        self._counts = Counter(
-            {name: count for name, count in checkpoint.counts.items() if "unrecorded" not in name}
-        )
+        self._counts = Counter({name: count for name, count in checkpoint.counts.items() if "unrecorded" not in name})
         lost: list[Rollout] = []
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
         for rollout in checkpoint.waiting:
