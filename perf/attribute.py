@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator.collector import set_apart
 from perf.boundary import Recording, Rig, rig
 from perf.lag_trace import LagTrace
-from perf.replay import BASELINE, PAUSE_SECONDS, Row, Settings, rows_of
+from perf.replay import BASELINE, JUDGE, PAUSE_SECONDS, Row, Settings, rows_of
 from perf.traffic import synthetic_traffic
 
 FELT_SECONDS = 0.005
@@ -82,7 +82,7 @@ async def attribute(recording: Recording, settings: Settings) -> list[Attributio
 
 def _phases(parts: Rig, step: int) -> list[Phase]:
     """Those of one step, ready to be taken."""
-    return [("judge", parts.judge), *parts.begin(step).phases.items()]
+    return [(JUDGE, parts.judge), *parts.begin(step).phases.items()]
 
 
 async def _measure(trace: LagTrace, phases: Sequence[Phase], first: int, stop: int) -> None:

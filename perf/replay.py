@@ -32,9 +32,10 @@ Result = TypeVar("Result")
 BASELINE_SECONDS = 3.0
 PAUSE_SECONDS = 0.2
 """Around what is measured, so that nothing of what came before is still felt."""
-BASELINE, BOUNDARY, DELIVERY = "idle", "boundary", "delivery"
-"""The names of the rows that are no phases. `BOUNDARY` is all phases up to the hand-over to the wire; `DELIVERY` is what follows,
-until the other end has read every byte."""
+BASELINE, JUDGE, BOUNDARY, DELIVERY = "idle", "judge", "boundary", "delivery"
+"""The names of the rows that are no phases. `JUDGE` judges all groups at once, which the daemon does one by one as they finish,
+before the boundary; `BOUNDARY` is all of its phases together; `DELIVERY` is what follows, until the other end has read
+every byte."""
 
 
 LATE_SECONDS, LATE_OVER_IDLE = 0.005, 1.5
@@ -127,9 +128,9 @@ async def replay(recording: Recording, settings: Settings) -> Replay:
 
 
 async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
+    with trace.span(JUDGE):
+        await parts.judge()
     with trace.span(BOUNDARY):
-        with trace.span("judge"):
-            await parts.judge()
         taking = parts.begin(step)
         for name, phase in taking.phases.items():
             with trace.span(name):

@@ -117,7 +117,8 @@ def as_bytes_view(buffer: Buffer) -> memoryview:
     if isinstance(buffer, np.ndarray):
         if not buffer.flags.c_contiguous:
             raise ValueError(f"an array of shape {buffer.shape} and strides {buffer.strides} is not C-contiguous")
-        return buffer.reshape(-1).view(np.uint8).data
+        # A memoryview cannot cast what is empty.
+        return buffer.data.cast("B") if buffer.nbytes else memoryview(b"")
     return memoryview(buffer).cast("B")
 
 

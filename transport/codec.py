@@ -20,7 +20,6 @@ import numpy as np
 from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
 from transport.atomic import Buffer, as_bytes_view, write_buffers
 from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
-from transport.pacing import unhurried
 from transport.records import Batch, SampleInfo
 from transport.validation import MAX_NAME_LENGTH, validate
 
@@ -77,11 +76,11 @@ def encode(batch: Batch) -> list[Buffer]:
     C-contiguous. Raises `ValueError` for arrays that cannot travel; it does not look at their values (`validate` does)."""
     columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
     header, frames = [_preamble(batch)], []
-    for group in unhurried([(*columns, batch.sample_offsets), *batch.routed_experts]):
-        for array in group:
-            contiguous = np.ascontiguousarray(array)
-            header.append(msgpack.packb(specification(contiguous)))
-            frames.append(as_bytes_view(contiguous))
+    chunks = [chunk for sample in batch.routed_experts for chunk in sample]
+    for array in (*columns, batch.sample_offsets, *chunks):
+        contiguous = np.ascontiguousarray(array)
+        header.append(msgpack.packb(specification(contiguous)))
+        frames.append(as_bytes_view(contiguous))
     if len(frames) + 2 > MAX_FRAMES:
         raise ValueError(
             f"step {batch.step}: {len(frames) + 2} frames; at most {MAX_FRAMES} travel, merge routing chunks"

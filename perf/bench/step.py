@@ -21,7 +21,7 @@ from perf.boundary import Recording
 from perf.consumer import bare_consumer
 from perf.figures import Case, Figure
 from perf.lag_trace import LagTrace
-from perf.replay import BASELINE, BOUNDARY, DELIVERY, Replay, Row, Settings, on_daemons_loop, replay, rows_of
+from perf.replay import BASELINE, BOUNDARY, DELIVERY, JUDGE, Replay, Row, Settings, on_daemons_loop, replay, rows_of
 from perf.synthesize import Shape, header_of, synthetic_rollouts
 from perf.traffic import synthetic_traffic
 from transport.arrays import AnyArray
@@ -90,10 +90,10 @@ async def _plain(recording: Recording, settings: Settings, directory: Path) -> l
 
 
 def _case(recording: Recording, copy_seconds: float, ours: Replay, beside: Sequence[Row]) -> Case:
-    idle, boundary, delivery = (ours.row(name) for name in (BASELINE, BOUNDARY, DELIVERY))
+    idle, judge, boundary, delivery = (ours.row(name) for name in (BASELINE, JUDGE, BOUNDARY, DELIVERY))
     theirs = {row.phase: row for row in beside}
-    whole = boundary.seconds + delivery.seconds
-    worst = max(boundary.lag.max, delivery.lag.max)
+    whole = judge.seconds + boundary.seconds + delivery.seconds
+    p99, worst = (max(getattr(row.lag, name) for row in (judge, boundary, delivery)) for name in ("p99", "max"))
     return Case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
         [
@@ -103,12 +103,18 @@ def _case(recording: Recording, copy_seconds: float, ours: Replay, beside: Seque
             Figure("idle: lag max", 1e3 * idle.lag.max, "ms"),
             *(Figure(f"{row.phase}: wall", row.seconds, "s") for row in ours.rows if row is not idle),
             Figure("boundary: wall, at most 1.5 copies + 0.5 s", boundary.seconds, "s", 1.5 * copy_seconds + 0.5),
-            Figure("boundary: lag p99 over idle's", boundary.lag.p99 / idle.lag.p99, "x", 2.0),
-            Figure("boundary: lag max over idle's", boundary.lag.max / idle.lag.max, "x", 2.0),
+            Figure("lag p99 over idle's, judging and delivery included", p99 / idle.lag.p99, "x", 2.0),
+            Figure("lag max over idle's, judging and delivery included", worst / idle.lag.max, "x", 2.0),
             *(Figure(f"plain: {row.phase}: wall", row.seconds, "s") for row in beside if row.phase != BASELINE),
             Figure("plain: lag max", 1e3 * theirs[BOUNDARY].lag.max, "ms"),
             Figure("plain's lag max over ours", theirs[BOUNDARY].lag.max / worst, "x", 10.0, "at least"),
-            Figure("plain's wall over ours, both delivered", theirs[BOUNDARY].seconds / whole, "x", 5.0, "at least"),
+            Figure(
+                "plain's wall over ours, judging and delivery included",
+                theirs[BOUNDARY].seconds / whole,
+                "x",
+                5.0,
+                "at least",
+            ),
         ],
     )
 
