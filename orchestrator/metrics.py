@@ -29,12 +29,14 @@ MetricsLine = dict[str, Any]
 """Metric name to number; `step` is always present."""
 
 
-def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Appends one JSON line in one write. Blocks: call it in a thread. The disk is not waited for: a line that the machine's end
-    takes is restored from the step's checkpoint."""
+def append(path: Path, line: Mapping[str, Any], *, durable: bool) -> None:
+    """Appends one JSON line in one write. Blocks: call it in a thread. `durable` waits until it and all lines before are on the
+    disk; other lines may be lost when the machine ends, and must be in a checkpoint until a durable one follows."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.write(descriptor, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -175,7 +175,9 @@ class Taking:
         # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
         assert self.line is not None
         self.line = self.line | self._durations()
-        metrics.append(self.boundary.run_dir / "metrics.jsonl", self.line)
+        # The disk is waited for as seldom as can be: lines since the last time are all in checkpoints that are still kept.
+        durable = self.step % self.boundary.keep_checkpoints == 0
+        metrics.append(self.boundary.run_dir / "metrics.jsonl", self.line, durable=durable)
 
     def _durations(self) -> MetricsLine:
         return {f"phase/{name}": seconds for name, seconds in self.seconds.items()}

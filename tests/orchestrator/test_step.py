@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,29 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     assert [orjson.loads(row) for row in (tmp_path / "metrics.jsonl").read_bytes().splitlines()] == [line]
     committed = orjson.loads((tmp_path / "checkpoints/step_3/metrics.json").read_bytes())
     assert committed.items() <= line.items()
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+async def test_a_metrics_line_is_on_the_disk_or_in_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    on_disk: list[int] = []
+    fsync = os.fsync
+
+    def noticed(descriptor: int) -> None:
+        fsync(descriptor)
+        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            on_disk[:] = [orjson.loads(row)["step"] for row in path.read_bytes().splitlines()]
+
+    async def send(batch: Batch) -> None:
+        """Nobody listens."""
+
+    monkeypatch.setattr(os, "fsync", noticed)
+    boundary = StepBoundary(tmp_path, "one", {"toy": []}, keep_checkpoints=keep)
+    for step in range(1, 8):
+        await boundary.take(step, make_rollouts(), [], snapshot, send)
+        assert {*on_disk, *published_steps(tmp_path / "checkpoints")} == set(range(1, step + 1))
 
 
 async def test_a_full_disk_leaves_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
