@@ -157,7 +157,8 @@ class InferencePool:
 
     async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
-        keeper, version = self._keepers[server], server.version or 0
+        # The weights that a server was started with are version 0.
+        keeper, version = self._keepers[server], 0 if server.version is None else server.version
         try:
             completion = await self._answer(keeper, request)
         except ServerFailure:
@@ -173,6 +174,8 @@ class InferencePool:
     async def _answer(self, keeper: Keeper, request: GenerateRequest) -> Completion:
         """Raises `ServerFailure` as soon as the server is taken out, too."""
         server = keeper.server
+        if not server.counted:  # It was taken out, and may load again, since this request got its place.
+            raise ServerFailure(f"{server.url} went out of service: {server.reason}")
         # A deadline that only the keeper sets. To wait for the outage beside the answer would cost each request two tasks.
         service = asyncio.timeout(None)
         try:
