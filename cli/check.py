@@ -7,6 +7,7 @@ will load it: none of its code runs in `counterpoint run` itself.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -21,6 +22,10 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 packages. So an operator's module has to be on PYTHONPATH, wherever one stands."""
 
 BUILT_IN_LOSS = "importance_ratio"
+
+CHECK_SECONDS = 60.0
+"""For loading everything that is named by import path. The slowest is torch from a cold disk; a module that takes longer most
+likely waits for something."""
 
 
 def check_run(config: OrchestratorConfig) -> None:
@@ -42,7 +47,8 @@ def check_run(config: OrchestratorConfig) -> None:
 
 
 def check_imports(config: OrchestratorConfig) -> None:
-    """Loads what is named by import path in a child process. Raises `UserError`, or `SystemExit` once the child has said why."""
+    """Loads what is named by import path in a child process, within `CHECK_SECONDS`. Raises `UserError`, or `SystemExit` once the
+    child has said why."""
     kinds = [environment.kind for environment in config.environments] + [config.advantage.kind]
     custom = [kind for kind in kinds if ":" in kind]
     custom += [config.training.loss.kind] if config.training.loss.kind != BUILT_IN_LOSS else []
@@ -50,17 +56,30 @@ def check_imports(config: OrchestratorConfig) -> None:
         return
     names = ", ".join(dict.fromkeys(custom))
     print(f"checking {names}", file=sys.stderr, flush=True)
-    child = subprocess.run(
-        guarded([sys.executable, "-P", "-m", "cli.check"]),
-        input=config.model_dump_json().encode(),
-        stdout=subprocess.DEVNULL,
-        env=os.environ | SAFE_PATH,
-        check=False,
-    )
-    if child.returncode == 2:
+    code = _load_in_child(config)
+    if code is None:
+        raise UserError(
+            f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as a module that waits while it is imported; "
+            "expected an import that defines things, and waits for nothing"
+        )
+    if code == 2:
         raise SystemExit(2)
-    if child.returncode != 0:
-        raise UserError(f"{names}: the process that loaded it {describe_exit(child.returncode)}")
+    if code != 0:
+        raise UserError(f"{names}: the process that loaded it {describe_exit(code)}")
+
+
+def _load_in_child(config: OrchestratorConfig) -> int | None:
+    """The child's exit code, None where it did not end in time and was killed."""
+    command = guarded([sys.executable, "-P", "-m", "cli.check"])
+    environment = os.environ | SAFE_PATH
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment) as child:
+        try:
+            child.communicate(config.model_dump_json().encode(), timeout=CHECK_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGHUP)  # makes the guardian kill all that is below it
+            child.wait()
+            return None
+    return child.returncode
 
 
 def main() -> int:
