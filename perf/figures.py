@@ -12,9 +12,6 @@ from rich.table import Table
 RATIOS = ("x", "")
 """Units of ratios, which mean the same on any machine."""
 
-GROSS = 3.0
-"""How much wider the bound of a short measurement is."""
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -26,6 +23,8 @@ class Figure:
     bound: float | None = None
     """What it is to keep; None where it is there to be read beside others."""
     side: Literal["at most", "at least"] = "at most"
+    slack: float = 3.0
+    """How much wider the bound of a short measurement is."""
 
     @property
     def held(self) -> bool | None:
@@ -38,7 +37,7 @@ class Figure:
         """See `Case.gross`."""
         if self.bound is None or self.unit not in RATIOS:
             return replace(self, bound=None)
-        return replace(self, bound=self.bound * GROSS if self.side == "at most" else self.bound / GROSS)
+        return replace(self, bound=self.bound * self.slack if self.side == "at most" else self.bound / self.slack)
 
 
 @dataclass(frozen=True, slots=True)

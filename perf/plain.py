@@ -1,9 +1,9 @@
 """The plain path, for comparison: a step boundary written the way one writes it first.
 
-Responses come as JSON does, with lists of numbers and routed experts in base64, those of the whole prompt each time; each
-rollout is merged in a thread of `asyncio.gather`; records go through `json`; the batch is one msgpack message with its blobs
-inside, encoded on the loop and given to ZMQ to copy, and the same bytes are written to a file as the durable record. It does
-the same work as `orchestrator/step.py` on the same rollouts, and only benchmarks use it.
+Responses come as JSON does, with lists of numbers and routed experts in base64; each rollout is merged in a thread of
+`asyncio.gather`; records go through `json`; the batch is one msgpack message with its blobs inside, encoded on the loop and
+given to ZMQ to copy, and the same bytes are written to a file as the durable record. It ends with the same samples as
+`orchestrator/step.py` from the same rollouts, and only benchmarks use it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ class PlainRollout:
     responses: list[Response]
 
 
-def as_received(rollouts: Sequence[Rollout]) -> list[PlainRollout]:
-    """The rollouts that train, as the plain path would have received them: each turn brings the routing of its whole prompt.
+def as_received(rollouts: Sequence[Rollout], resent: bool) -> list[PlainRollout]:
+    """The rollouts that train, as the plain path would have received them. With `resent`, each turn brings the routing of its
+    whole prompt, as the reference system's servers sent it, else only the rows that are new.
 
-    That is many times the bytes that are used. So that they fit the memory, only `_DISTINCT` rollouts have routing of their own,
-    and the others receive the same again; they must be of one shape.
+    Whole prompts are many times the bytes that are used. So that they fit the memory, only `_DISTINCT` rollouts have routing of
+    their own, and the others receive the same again; they must be of one shape.
     """
     trained = [rollout for rollout in rollouts if rollout.error is None]
-    routing = [_resent_routing(rollout) for rollout in trained[:_DISTINCT]]
+    routing = [_routing(rollout, resent) for rollout in (trained[:_DISTINCT] if resent else trained)]
     return [
         PlainRollout(
             rollout.rollout_id,
@@ -66,24 +67,25 @@ def as_received(rollouts: Sequence[Rollout]) -> list[PlainRollout]:
                     "logprobs": turn.log_probabilities.tolist(),
                     "routed_experts": routed,
                 }
-                for turn, routed in zip(rollout.turns, routing[index % _DISTINCT], strict=True)
+                for turn, routed in zip(rollout.turns, routing[index % len(routing)], strict=True)
             ],
         )
         for index, rollout in enumerate(trained)
     ]
 
 
-def _resent_routing(rollout: Rollout) -> list[dict[str, Any]]:
-    """Of every turn, all rows from the first token on, in base64."""
-    resent = []
+def _routing(rollout: Rollout, resent: bool) -> list[dict[str, Any]]:
+    """Of every turn, in base64: all rows from the first token on, or the new ones."""
+    sent = []
     rows: list[RoutingArray] = []
     for turn in rollout.turns:
         assert turn.routed_experts is not None
         rows.append(turn.routed_experts)
-        whole = np.concatenate(rows)
-        data = base64.b64encode(whole.tobytes()).decode()
-        resent.append({"data": data, "shape": whole.shape, "dtype": whole.dtype.name})
-    return resent
+        array = np.concatenate(rows) if resent else turn.routed_experts
+        data = base64.b64encode(array.tobytes()).decode()
+        start = 0 if resent else turn.routed_experts_start
+        sent.append({"data": data, "shape": array.shape, "dtype": array.dtype.name, "start": start})
+    return sent
 
 
 async def take(step: int, rollouts: Sequence[PlainRollout], file: Path, address: str, observe: Observer) -> None:
@@ -126,8 +128,8 @@ def merge(rollout: PlainRollout) -> dict[str, Any]:
         tokens = prompt + completion
         routed = response["routed_experts"]
         rows = np.frombuffer(base64.b64decode(routed["data"]), dtype=routed["dtype"]).reshape(routed["shape"])
-        chunks.append(rows[held:])
-        held = len(rows)
+        chunks.append(rows[held - routed["start"] :])
+        held = routed["start"] + len(rows)
     return {
         "rollout_id": rollout.rollout_id,
         "environment": rollout.environment,

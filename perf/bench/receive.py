@@ -184,6 +184,7 @@ def _case(
             Figure("lag, idle: max", 1e3 * idle.max, "ms"),
             Figure("lag, receiving: p99", 1e3 * lag.p99, "ms"),
             Figure("lag, receiving: max", 1e3 * lag.max, "ms"),
+            Figure("lag, receiving: max over a round", lag.max / statistics.median(seconds), "x", 0.3),
             Figure("computed between two wakings: p99", 1e3 * busy.p99, "ms"),
             Figure("computed between two wakings: max", 1e3 * busy.max, "ms", 5.0),
         ],

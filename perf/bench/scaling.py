@@ -7,6 +7,7 @@ Sizes for which the memory does not suffice are left out, and said to be.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -54,24 +55,25 @@ def _replay(shape: Shape) -> Replay:
 
 
 def _bounds(measured: list[tuple[float, Replay]]) -> list[Figure]:
-    """The largest against a line through the others, and its lag against the smallest's and the idle loop's."""
+    """The largest against a line through the others, and its lag against the smallest's and the idle loop's; nothing where
+    there are too few to tell."""
+    if len(measured) < 2:
+        return []
     sizes = [size for size, _ in measured]
     walls = [found.row(BOUNDARY).seconds for _, found in measured]
-    largest = measured[-1][1].row(BOUNDARY).lag
-    idle = max(found.row(BASELINE).lag.max for _, found in measured)
+    smallest, largest = measured[0][1].row(BOUNDARY).lag, measured[-1][1].row(BOUNDARY).lag
+    idle = statistics.median(found.row(BASELINE).lag.max for _, found in measured)
     figures = [
         Figure("idle: lag max", 1e3 * idle, "ms"),
+        Figure("lag p99 of the largest over the smallest's", largest.p99 / smallest.p99, "x", 2.0),
         Figure(
-            "lag p99 of the largest over the smallest's", largest.p99 / measured[0][1].row(BOUNDARY).lag.p99, "x", 2.0
+            "lag max of the largest over the smallest's and idle's", largest.max / max(smallest.max, idle), "x", 2.0
         ),
     ]
     if len(measured) > 2:
         slope, fixed = np.polyfit(sizes[:-1], walls[:-1], 1)
-        figures.append(
-            Figure(
-                "wall of the largest over a line through the others", walls[-1] / (fixed + slope * sizes[-1]), "x", 1.5
-            )
-        )
+        line = fixed + slope * sizes[-1]
+        figures.append(Figure(f"wall of {sizes[-1]:.1f} GB over a line through the others", walls[-1] / line, "x", 1.5))
     return figures
 
 

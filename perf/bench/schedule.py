@@ -274,6 +274,9 @@ def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measure
             Figure("lag: p99", 1e3 * ours.lag.p99, "ms", 10.0),
             Figure("lag: max", 1e3 * ours.lag.max, "ms"),
             Figure("lag, openai client: p99", 1e3 * theirs.lag.p99, "ms"),
+            Figure(
+                "lag p99, times less than the openai client's", theirs.lag.p99 / ours.lag.p99, "x", 30.0, "at least"
+            ),
             Figure("lag, openai client: max", 1e3 * theirs.lag.max, "ms"),
         ],
     )

@@ -75,6 +75,7 @@ async def _send(directory: Path, samples: int, rounds: int) -> Case:
             Figure("idle: lag max", 1e3 * idle.lag.max, "ms"),
             Figure("sending: lag p99", 1e3 * sending.lag.p99, "ms"),
             Figure("sending: lag max over idle's", 1e3 * (sending.lag.max - idle.lag.max), "ms", 5.0),
+            Figure("sending: lag max over the wall", sending.lag.max / sending.seconds, "x", 0.25),
             Figure("bare ZMQ", batch.nbytes / bare_seconds / 1e6, "MB/s"),
             Figure("sender", batch.nbytes / sending.seconds / 1e6, "MB/s"),
             Figure("sender over bare ZMQ", bare_seconds / sending.seconds, "x", 0.6, "at least"),
