@@ -79,6 +79,8 @@ class LoopBlame:
         self._bell = threading.Lock()
         """Released to wake the thread: cheaper, by several Python calls a beat, than an event."""
         self._stopping = False
+        self._failed = False
+        """The thread has come to grief: from then on nothing is known."""
         self._offences = Offences()
         self._lock = threading.Lock()
         """Guards `_offences`, for as long as a few additions take."""
@@ -95,7 +97,7 @@ class LoopBlame:
         self._due = time.perf_counter() + self._period
         self._timer: asyncio.Handle = self._loop.call_soon(self._beat)
         self._bell.acquire()
-        self._thread = threading.Thread(target=self._watch, name="blame", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="blame", daemon=True)
         self._thread.start()
         return self
 
@@ -109,9 +111,10 @@ class LoopBlame:
         self._clocks.close()
 
     def take(self) -> Offences:
-        """The offences since the last call. Of a moment that lasts, nothing yet."""
+        """The offences since the last call. Of a moment that lasts, nothing yet. Not `watched` once watching has failed."""
         with self._lock:
             taken, self._offences = self._offences, Offences()
+            taken.watched = not self._failed
         return taken
 
     # --- on the loop ---
@@ -133,6 +136,14 @@ class LoopBlame:
             self._bell.release()
 
     # --- in the thread ---
+
+    def _run(self) -> None:
+        """The loop goes on without blame, but nobody is to take an end of watching for a loop that is never late."""
+        try:
+            self._watch()
+        except Exception:
+            self._failed = True
+            logger.critical("the event loop is no longer watched: nothing will be blamed for its lag", exc_info=True)
 
     def _watch(self) -> None:
         calm = self._clocks.read()

@@ -84,6 +84,8 @@ class Offences:
     moments: int = 0
     """How often the loop was late."""
     by_key: dict[tuple[object, ...], Offence] = field(default_factory=dict)
+    watched: bool = True
+    """Whether the loop was watched all the while; if not, there may have been any number."""
 
     def add(self, offences: Iterable[Offence]) -> None:
         """Takes them in."""
@@ -96,14 +98,18 @@ class Offences:
         return sorted(self.by_key.values(), key=lambda offence: -offence.seconds)[:count]
 
     def metrics(self) -> dict[str, Any]:
-        """For a step's metrics line: `event_loop_late/n`, `event_loop_late/<kind>` in seconds, and the worst offences."""
+        """For a step's metrics line: `event_loop_late/n`, `event_loop_late/<kind>` in seconds, and the worst offences.
+        Where the loop was not watched the numbers are left out: a zero would say that it was never late."""
         seconds = dict.fromkeys(Kind, 0.0)
         for offence in self.by_key.values():
             seconds[offence.kind] += offence.seconds
+        worst = {METRIC: [offence.as_json() for offence in self.worst()]}
+        if not self.watched:
+            return worst
         return {
             "event_loop_late/n": self.moments,
             **{f"event_loop_late/{kind}": total for kind, total in seconds.items()},
-            METRIC: [offence.as_json() for offence in self.worst()],
+            **worst,
         }
 
 
