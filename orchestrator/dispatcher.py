@@ -38,7 +38,7 @@ from orchestrator.events import (
 from orchestrator.judge import Judge
 from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import set_context
-from orchestrator.losses import Losses, Report, save, with_unrecorded
+from orchestrator.losses import Losses, Report, is_counted, save, with_unrecorded
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.scheduler import Scheduler
@@ -122,7 +122,7 @@ class Dispatcher:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes over the scheduler's state and the rollouts that wait. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
-        self._counts = Counter({name: count for name, count in checkpoint.counts.items() if "unrecorded" not in name})
+        self._counts = Counter({name: count for name, count in checkpoint.counts.items() if not is_counted(name)})
         lost: list[Rollout] = []
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
         for rollout in checkpoint.waiting:

@@ -49,6 +49,7 @@ PAUSE_SECONDS = (0.1, 10.0)
 PAUSE_DOUBLES_AFTER_GROUPS = 8
 
 _COUNTED = "unrecorded/"
+_UNRECORDED = "rollouts/unrecorded"
 
 Report = dict[str, Any]
 """`step`, `time`, `lost`, `reason`, `notable` (whether to speak of it) and the step's additive metrics so far."""
@@ -147,7 +148,7 @@ class Losses:
     def counts(self) -> dict[str, int]:
         """What must be saved beside the rollouts, by name."""
         counted = {f"{_COUNTED}{name}": count for name, count in self._unrecorded.items()}
-        return counted | ({"rollouts/unrecorded": self._unrecorded_number} if counted else {})
+        return counted | ({_UNRECORDED: self._unrecorded_number} if counted else {})
 
     def restore(self, step: int, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> None:
         """Goes on with what a checkpoint of `step` holds."""
@@ -155,10 +156,15 @@ class Losses:
         self._unrecorded = Counter(
             {name.removeprefix(_COUNTED): count for name, count in counts.items() if name.startswith(_COUNTED)}
         )
-        self._unrecorded_number = counts.get("rollouts/unrecorded", 0)
+        self._unrecorded_number = counts.get(_UNRECORDED, 0)
         self._totals = Counter(additive_metrics(self.rollouts))
         self._totals.update(self._unrecorded)
         self._number = len(self.rollouts) + self._unrecorded_number
+
+
+def is_counted(name: str) -> bool:
+    """Whether a checkpoint's count of that name is one of `Losses.counts`."""
+    return name == _UNRECORDED or name.startswith(_COUNTED)
 
 
 def with_unrecorded(line: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from orchestrator.losses import (
     Losses,
     Report,
     in_words,
+    is_counted,
     with_unrecorded,
 )
 from tests.orchestrator.daemons import STEPS, metrics_of, started, wait_until
@@ -77,6 +78,16 @@ def test_a_resume_goes_on_counting() -> None:
     before = played.losses.report()
     resumed.losses.restore(0, played.losses.rollouts, played.losses.counts())
     assert resumed.losses.report() | {"time": 0, "reason": ""} == before | {"time": 0, "reason": ""}
+
+
+def test_its_counts_are_told_from_the_others_whatever_an_environment_is_called() -> None:
+    played = Played()
+    played.lose(RECORDED_BATCHES * BATCH // SCHEDULE.group_size + 1)
+    counts = played.losses.counts()
+    assert counts
+    assert all(map(is_counted, counts))
+    others = ["filters/repetition/unrecorded", "filters/gibberish/unrecorded/2", "rollouts/cancelled"]
+    assert not any(map(is_counted, others))
 
 
 def test_the_log_counts_up_and_says_it_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
