@@ -35,6 +35,9 @@ READ_BYTES = 1 << 19
 READS_A_PASS = 4
 """Such reads in one pass of the loop: 2 MB take it less than a millisecond."""
 
+IDLE_SECONDS = 4.0
+"""How long an idle connection is used again. uvicorn, which serves vLLM, closes its own after 5 s; a request sent as it does
+is lost."""
 
 ANSWERS_A_PASS = 4
 """Callers that are given their answer in one pass: each goes on at once and may take a quarter of a millisecond."""
@@ -68,35 +71,62 @@ class Channel:
         self._pace = pace
         self._threads = threads
         self._scratch = memoryview(bytearray(HEAD_BYTES))
-        self.idle: dict[_Connection, None] = {}
-        """The one that was used last is the last."""
+        self.idle: dict[_Connection, float] = {}
+        """Since when, by the loop's clock. The one that was used last is the last."""
         self._open: set[_Connection] = set()
+        self._closed = False
 
     async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
         """The body of a 200. Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`. Cancelling closes the connection,
         which ends the request at the server."""
-        connection = self.idle.popitem()[0] if self.idle else await self._connect()
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
             f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         try:
-            status, answer = await connection.exchange(head.encode("latin-1") + body)
+            status, answer = await self._ask(head.encode("latin-1") + body)
         except OSError as error:
             raise ServerUnreachable(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
         except _Malformed as error:
             raise ServerFailure(f"{self.url}{path} {error}") from error
-        finally:
-            if connection.reusable:
-                self.idle[connection] = None
-            else:
-                connection.abort()
         if status != HTTPStatus.OK:
             raise failure_of(self.url + path, status, bytes(answer))
         return answer
 
+    async def _ask(self, request: bytes) -> _Answer:
+        """A server may close an idle connection just as it is used again, which says nothing about the server: then the
+        request is sent once more, by a new connection. All our requests may be repeated."""
+        connection = self._take_idle()
+        if connection is not None:
+            try:
+                return await self._exchange(connection, request)
+            except OSError:
+                if connection.answers or self._closed:
+                    raise
+        return await self._exchange(await self._connect(), request)
+
+    def _take_idle(self) -> _Connection | None:
+        """None if the one that was used last must not be used again: at most one is cut at a time."""
+        if not self.idle:
+            return None
+        connection, since = self.idle.popitem()
+        if connection.reusable and asyncio.get_running_loop().time() - since <= IDLE_SECONDS:
+            return connection
+        connection.abort()
+        return None
+
+    async def _exchange(self, connection: _Connection, request: bytes) -> _Answer:
+        try:
+            return await connection.exchange(request)
+        finally:
+            if connection.reusable:
+                self.idle[connection] = asyncio.get_running_loop().time()
+            else:
+                connection.abort()
+
     def close(self) -> None:
         """Cuts every connection; calls under way fail."""
+        self._closed = True
         for connection in list(self._open):
             connection.abort()
 
@@ -150,6 +180,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._threads = threads
         self._on_lost = on_lost
         self._answer: asyncio.Future[_Answer] | None = None
+        self.answers = False
+        """Whether anything of the answer has come."""
         self._head = bytearray()
         """What has come of the head, and whatever came with it."""
         self._body: memoryview | None = None
@@ -160,7 +192,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def exchange(self, request: bytes) -> asyncio.Future[_Answer]:
         """Sends `request`; status and body of the answer. Raises `OSError` or `_Malformed`."""
-        self._answer = asyncio.get_running_loop().create_future()
+        self._answer, self.answers = asyncio.get_running_loop().create_future(), False
         self._transport.write(request)
         return self._answer
 
@@ -190,6 +222,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._answer is None:
             self._transport.abort()  # Nothing was asked for.
         elif self._body is None:
+            self.answers = True
             self._head += self._scratch[:nbytes]
             try:
                 self._begin_body()

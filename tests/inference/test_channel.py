@@ -198,6 +198,84 @@ async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
                     await asyncio.sleep(0)
 
 
+async def test_a_connection_that_closes_upon_its_second_request_is_no_failure_of_the_server() -> None:
+    requests = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        requests += 1
+        await read_request(reader)
+        writer.write(response(b"body"))
+        await read_request(reader)
+        requests += 1
+
+    async with channel_to(talk) as to:
+        for _ in range(3):
+            assert await post(to) == b"body"
+    assert requests == 5, "each but the first was sent twice"
+
+
+async def test_a_request_is_sent_again_once_and_not_after_the_answer_began() -> None:
+    requests = 0
+    first = True
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal first, requests
+        if first:
+            first = False
+            return await answering(response(b"body"), response(b"half")[:-1])(reader, writer)
+        await read_request(reader)
+        requests += 1
+
+    async with channel_to(talk) as to:
+        assert await post(to) == b"body"
+        with pytest.raises(ServerUnreachable):
+            await post(to)
+        assert requests == 0
+        with pytest.raises(ServerUnreachable):
+            await post(to)
+        assert requests == 1
+
+
+async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while True:
+            await read_request(reader)
+            writer.write(response(b"body"))
+
+    async with channel_to(talk) as to:
+        await post(to)
+        await post(to)
+        assert connections == 1
+        monkeypatch.setattr(channel, "IDLE_SECONDS", -1.0)
+        await post(to)
+        assert connections == 2
+
+
+async def test_closing_ends_a_call_by_a_used_connection_too() -> None:
+    asked = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answering(response(b"body"))(reader, writer)
+        await read_request(reader)
+        asked.set()
+        await reader.read()
+
+    async with channel_to(talk) as to:
+        await post(to)
+        call = asyncio.create_task(post(to))
+        await asked.wait()
+        asked.clear()
+        to.close()
+        with pytest.raises(ServerUnreachable):
+            await call
+    assert not asked.is_set()
+
+
 async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
