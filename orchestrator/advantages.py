@@ -94,6 +94,11 @@ class Advantage:
     function: AdvantageFunction
     length_penalty: float = 0.0
 
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is one of ours, which computes and comes to an end."""
+        return self.name in BUILT_IN
+
     def compute(self, rollouts: Sequence[Rollout]) -> list[float]:
         """One advantage for each of a group's completed rollouts, in order; the rollouts stay as they are.
 

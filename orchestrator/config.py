@@ -74,7 +74,8 @@ class AdvantageConfig(Config):
     """How rewards of a group become advantages."""
 
     kind: str = "group_mean"
-    """`group_mean`, `standardised`, `leave_one_out`, or an import path `module:function` taking `AdvantageInputs`."""
+    """`group_mean`, `standardised`, `leave_one_out`, or an import path `module:function` taking `AdvantageInputs`,
+    called in the environments' threads, for several groups at once."""
 
     length_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from a rollout's reward before advantages, times its completion tokens over the group's longest."""

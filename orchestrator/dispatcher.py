@@ -35,7 +35,7 @@ from orchestrator.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.judge import Judge
+from orchestrator.judge import Judge, judged
 from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import set_context
 from orchestrator.losses import Losses, Report, is_counted, save, with_unrecorded
@@ -44,7 +44,7 @@ from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary
-from orchestrator.threads import computed, in_thread
+from orchestrator.threads import in_thread
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
@@ -246,7 +246,7 @@ class Dispatcher:
                 if not (group.cancelled or self._draining):
                     raise
                 return  # Forgotten, or played again after a resume.
-        judgement = await computed(self._judge_group, group.rollouts, loaded.environment.group_scoring)
+        judgement = await judged(self._judge_group, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
             group.judged = True
             for (kind, environment), caught in judgement.caught.items():

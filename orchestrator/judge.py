@@ -7,6 +7,7 @@ scheduler as `GroupJudged`.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from orchestrator.config import FilterConfig
 from orchestrator.events import GroupJudged
 from orchestrator.filters import FilterCounts, apply_filters
 from orchestrator.rollout_file import fault_of_state
+from orchestrator.threads import computed
 from orchestrator.trajectories import OpenBranches
 from transport.records import Rollout, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
@@ -58,6 +60,14 @@ class Judge:
                     # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
                     rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
         return judgement
+
+
+async def judged(judge: Judge, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
+    """Judges a group in a thread. An operator's advantage function runs in the environments' threads, as all code by import path:
+    were it to hang in ours, it would stop merging, too, and with it every step."""
+    if judge.advantage.is_built_in:
+        return await computed(judge, rollouts, group_scoring)
+    return await asyncio.to_thread(judge, rollouts, group_scoring)
 
 
 def judge_group(

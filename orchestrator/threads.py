@@ -1,4 +1,5 @@
-"""The daemon's own threads. `asyncio.to_thread` is left to the environments, whose work may be slow or never end.
+"""The daemon's own threads. `asyncio.to_thread` is left to environments and other code by import path, whose work may
+be slow or never end.
 
 Were there one pool for both, scorers that hang would keep the daemon from its own commits.
 """

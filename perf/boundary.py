@@ -15,12 +15,11 @@ from pathlib import Path
 from orchestrator.advantages import load_advantage
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.dump import DumpHeader
-from orchestrator.judge import Judge
+from orchestrator.judge import Judge, judged
 from orchestrator.merge_process import MergeProcess
 from orchestrator.metrics import MetricsLine
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary, Taking
-from orchestrator.threads import computed
 from perf.consumer import consumer
 from transport.config import TransportConfig
 from transport.open import open_link
@@ -73,7 +72,7 @@ class Rig:
             groups.setdefault(rollout.group_id, []).append(rollout)
         scored_as_one = self.recording.header.group_scoring
         await asyncio.gather(
-            *(computed(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
+            *(judged(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
         )
 
     def begin(self, step: int) -> Taking:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from orchestrator.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
 from orchestrator.config import AdvantageConfig, ZeroAdvantageFilter
 from orchestrator.events import GroupJudged
-from orchestrator.judge import judge_group
+from orchestrator.judge import Judge, judge_group, judged
+from orchestrator.threads import computed
 from tests.orchestrator.rollouts_for_tests import make_group, make_turn
 from transport.records import Rollout
 
@@ -150,3 +153,21 @@ def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
 
     judgement = judge_group(make_group([1.0]), Advantage("mine:function", failing), [])
     assert judgement.event == GroupJudged(5, 0, 0, "advantage function 'mine:function' raised RuntimeError: no")
+
+
+async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() -> None:
+    called, released = threading.Event(), threading.Event()
+
+    def hangs(inputs: AdvantageInputs) -> AdvantageOutputs:
+        called.set()
+        released.wait()
+        return AdvantageOutputs([0.0] * len(inputs.rollouts))
+
+    judging = asyncio.create_task(judged(Judge(Advantage("tasks:hangs", hangs), []), make_group([1.0, 0.0]), False))
+    try:
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(called.wait)
+            assert await computed(sum, [1, 2]) == 3
+    finally:
+        released.set()
+    assert (await judging).event == GroupJudged(5, kept=2, filtered=0)
