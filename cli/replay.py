@@ -14,6 +14,7 @@ from cli.errors import UserError
 from cli.summary import milliseconds
 from orchestrator.dump import Dump, DumpError, open_dump
 from orchestrator.lag import LagDistribution
+from perf.blame_table import blame_table
 from perf.replay import Replay, Settings, replay_dump
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -61,13 +62,10 @@ def show(found: Replay, dump: Dump) -> None:
     for row in found.rows:
         table.add_row(row.phase, f"{row.seconds:.3f} s", *lag_cells(row.lag))
     console.print(table)
-    if not found.offences:
+    if found.offences:
+        console.print(blame_table(found.offences))
+    else:
         console.print("  Nothing made the loop later than it is when idle.")
-    for offence in found.offences:
-        times = f"{offence.count} times" if offence.count > 1 else "once"
-        console.print(
-            f"  late {times}, {milliseconds(offence.seconds)} in all: {offence}", highlight=False, soft_wrap=True
-        )
 
 
 def console_for_tables() -> Console:

@@ -123,7 +123,12 @@ async def replay(recording: Recording, settings: Settings) -> Replay:
                 late = max(LATE_SECONDS, LATE_OVER_IDLE * trace.distribution().p99)
                 with LoopBlame(late) as blame:
                     await _take(parts, step, trace)
-                offences.add(blame.take().by_key.values())
+                taken = blame.take()
+                if not taken.watched:
+                    raise RuntimeError(
+                        "the loop was not watched to the end, so that nobody can be blamed; see the error above"
+                    )
+                offences.add(taken.by_key.values())
     return Replay(rows_of(trace), offences.worst(), trace, recording.nbytes)
 
 
