@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from environments.chat import Chat
@@ -40,6 +38,7 @@ from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import set_context
 from orchestrator.losses import Losses, Report, is_counted, save, with_unrecorded
 from orchestrator.metrics import MetricsLine
+from orchestrator.resident import resident_bytes
 from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
@@ -48,8 +47,6 @@ from orchestrator.threads import in_thread
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
@@ -312,15 +309,10 @@ class Dispatcher:
             **self._blame.take().metrics(),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "policy/version": snapshot.policy_version,
-            "memory/rss_bytes": _resident_bytes(),
+            "memory/rss_bytes": resident_bytes(),
         }
 
 
 def _interrupt(group: Group) -> None:
     for task in group.interruptible:
         task.cancel()
-
-
-def _resident_bytes() -> int:
-    """Resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES

@@ -25,11 +25,10 @@ from rich.console import Console
 from orchestrator.blame import LoopBlame
 from orchestrator.threads import prompt_switching
 from perf.figures import Case, Figure
+from perf.traffic import one_round
 
 _TASKS = 20
 _ROUNDS_A_TASK = 125
-_VALUES = 800
-_SLEEP_SECONDS = (0.0005, 0.002)
 _SETTLE_SECONDS = 0.05
 _IDLE_SECONDS = 0.4
 
@@ -45,9 +44,7 @@ async def busy() -> None:
 
     async def work() -> None:
         for _ in range(_ROUNDS_A_TASK):
-            values = {str(index): generator.random() for index in range(_VALUES)}
-            sum(values.values())
-            await asyncio.sleep(generator.uniform(*_SLEEP_SECONDS))
+            await one_round(generator)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(_TASKS):

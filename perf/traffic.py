@@ -28,8 +28,13 @@ async def synthetic_traffic(tasks: int, seed: int = 0) -> AsyncIterator[None]:
             await asyncio.wait(running)
 
 
+async def one_round(generator: random.Random) -> None:
+    """What a task does over and over."""
+    values = {str(index): generator.random() for index in range(_VALUES)}
+    sum(values.values())
+    await asyncio.sleep(generator.uniform(*_SLEEP_SECONDS))
+
+
 async def _work(generator: random.Random) -> None:
     while True:
-        values = {str(index): generator.random() for index in range(_VALUES)}
-        sum(values.values())
-        await asyncio.sleep(generator.uniform(*_SLEEP_SECONDS))
+        await one_round(generator)

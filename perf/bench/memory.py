@@ -8,7 +8,6 @@ the process's own; the consumer is another.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.dump import open_dump, write_dump
+from orchestrator.resident import resident_bytes
 from perf.bench.command import show
 from perf.boundary import Recording, Rig, rig
 from perf.figures import Case, Figure
@@ -29,7 +29,6 @@ STEPS, SETTLED_AFTER = 500, 100
 """The first steps fill caches and pools; growth is counted after them."""
 
 _RESET_PEAK = "5"
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(quick: bool) -> list[Case]:
@@ -47,9 +46,9 @@ async def _peak(shape: Shape, directory: Path) -> list[Figure]:
     recorded = _recorded(shape, directory)
     async with rig(recorded, directory) as parts:
         await _take(parts, 1)
-        before = _resident_bytes()
+        before = resident_bytes()
         arrived = replace(parts, recording=_as_arrived(recorded))
-        held = _resident_bytes() - before
+        held = resident_bytes() - before
         _reset_peak()
         await _take(arrived, 2)
         peak = _peak_bytes() - before
@@ -68,7 +67,7 @@ async def _growth(shape: Shape, steps: int, directory: Path) -> list[Figure]:
     async with rig(recorded, directory) as parts:
         for step in range(1, steps + 1):
             await _take(replace(parts, recording=_as_arrived(recorded)), step)
-            resident.append(_resident_bytes())
+            resident.append(resident_bytes())
     settled = resident[len(resident) * SETTLED_AFTER // STEPS :]
     slope = float(np.polyfit(np.arange(len(settled)), np.array(settled) / 1e6, 1)[0])
     return [
@@ -110,10 +109,6 @@ async def _take(parts: Rig, step: int) -> None:
     for name, phase in taking.phases.items():
         await taking.timed(name, phase)
     await parts.deliver(step)
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
 
 
 def _reset_peak() -> None:
