@@ -56,7 +56,7 @@ class Connections:
     ) -> None:
         for channel in self._channels:
             channel.close()
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)  # A mapping may take most of a second.
         await asyncio.gather(self.data.close(), self.admin.close())
 
     def _open(self) -> aiohttp.ClientSession:

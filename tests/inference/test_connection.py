@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -101,3 +102,11 @@ async def test_an_error_is_told_in_the_servers_words_and_not_all_of_them(
     with pytest.raises(kind, match=f"answered {status}: too long") as caught:
         await fetch(fails)
     assert len(str(caught.value)) < 1000
+
+
+async def test_closing_does_not_wait_for_memory() -> None:
+    mapped = threading.Event()
+    async with Connections(PoolConfig()) as connections:
+        mapping = connections._threads.submit(mapped.wait, 5)
+    assert not mapping.done()
+    mapped.set()
