@@ -1,8 +1,9 @@
-"""HTTP/1.1 for model calls: one server's keep-alive connections, whose answers are read straight into the array they stay in.
+"""HTTP/1.1 for model calls: one server's keep-alive connections, which read large answers straight into memory they stay in.
 
 A general client copies a body three times before its caller has it and takes a hundred microseconds of Python a request
 (`docs/performance.md`). This one knows a single kind of exchange, that of our binary route: POST, answered by a status, a
 `Content-Length` and that many bytes. Anything else is a failure of the server; sizes are checked before there is memory for them.
+What comes with its head, which a small answer does whole, is copied once.
 Administration and stock servers stay with aiohttp (`connection`).
 """
 
@@ -20,9 +21,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from inference.base import ServerFailure, ServerUnreachable
+from inference.base import InferenceError, ServerFailure, ServerUnreachable
 from inference.failures import ERROR_BYTES, failure_of
-from inference.memory import LARGE_BYTES, mapped
+from inference.memory import LARGE_BYTES, LargeMemory
 from inference.turnstile import Turnstile
 from inference.wire import MAX_RESPONSE_BYTES
 
@@ -77,8 +78,8 @@ class Channel:
         self._closed = False
 
     async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
-        """The body of a 200. Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`. Cancelling closes the connection,
-        which ends the request at the server."""
+        """The body of a 200. Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this
+        machine has no memory for it. Cancelling closes the connection, which ends the request at the server."""
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
             f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -89,6 +90,8 @@ class Channel:
             raise ServerUnreachable(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
         except _Malformed as error:
             raise ServerFailure(f"{self.url}{path} {error}") from error
+        except MemoryError as error:  # which is no fault of the server's
+            raise InferenceError(f"no memory for an answer of {self.url}{path}: {error}") from error
         if status != HTTPStatus.OK:
             raise failure_of(self.url + path, status, bytes(answer))
         return answer
@@ -186,12 +189,16 @@ class _Connection(asyncio.BufferedProtocol):
         """What has come of the head, and whatever came with it."""
         self._body: memoryview | None = None
         self._filled = 0
+        self._ready = 0
+        """Bytes of the body that may be filled: the pages of the others are not there yet."""
+        self._memory: LargeMemory | None = None
+        """What a large body is read into."""
         self._status = 0
         self._keep_alive = True
         self._paused = False
 
     def exchange(self, request: bytes) -> asyncio.Future[_Answer]:
-        """Sends `request`; status and body of the answer. Raises `OSError` or `_Malformed`."""
+        """Sends `request`; status and body of the answer. Raises `OSError`, `_Malformed` or `MemoryError`."""
         self._answer, self.answers = asyncio.get_running_loop().create_future(), False
         self._transport.write(request)
         return self._answer
@@ -216,7 +223,7 @@ class _Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is None:
             return self._scratch
-        return self._body[self._filled : self._filled + READ_BYTES]
+        return self._body[self._filled : min(self._filled + READ_BYTES, self._ready)]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._answer is None:
@@ -245,26 +252,31 @@ class _Connection(asyncio.BufferedProtocol):
         if len(present) > length and self._keep_alive:
             raise _Malformed(f"sends more than the {length} bytes it announces")
         if length < LARGE_BYTES:
-            self._fill(np.empty(length, dtype=np.uint8).data, present[:length])
+            self._fill(np.empty(length, dtype=np.uint8).data, length, present[:length])
         else:
-            self._pause()
-            mapping = asyncio.get_running_loop().run_in_executor(self._threads, mapped, length)
-            mapping.add_done_callback(partial(self._on_mapped, present))
+            self._memory = LargeMemory(length)
+            self._extend(self._memory, present)
 
-    def _on_mapped(self, present: memoryview, mapping: asyncio.Future[memoryview]) -> None:
-        if self._transport.is_closing() or mapping.cancelled():
+    def _extend(self, memory: LargeMemory, present: memoryview) -> None:
+        """Reads on when there is more of `memory`."""
+        self._pause()
+        extension = asyncio.get_running_loop().run_in_executor(self._threads, memory.extend)
+        extension.add_done_callback(partial(self._on_extended, memory, present))
+
+    def _on_extended(self, memory: LargeMemory, present: memoryview, extension: asyncio.Future[None]) -> None:
+        if self._transport.is_closing() or extension.cancelled():
             return
-        error = mapping.exception()
+        error = extension.exception()
         if error is None:
-            self._fill(mapping.result(), present)
+            self._fill(memory.view, memory.ready, present)
         else:
             self._keep_alive = False
             self._fail(error)
 
-    def _fill(self, body: memoryview, present: memoryview) -> None:
-        """Goes on reading into `body`, of which `present` is there."""
-        self._body = body
-        self._body[: len(present)] = present
+    def _fill(self, body: memoryview, ready: int, present: memoryview) -> None:
+        """Goes on reading into `body`, up to `ready`, after `present`, which came with the head."""
+        self._body, self._ready = body, ready
+        self._body[self._filled : self._filled + len(present)] = present
         self._resume()
         self._advance(len(present))
 
@@ -272,12 +284,14 @@ class _Connection(asyncio.BufferedProtocol):
         assert self._body is not None
         self._filled += nbytes
         if self._filled < len(self._body):
-            if not self._pace.reads.take():
+            if self._filled == self._ready and self._memory is not None:
+                self._extend(self._memory, memoryview(b""))
+            elif not self._pace.reads.take():
                 self._pause()
                 self._pace.reads.wait(self._resume)
             return
         answer, body = self._answer, self._body
-        self._answer, self._body, self._filled = None, None, 0
+        self._answer, self._body, self._memory, self._filled = None, None, None, 0
         assert answer is not None
         give = partial(_give, answer, (self._status, body))
         if self._pace.answers.take():

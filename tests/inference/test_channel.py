@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from inference import channel
-from inference.base import RequestRefused, ServerFailure, ServerUnreachable
+from inference import channel, memory
+from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable
 from inference.channel import HEAD_BYTES, Channel
 from inference.config import PoolConfig
 from inference.connection import Connections
 from inference.failures import ERROR_BYTES
-from inference.memory import LARGE_BYTES
+from inference.memory import AHEAD_BYTES, LARGE_BYTES
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -85,7 +85,9 @@ async def test_a_request_says_what_it_must_and_connections_are_used_again() -> N
         assert b"\r\n" + line + b"\r\n" in heads[0]
 
 
-@pytest.mark.parametrize("length", [0, 1, HEAD_BYTES, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 5])
+@pytest.mark.parametrize(
+    "length", [0, 1, HEAD_BYTES, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 5, 2 * AHEAD_BYTES + 5]
+)
 async def test_a_body_is_read_whole(length: int) -> None:
     body = (bytes(range(251)) * (length // 251 + 1))[:length]
     async with channel_to(answering(response(body), response(b"next"))) as to:
@@ -110,6 +112,47 @@ async def test_many_large_bodies_at_once() -> None:
     async with channel_to(answering(response(body))) as to:
         answers = await asyncio.gather(*(post(to) for _ in range(12)))
     assert all(answer == body for answer in answers)
+
+
+async def test_memory_is_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "AHEAD_BYTES", LARGE_BYTES)
+    body = bytes(range(256)) * (4 * LARGE_BYTES // 256) + b"and more"
+    async with channel_to(answering(response(body), response(b"next"), response(body))) as to:
+        for answer in (body, b"next", body):
+            assert await post(to) == answer
+        assert len(to.idle) == 1
+
+
+async def test_a_large_answer_that_does_not_come_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped: list[memory.LargeMemory] = []
+    extended = asyncio.Event()
+
+    class Watched(memory.LargeMemory):
+        def extend(self) -> None:
+            super().extend()
+            mapped.append(self)
+            loop.call_soon_threadsafe(extended.set)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\nnever more")
+        await extended.wait()
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(channel, "LargeMemory", Watched)
+    async with channel_to(talk) as to:
+        with pytest.raises(ServerUnreachable):
+            await post(to)
+    assert [part.ready for part in mapped] == [AHEAD_BYTES]
+
+
+async def test_our_own_lack_of_memory_is_no_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MAX_RESPONSE_BYTES", 1 << 60)
+    async with channel_to(answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 60))) as to:
+        with pytest.raises(InferenceError, match=f"/base/path: this machine has no room for {1 << 60} bytes") as caught:
+            await post(to)
+        assert not isinstance(caught.value, ServerFailure)
+        assert not to.idle
 
 
 @pytest.mark.parametrize(
