@@ -2,7 +2,7 @@
 
 A full collection walks every object there is: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). What the daemon
 makes leaves by reference counts alone, so it finds next to nothing; it is left in, a hundred times rarer, for what environments
-make. Young collections stay as they are.
+make. Middle ones come sooner, and are the shorter for it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_MIDDLE_COLLECTIONS_TO_A_FULL_ONE = 1000
+_YOUNG_COLLECTIONS_TO_A_MIDDLE_ONE = 2
+"""Python's default is 10, with which a middle one takes five times as long: 10 to 20 ms with 4,096 rollouts in flight, 4 with 2."""
+
+_MIDDLE_COLLECTIONS_TO_A_FULL_ONE = 5000
 """Python's default is 10."""
 
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Makes full collections rare during the block."""
+    """Makes full collections rare, and middle ones short, during the block."""
     young, middle, full = gc.get_threshold()
-    gc.set_threshold(young, middle, _MIDDLE_COLLECTIONS_TO_A_FULL_ONE)
+    gc.set_threshold(young, _YOUNG_COLLECTIONS_TO_A_MIDDLE_ONE, _MIDDLE_COLLECTIONS_TO_A_FULL_ONE)
     try:
         yield
     finally:
