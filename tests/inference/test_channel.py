@@ -117,7 +117,7 @@ async def test_many_large_bodies_at_once() -> None:
 async def test_memory_is_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "AHEAD_BYTES", LARGE_BYTES)
     body = bytes(range(256)) * (4 * LARGE_BYTES // 256) + b"and more"
-    async with channel_to(answering(response(body), response(b"next"), response(body))) as to:
+    async with channel_to(answering(response(body), response(b"next"), response(body), b"never")) as to:
         for answer in (body, b"next", body):
             assert await post(to) == answer
         assert len(to.idle) == 1
