@@ -179,12 +179,20 @@ def test_a_cache_that_cannot_be_written_is_named() -> None:
     assert "COUNTERPOINT_CACHE = '/proc/nowhere' cannot hold models" in completed.stderr
 
 
+INTERRUPTIBLE = """
+import signal, sys
+from cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_while_the_model_is_built_says_that_nothing_was_lost(job_file: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "cli.main", "run", str(job_file), "--inference.port", port]
+    command = [sys.executable, "-c", INTERRUPTIBLE, "run", str(job_file), "--inference.port", port]
     environment = os.environ | {"COUNTERPOINT_CACHE": str(tmp_path / "cache")}
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
