@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
 
 if __name__ == "__main__":
     behaviour = sys.argv[1]
+    # As a terminal starts it, also where the tests were started by nohup, which has it ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     cli.run.workers_of = pretend
     from cli.main import main
 

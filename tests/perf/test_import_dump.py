@@ -220,7 +220,7 @@ def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
         (make_output(trajectory=[make_step([], [2], prompt_ids=np.array([2**31]))]), "expected .tokens. of int32"),
         (make_output(trajectory=[make_step([1], [2], completion_logprobs=[None])]), "completion_logprobs is not a list"),
         (make_output(trajectory=[make_step([1], [2], completion_logprobs=[-1, -1])]), "2 log_probabilities for 1"),
-        (make_output(trajectory=[make_step([1], [2], completion_logprobs=[0.5])]), "a log-probability is 0.5"),
+        (make_output(trajectory=[make_step([1], [2], completion_logprobs=[0.5])]), r"log_probabilities\[0\] is 0.5"),
         (make_output(trajectory=[make_step([1], [2], routing(3))]), "has 3 rows from position 0 on, of 2 tokens; expected 1"),
         (make_output(trajectory=[make_step([1], [2], routing(1)), make_step([1], [2])]), "expected all or none"),
         (make_output(trajectory=[make_step([1], [2], routing(1) - 1)]), "no indices of experts; expected 0 to 65535"),
