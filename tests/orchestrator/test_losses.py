@@ -158,7 +158,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
         status,
     )
     report = orjson.loads((config.run_dir / LOSSES_FILE).read_bytes())
-    assert report["rollouts/failed"] == report["lost"] >= 16
+    assert report["rollouts/failed"] == report["lost"] > 0
     log = (config.run_dir / "orchestrator.log").read_text()
     assert log.count("rollout failed") <= FIRST_FAILURES + 1
 
