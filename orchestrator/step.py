@@ -63,24 +63,6 @@ class StepBoundary:
         """
         return Taking(self, step, rollouts, others, snapshot, send)
 
-    async def take(
-        self,
-        step: int,
-        rollouts: Sequence[Rollout],
-        others: Sequence[Rollout],
-        snapshot: Callable[[MetricsLine], Checkpoint],
-        send: Callable[[Batch], Awaitable[None]],
-    ) -> MetricsLine:
-        """Takes a step, see `begin`, and answers its metrics line.
-
-        Raises `OSError` (disk full) before the commit, or `ValueError` when no rollout is left to train on.
-        """
-        taking = self.begin(step, rollouts, others, snapshot, send)
-        for name, phase in taking.phases.items():
-            await taking.timed(name, phase)
-        assert taking.line is not None
-        return taking.line
-
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> Batch:
         """The batch of `step`: the samples of every rollout that neither failed nor was filtered."""
         kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
@@ -140,6 +122,16 @@ class Taking:
             "send": self._send,
             "malloc_trim": self._finish,
         }
+
+    async def take(self) -> MetricsLine:
+        """Takes all phases and answers the step's metrics line.
+
+        Raises `OSError` (disk full) before the commit, or `ValueError` when no rollout is left to train on.
+        """
+        for name, phase in self.phases.items():
+            await self.timed(name, phase)
+        assert self.line is not None
+        return self.line
 
     async def timed(self, name: str, phase: Callable[[], Awaitable[None]]) -> None:
         """Takes one phase."""

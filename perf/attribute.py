@@ -9,17 +9,13 @@ measured, with a pause around them. An idle baseline, on the same loop beside th
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from orchestrator.collector import set_apart
-from perf.boundary import Recording, Rig, rig
+from perf.boundary import Recording, Rig
 from perf.lag_trace import LagTrace
-from perf.replay import BASELINE, JUDGE, PAUSE_SECONDS, Row, Settings, rows_of
-from perf.traffic import synthetic_traffic
+from perf.replay import BASELINE, JUDGE, PAUSE_SECONDS, Row, Settings, rows_of, stage
 
 FELT_SECONDS = 0.005
 """A lag below this blocks nobody, however quiet the idle loop is: threads take turns with it by the millisecond."""
@@ -53,25 +49,17 @@ class Attribution:
 
 async def attribute(recording: Recording, settings: Settings) -> list[Attribution]:
     """Measures on the running loop, each phase in its order."""
-    chunk_size = settings.gather_chunk_size or recording.header.gather_chunk_size
-    with tempfile.TemporaryDirectory(prefix="counterpoint-attribute-") as directory:
-        async with (
-            LagTrace() as trace,
-            rig(recording, Path(directory), chunk_size, settings.process_pool) as parts,
-            synthetic_traffic(settings.synthetic_tasks),
-        ):
-            set_apart()
-            await asyncio.sleep(PAUSE_SECONDS)
-            count, step = len(_phases(parts, recording.header.step)), recording.header.step
-            for _ in range(settings.rounds):
-                for index in range(count):
-                    for first in {index, 0}:
-                        phases = _phases(parts, step)
-                        with trace.span(BASELINE):
-                            await asyncio.sleep(settings.baseline_seconds)
-                        await _measure(trace, phases, first, index + 1)
-                        await parts.deliver(step)
-                        step += 1
+    async with stage(recording, settings) as (trace, parts):
+        count, step = len(_phases(parts, recording.header.step)), recording.header.step
+        for _ in range(settings.rounds):
+            for index in range(count):
+                for first in {index, 0}:
+                    phases = _phases(parts, step)
+                    with trace.span(BASELINE):
+                        await asyncio.sleep(settings.baseline_seconds)
+                    await _measure(trace, phases, first, index + 1)
+                    await parts.deliver(step)
+                    step += 1
     rows = {row.phase: row for row in rows_of(trace)}
     names = [name for name, _ in phases]
     return [

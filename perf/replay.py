@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,10 +106,10 @@ def on_daemons_loop(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         return runner.run(work())
 
 
-async def replay(recording: Recording, settings: Settings) -> Replay:
-    """Replays on the running loop."""
+@asynccontextmanager
+async def stage(recording: Recording, settings: Settings) -> AsyncIterator[tuple[LagTrace, Rig]]:
+    """What a measurement on the running loop needs: the trace and the parts, beside the traffic, in a temporary directory."""
     chunk_size = settings.gather_chunk_size or recording.header.gather_chunk_size
-    offences = Offences()
     with tempfile.TemporaryDirectory(prefix="counterpoint-replay-") as directory:
         async with (
             LagTrace() as trace,
@@ -117,18 +118,25 @@ async def replay(recording: Recording, settings: Settings) -> Replay:
         ):
             set_apart()
             await asyncio.sleep(PAUSE_SECONDS)  # the pause for that is not the idle loop's
-            for step in range(recording.header.step, recording.header.step + settings.rounds):
-                with trace.span(BASELINE):
-                    await asyncio.sleep(settings.baseline_seconds)
-                late = max(LATE_SECONDS, LATE_OVER_IDLE * trace.distribution().p99)
-                with LoopBlame(late) as blame:
-                    await _take(parts, step, trace)
-                taken = blame.take()
-                if not taken.watched:
-                    raise RuntimeError(
-                        "the loop was not watched to the end, so that nobody can be blamed; see the error above"
-                    )
-                offences.add(taken.by_key.values())
+            yield trace, parts
+
+
+async def replay(recording: Recording, settings: Settings) -> Replay:
+    """Replays on the running loop."""
+    offences = Offences()
+    async with stage(recording, settings) as (trace, parts):
+        for step in range(recording.header.step, recording.header.step + settings.rounds):
+            with trace.span(BASELINE):
+                await asyncio.sleep(settings.baseline_seconds)
+            late = max(LATE_SECONDS, LATE_OVER_IDLE * trace.distribution().p99)
+            with LoopBlame(late) as blame:
+                await _take(parts, step, trace)
+            taken = blame.take()
+            if not taken.watched:
+                raise RuntimeError(
+                    "the loop was not watched to the end, so that nobody can be blamed; see the error above"
+                )
+            offences.add(taken.by_key.values())
     return Replay(rows_of(trace), offences.worst(), trace, recording.nbytes)
 
 

@@ -105,9 +105,7 @@ def _copied_turn(turn: Turn) -> Turn:
 
 async def _take(parts: Rig, step: int) -> None:
     await parts.judge()
-    taking = parts.begin(step)
-    for name, phase in taking.phases.items():
-        await taking.timed(name, phase)
+    await parts.begin(step).take()
     await parts.deliver(step)
 
 

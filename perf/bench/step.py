@@ -103,7 +103,7 @@ def _case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
         [
             Figure("bytes", recording.nbytes / 1e6, "MB"),
-            Figure(f"copy of them, {COPY_THREADS} threads, quiet loop", copies[0], "s"),
+            Figure(f"copy of their routing, {COPY_THREADS} threads, quiet loop", copies[0], "s"),
             Figure("the same beside the tasks", copies[1], "s"),
             Figure("idle: lag p99", 1e3 * ours.row(BASELINE).lag.p99, "ms"),
             Figure("idle: lag max", 1e3 * ours.row(BASELINE).lag.max, "ms"),

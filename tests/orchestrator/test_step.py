@@ -40,7 +40,9 @@ async def take(boundary: StepBoundary, rollouts: list[Rollout], sent: list[Batch
         assert published_steps(boundary.run_dir / "checkpoints") == [3], "sent before the commit"
         sent.append(batch)
 
-    return await boundary.take(3, rollouts, [make_rollout(2, 0, filtered_by="repetition", reward=0.1)], snapshot, send)
+    return await boundary.begin(
+        3, rollouts, [make_rollout(2, 0, filtered_by="repetition", reward=0.1)], snapshot, send
+    ).take()
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1])
@@ -86,7 +88,7 @@ async def test_a_metrics_line_is_on_the_disk_or_in_a_checkpoint(
     monkeypatch.setattr(os, "fsync", noticed)
     boundary = StepBoundary(tmp_path, "one", {"toy": []}, keep_checkpoints=keep)
     for step in range(1, 8):
-        await boundary.take(step, make_rollouts(), [], snapshot, send)
+        await boundary.begin(step, make_rollouts(), [], snapshot, send).take()
         assert {*on_disk, *published_steps(tmp_path / "checkpoints")} == set(range(1, step + 1))
 
 
