@@ -46,6 +46,9 @@ class TrainerConfig(Config):
     max_runs: int = Field(default=1, ge=1)
     """Runs trained at once."""
 
+    stay: bool = False
+    """Stay when every run is finished, until told to stop: others may come. False: end by itself then."""
+
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints kept of each run. The batches after the oldest of them are kept as well, so that a damaged newer one can be
     removed and done without."""

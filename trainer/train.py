@@ -135,6 +135,8 @@ class Trainer:
         return EVICTED if self._evicted else 0
 
     def _over(self) -> bool:
+        if self._config.stay:
+            return False
         return self._farewell_before is not None and time.monotonic() > self._farewell_before
 
     # --- messages ---
