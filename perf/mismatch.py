@@ -88,7 +88,7 @@ def _differing_routing(learner: Learner, batch: Batch) -> float:
     assert replay is not None
     differing = pairs = 0
     for samples in plan(batch, limits.max_tokens, 1)[0]:
-        micro = pack(batch, samples, limits, torch.device("cpu"))
+        micro = pack([(batch, samples)], limits, torch.device("cpu"))
         if micro.routed_experts_TLK is None:
             raise ValueError("the server returned no routed experts: is this a mixture of experts?")
         with torch.no_grad(), replay.observing() as probabilities_by_layer:

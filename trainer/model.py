@@ -62,7 +62,7 @@ def log_probabilities(
     sample_lengths: Sequence[int],
     predicting_P: Tensor,
     targets_P: Tensor,
-    temperature: float,
+    temperature: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of chosen tokens of a packed row, and the entropies of the distributions they came from.
 
@@ -73,7 +73,7 @@ def log_probabilities(
         sample_lengths: of each sample, adding up to T.
         predicting_P: int64 `[P]`, the positions whose next token is asked for; logits are computed for these only.
         targets_P: int64 `[P]`, those next tokens.
-        temperature: divides the logits.
+        temperature: divides the logits; one for all, or float32 `[P]`.
 
     Returns:
         float32 `[P]` natural log-probabilities, with gradient, and float32 `[P]` entropies in nats, without.
@@ -85,7 +85,8 @@ def log_probabilities(
         logits_to_keep=predicting_P,
         sample_lengths=list(sample_lengths),
     ).logits[0]
-    log_probabilities_PV = torch.log_softmax(logits_PV.float() / temperature, dim=-1)
+    divisor = temperature[:, None] if isinstance(temperature, Tensor) else temperature
+    log_probabilities_PV = torch.log_softmax(logits_PV.float() / divisor, dim=-1)
     with torch.no_grad():
         entropies_P = -(log_probabilities_PV.exp() * log_probabilities_PV).sum(-1)
     return log_probabilities_PV.gather(-1, targets_P[:, None])[:, 0], entropies_P

@@ -1,8 +1,9 @@
 """A batch's samples into micro-batches: which rank and which row each sample goes to, and the row's tensors.
 
 `check` refuses what cannot be trained, before anything is; `plan` decides with lengths alone, the same on every rank; `pack`
-builds the tensors of one row. Nothing is padded, and a sample is never split or seen by another (`trainer/attention.py`). Shape
-suffixes as in `transport/records.py`, and `P` for the trained tokens, each predicted from the position before it.
+builds the tensors of one row, of one batch's samples or of several runs'. Nothing is padded, and a sample is never split or
+seen by another (`trainer/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens, each
+predicted from the position before it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,28 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One batch's samples in a row, which lie side by side."""
+
+    batch: Batch
+    samples: list[int]
+    """Indices into the batch, in the order of the row."""
+    sample_lengths: list[int]
+    predictions: int
+    """How many of the row's trained tokens are its own."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all its samples, trained or not."""
+        return sum(self.sample_lengths)
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """One packed row, on the device. All index tensors are int64."""
 
-    samples: list[int]
-    """Indices into the batch, in the order of the row."""
+    parts: list[Part]
+    """In the order of the row; the trained tokens `P` are in the same order."""
     sample_lengths: list[int]
     token_ids_T: Tensor
     position_ids_T: Tensor
@@ -51,7 +69,7 @@ class MicroBatch:
     inference_log_probabilities_P: Tensor
     advantages_P: Tensor
     environments_P: Tensor
-    """Index into the sorted names of the batch's environments."""
+    """Index into the sorted names of the environments of the token's batch."""
     routed_experts_TLK: Tensor | None
     has_record_T: Tensor
 
@@ -99,21 +117,26 @@ def _check_routing(sample: int, rollout_id: str, chunks: Sequence[RoutingArray],
             )
 
 
-def plan(batch: Batch, max_tokens: int, ranks: int) -> list[list[list[int]]]:
-    """For each rank, its micro-batches, each a list of sample indices adding up to at most `max_tokens` tokens.
-
-    Longest first to the rank with the fewest tokens so far, then first fit: within 4/3 of the best balance (Graham, 1969).
-    Samples without a trained token are left out: they have no gradient. A rank may get nothing.
-    """
+def trained_samples(batch: Batch) -> list[int]:
+    """The samples that have a trained token, longest first; the others have no gradient."""
     offsets = batch.sample_offsets
     lengths = np.diff(offsets)
     trained_before = np.concatenate(([0], np.cumsum(batch.loss_mask_T, dtype=np.int64)))
     trained = trained_before[offsets[1:]] - trained_before[offsets[:-1]]
-    order = [int(sample) for sample in np.argsort(-lengths, kind="stable") if lengths[sample] and trained[sample]]
+    return [int(sample) for sample in np.argsort(-lengths, kind="stable") if trained[sample]]
+
+
+def plan(batch: Batch, max_tokens: int, ranks: int) -> list[list[list[int]]]:
+    """For each rank, its micro-batches, each a list of sample indices adding up to at most `max_tokens` tokens.
+
+    Longest first to the rank with the fewest tokens so far, then first fit: within 4/3 of the best balance (Graham, 1969).
+    Samples without a trained token are left out. A rank may get nothing.
+    """
+    lengths = np.diff(batch.sample_offsets)
     loads = [0] * ranks
     bins: list[list[list[int]]] = [[] for _ in range(ranks)]
     room: list[list[int]] = [[] for _ in range(ranks)]
-    for sample in order:
+    for sample in trained_samples(batch):
         length = int(lengths[sample])
         rank = loads.index(min(loads))
         loads[rank] += length
@@ -132,52 +155,65 @@ def environment_names(batch: Batch) -> list[str]:
     return sorted({sample.environment for sample in batch.samples})
 
 
-def pack(batch: Batch, samples: Sequence[int], limits: ModelLimits, device: torch.device) -> MicroBatch:
-    """The row of `samples` of a checked batch, on `device`."""
-    spans = [slice(int(batch.sample_offsets[index]), int(batch.sample_offsets[index + 1])) for index in samples]
-    lengths = [span.stop - span.start for span in spans]
-    trained = np.flatnonzero(np.concatenate([batch.loss_mask_T[span] for span in spans]))
-    names = environment_names(batch)
-    environments_S = np.array([names.index(batch.samples[index].environment) for index in samples])
-    token_ids_T = np.concatenate([batch.token_ids_T[span] for span in spans]).astype(np.int64)
-    routed_experts, has_record = _routing(batch, samples, lengths, limits)
+def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, device: torch.device) -> MicroBatch:
+    """The row of the chosen samples of checked batches, on `device`."""
+    columns = [_columns(batch, samples) for batch, samples in choices]
+    parts = [part for part, _ in columns]
+    joined = {name: np.concatenate([own[name] for _, own in columns]) for name in columns[0][1]}
+    trained = np.flatnonzero(joined["mask_T"])
+    routed_experts, has_record = _routing(parts, limits)
 
     def place(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return MicroBatch(
-        samples=list(samples),
-        sample_lengths=lengths,
-        token_ids_T=place(token_ids_T),
-        position_ids_T=place(np.concatenate([np.arange(length) for length in lengths])),
+        parts=parts,
+        sample_lengths=[length for part in parts for length in part.sample_lengths],
+        token_ids_T=place(joined["token_ids_T"]),
+        position_ids_T=place(joined["position_ids_T"]),
         predicting_P=place(trained - 1),
-        targets_P=place(token_ids_T[trained]),
-        inference_log_probabilities_P=place(
-            np.concatenate([batch.log_probabilities_T[span] for span in spans])[trained]
-        ),
-        advantages_P=place(np.concatenate([batch.advantages_T[span] for span in spans])[trained]),
-        environments_P=place(np.repeat(environments_S, lengths)[trained]),
+        targets_P=place(joined["token_ids_T"][trained]),
+        inference_log_probabilities_P=place(joined["log_probabilities_T"][trained]),
+        advantages_P=place(joined["advantages_T"][trained]),
+        environments_P=place(joined["environments_T"][trained]),
         routed_experts_TLK=None if routed_experts is None else place(routed_experts),
         has_record_T=place(has_record),
     )
 
 
-def _routing(
-    batch: Batch, samples: Sequence[int], lengths: list[int], limits: ModelLimits
-) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.bool_]]:
-    """The routing rows of a row of samples, and which tokens have one: all but the last of each sample that came with any."""
-    has_record_T = np.zeros(sum(lengths), dtype=np.bool_)
-    if not limits.layers or not any(batch.routed_experts):
+def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.NDArray[Any]]]:
+    """What `samples` of a batch bring to a row, all tokens of them in order."""
+    spans = [slice(int(batch.sample_offsets[index]), int(batch.sample_offsets[index + 1])) for index in samples]
+    lengths = [span.stop - span.start for span in spans]
+    names = environment_names(batch)
+    environments_S = np.array([names.index(batch.samples[index].environment) for index in samples])
+    mask_T = np.concatenate([batch.loss_mask_T[span] for span in spans])
+    columns = {
+        "mask_T": mask_T,
+        "token_ids_T": np.concatenate([batch.token_ids_T[span] for span in spans]).astype(np.int64),
+        "position_ids_T": np.concatenate([np.arange(length) for length in lengths]),
+        "log_probabilities_T": np.concatenate([batch.log_probabilities_T[span] for span in spans]),
+        "advantages_T": np.concatenate([batch.advantages_T[span] for span in spans]),
+        "environments_T": np.repeat(environments_S, lengths),
+    }
+    return Part(batch, list(samples), lengths, int(mask_T.sum())), columns
+
+
+def _routing(parts: Sequence[Part], limits: ModelLimits) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.bool_]]:
+    """The routing rows of a row, and which tokens have one: all but the last of each sample that came with any."""
+    has_record_T = np.zeros(sum(part.tokens for part in parts), dtype=np.bool_)
+    if not limits.layers or not any(any(part.batch.routed_experts) for part in parts):
         return None, has_record_T
     # torch indexes with signed integers; int16 holds every expert count that uint16 routing has in practice, checked above.
     dtype = np.uint8 if limits.experts <= 256 else np.int16 if limits.experts <= 2**15 else np.int32
     rows = np.zeros((len(has_record_T), limits.layers, limits.top_k), dtype=dtype)
     start = 0
-    for index, length in zip(samples, lengths, strict=True):
-        position = start
-        for chunk in batch.routed_experts[index]:
-            rows[position : position + len(chunk)] = chunk
-            position += len(chunk)
-        has_record_T[start:position] = True
-        start += length
+    for part in parts:
+        for index, length in zip(part.samples, part.sample_lengths, strict=True):
+            position = start
+            for chunk in part.batch.routed_experts[index] if part.batch.routed_experts else ():
+                rows[position : position + len(chunk)] = chunk
+                position += len(chunk)
+            has_record_T[start:position] = True
+            start += length
     return rows, has_record_T

@@ -1,31 +1,131 @@
-"""One training step of one run on every rank: forward and backward over its micro-batches, then one update of the weights.
+"""The training steps of several runs side by side: a step is opened, its samples are trained in rows, and it is finished.
 
-All ranks call `train_step` with the same batch and get the same metrics. Nothing of a run changes before its whole step is
-known to be finite, so that a step that is refused leaves the weights, the optimizer and the counters as they were.
+A row may hold samples of several runs: one forward and one backward pass of the frozen model for all of them, with each
+run's own adapter, temperature and loss over its own tokens. Steps are finished one by one, when their last sample is trained;
+nothing of a run changes before its whole step is known to be finite, so that a step that is refused leaves its weights,
+optimizer and counters as they were, and what is broken in one run is in none of the others. All ranks open the same steps, train
+their shares of the samples, and finish in the same order with the same metrics.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from trainer.loss import LossInputs
+from trainer.loss import LossInputs, LossOutputs
 from trainer.metrics import MetricValue
 from trainer.model import log_probabilities
-from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, environment_names, pack, plan
+from trainer.multi_lora import routing
+from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, environment_names, pack, plan, trained_samples
 from trainer.ranks import Ranks
 from trainer.router_replay import RouterReplay
 from trainer.runs import Run
 from trainer.token_export import TokenExport
 from transport.records import Batch
 
+logger = logging.getLogger(__name__)
+
 _SUMS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share", "tokens")
 """Columns of the metric sums, one row an environment; all but the last become means over trained tokens."""
+
+
+class OpenStep:
+    """One run's step under way on this rank: what it is about, and what has accumulated beside the gradients."""
+
+    def __init__(self, run: Run, batch: Batch, device: torch.device, export_directory: Path | None = None) -> None:
+        """Opens the step of a batch that `packer.check` has passed.
+
+        With `export_directory`, every trained token is written there (`trainer/token_export.py`).
+        """
+        self.run = run
+        self.batch = batch
+        self.trained_tokens = int(batch.loss_mask_T.sum())
+        """Of the whole batch, on all ranks: what the loss is normalised by."""
+        self.samples = trained_samples(batch)
+        """Indices of the samples that have a trained token, longest first, as they are packed best. Nobody here changes it."""
+        self.fault: str | None = None
+        """What its loss did, when the step must be refused for it; its samples are then no longer trained."""
+        self.environments = environment_names(batch)
+        self.sums_EM = torch.zeros(len(self.environments), len(_SUMS), dtype=torch.float64, device=device)
+        self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
+        self.export_directory = export_directory
+        self.export = TokenExport() if export_directory is not None else None
+        self.started = time.perf_counter()
+
+
+def train_row(
+    model: nn.Module, replay: RouterReplay | None, limits: ModelLimits, row: Sequence[tuple[OpenStep, Sequence[int]]]
+) -> None:
+    """Adds the gradients and metrics of one micro-batch, samples of one or more steps, each of another run.
+
+    A loss that raises makes its step faulty, as `finish` will tell, and leaves the others of the row as they would be.
+    """
+    row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.index)
+    if not row:
+        return
+    steps = [step for step, _ in row]
+    micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
+    trainer_P, entropy_P = _forward(model, replay, steps, micro)
+    gradients, first_token, first_P = [], 0, 0
+    for step, part in zip(steps, micro.parts, strict=True):
+        own = slice(first_P, first_P := first_P + part.predictions)
+        inputs = LossInputs(
+            # A copy, with a graph of its own: what an operator's loss does to it, or raises, is then no one else's concern.
+            trainer_P[own].detach().clone().requires_grad_(),
+            micro.inference_log_probabilities_P[own],
+            micro.advantages_P[own],
+        )
+        outputs, gradient_P = _loss_and_gradient(step, inputs)
+        gradients.append(gradient_P)
+        if outputs is not None:
+            columns = _columns(inputs, outputs, entropy_P[own])
+            predicting_P = micro.predicting_P[own]
+            _accumulate(step, columns, micro.environments_P[own], micro.has_record_T[predicting_P])
+            if step.export is not None:
+                exported = columns | {"token_id": micro.targets_P[own]}
+                step.export.add(part, predicting_P - first_token, exported)
+        first_token += part.tokens
+    trainer_P.backward(torch.cat(gradients))
+
+
+def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
+    """Adds gradients and sums over the ranks, updates the weights and the progress of the step's run, and returns the metrics.
+
+    A step without any trained token leaves the weights as they are, and counts all the same.
+
+    Raises:
+        InvalidBatch: on every rank, when the loss raised on any, or the loss or its gradient is not finite. The run is then as
+            before the step, its gradients forgotten.
+    """
+    run, batch = step.run, step.batch
+    metrics: dict[str, MetricValue] = {"learning_rate": 0.0, "grad_norm": 0.0}
+    if step.trained_tokens:
+        try:
+            metrics = _update(step, ranks)
+        except InvalidBatch:
+            run.optimizer.zero_grad()
+            raise
+    if step.export is not None and step.export_directory is not None:
+        step.export.write(step.export_directory, batch.step, ranks.index)
+    run.progress.step = batch.step
+    run.progress.total_tokens += len(batch.token_ids_T)
+    run.progress.total_samples += len(batch.samples)
+    seconds = time.perf_counter() - step.started
+    return {
+        **metrics,
+        **_means(step.sums_EM.cpu(), step.highest_E.cpu(), step.environments),
+        "tokens": len(batch.token_ids_T),
+        "samples": len(batch.samples),
+        "tokens_per_second": len(batch.token_ids_T) / seconds,
+        "phase/train": seconds,
+    }
 
 
 def train_step(
@@ -37,82 +137,70 @@ def train_step(
     ranks: Ranks,
     export_directory: Path | None = None,
 ) -> dict[str, MetricValue]:
-    """Trains `run` on `batch`, which `packer.check` has passed, and returns the step's metrics.
-
-    A batch without any trained token leaves the weights as they are, and counts as a step. With `export_directory`, every
-    trained token is written there (`trainer/token_export.py`).
-
-    Raises:
-        InvalidBatch: the loss or its gradient is not finite; the run is as before.
-    """
-    started = time.perf_counter()
-    names = environment_names(batch)
-    sums_EM = torch.zeros(len(names), len(_SUMS), dtype=torch.float64, device=ranks.device)
-    highest_E = torch.zeros(len(names), dtype=torch.float64, device=ranks.device)
-    trained_tokens = int(batch.loss_mask_T.sum())
-    export = TokenExport() if export_directory is not None else None
+    """A whole step of one run with nobody beside it; `finish` says what comes of it."""
+    step = OpenStep(run, batch, ranks.device, export_directory)
     for samples in plan(batch, limits.max_tokens, ranks.count)[ranks.index]:
-        micro = pack(batch, samples, limits, ranks.device)
-        columns = _forward_backward(model, replay, run, micro, trained_tokens)
-        _accumulate(sums_EM, highest_E, micro, columns)
-        if export is not None:
-            export.add(batch, micro, columns)
-    metrics: dict[str, MetricValue] = {"learning_rate": 0.0, "grad_norm": 0.0}
-    if trained_tokens:
-        try:
-            metrics = _update(run, batch, ranks, sums_EM, highest_E)
-        except InvalidBatch:
-            run.optimizer.zero_grad()
-            raise
-    if export is not None and export_directory is not None:
-        export.write(export_directory, batch.step, ranks.index)
-    run.progress.step = batch.step
-    run.progress.total_tokens += len(batch.token_ids_T)
-    run.progress.total_samples += len(batch.samples)
-    seconds = time.perf_counter() - started
-    return {
-        **metrics,
-        **_means(sums_EM.cpu(), highest_E.cpu(), names),
-        "tokens": len(batch.token_ids_T),
-        "samples": len(batch.samples),
-        "tokens_per_second": len(batch.token_ids_T) / seconds,
-        "phase/train": seconds,
-    }
+        train_row(model, replay, limits, [(step, samples)])
+    return finish(step, ranks)
 
 
-def _forward_backward(
-    model: nn.Module, replay: RouterReplay | None, run: Run, micro: MicroBatch, trained_tokens: int
-) -> dict[str, Tensor]:
-    """Accumulates the gradient of one micro-batch; what the trained tokens came to, `[P]` each, without gradient."""
+def _forward(
+    model: nn.Module, replay: RouterReplay | None, steps: Sequence[OpenStep], micro: MicroBatch
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, with gradient, and entropies of the row's trained tokens, `[P]` each."""
     replaying = (
         replay.replaying(micro.routed_experts_TLK, micro.has_record_T)
         if replay is not None and micro.routed_experts_TLK is not None
         else nullcontext()
     )
-    with replaying:
-        trainer_P, entropy_P = log_probabilities(
+    temperatures = torch.tensor([step.run.config.sampling.temperature for step in steps], dtype=torch.float32)
+    predictions = torch.tensor([part.predictions for part in micro.parts])
+    spans = [(step.run.index, part.tokens) for step, part in zip(steps, micro.parts, strict=True)]
+    with replaying, routing(model, spans):
+        return log_probabilities(
             model,
             micro.token_ids_T,
             micro.position_ids_T,
             micro.sample_lengths,
             micro.predicting_P,
             micro.targets_P,
-            run.config.sampling.temperature,
+            temperatures.repeat_interleave(predictions).to(micro.targets_P.device),
         )
-        outputs = run.loss(LossInputs(trainer_P, micro.inference_log_probabilities_P, micro.advantages_P))
-        (outputs.loss_P.sum() / trained_tokens).backward()
+
+
+def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs | None, Tensor]:
+    """What the run's loss makes of its tokens of a row, and the gradient `[P]` of the step's loss by their log-probabilities.
+
+    A loss that raises, or returns something else than it must, is the step's fault; then None, and no gradient.
+    """
+    log_probabilities_P = inputs.trainer_log_probabilities_P
+    try:
+        outputs = step.run.loss(inputs)
+        for name in ("loss_P", "masked_P"):
+            if (shape := getattr(outputs, name).shape) != log_probabilities_P.shape:
+                raise ValueError(f"{name} has shape {list(shape)}; expected {list(log_probabilities_P.shape)}")
+        (gradient_P,) = torch.autograd.grad(outputs.loss_P.sum() / step.trained_tokens, log_probabilities_P)
+    except Exception as error:  # an operator's loss may fail in any way
+        logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
+        step.fault = f"raised {type(error).__name__}: {error}"
+        return None, torch.zeros_like(log_probabilities_P)
+    return outputs, gradient_P
+
+
+def _columns(inputs: LossInputs, outputs: LossOutputs, entropy_P: Tensor) -> dict[str, Tensor]:
+    """What the trained tokens came to, `[P]` each, without gradient."""
     return {
         "loss": outputs.loss_P.detach(),
         "entropy": entropy_P,
-        "trainer_log_probability": trainer_P.detach(),
-        "inference_log_probability": micro.inference_log_probabilities_P,
-        "advantage": micro.advantages_P,
+        "trainer_log_probability": inputs.trainer_log_probabilities_P.detach(),
+        "inference_log_probability": inputs.inference_log_probabilities_P,
+        "advantage": inputs.advantages_P,
         "masked": outputs.masked_P,
     }
 
 
-def _accumulate(sums_EM: Tensor, highest_E: Tensor, micro: MicroBatch, columns: dict[str, Tensor]) -> None:
-    """Adds a micro-batch's tokens to the sums of their environments.
+def _accumulate(step: OpenStep, columns: dict[str, Tensor], environments_P: Tensor, replayed_P: Tensor) -> None:
+    """Adds the tokens of a row to the sums of their environments.
 
     The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with
     d = log p_trainer - log p_inference, unbiased and never negative (Schulman, "Approximating KL Divergence", 2020).
@@ -126,30 +214,32 @@ def _accumulate(sums_EM: Tensor, highest_E: Tensor, micro: MicroBatch, columns: 
             ratio_P - 1 - difference_P,
             ratio_P,
             columns["masked"].double(),
-            micro.has_record_T[micro.predicting_P].double(),
+            replayed_P.double(),
             torch.ones_like(ratio_P),
         ],
         dim=1,
     )
-    sums_EM.index_add_(0, micro.environments_P, rows_PM)
-    highest_E.scatter_reduce_(0, micro.environments_P, ratio_P, "amax")
+    step.sums_EM.index_add_(0, environments_P, rows_PM)
+    step.highest_E.scatter_reduce_(0, environments_P, ratio_P, "amax")
 
 
-def _update(run: Run, batch: Batch, ranks: Ranks, sums_EM: Tensor, highest_E: Tensor) -> dict[str, MetricValue]:
+def _update(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     """Adds gradients and sums over the ranks, and updates the weights if both are finite."""
+    run, number = step.run, step.batch.step
+    faults = torch.tensor([float(step.fault is not None)], dtype=torch.float64, device=step.sums_EM.device)
     ranks.add(run.optimizer.gradients())
-    ranks.add([sums_EM])
-    ranks.maximum(highest_E)
+    ranks.add([step.sums_EM, faults])
+    ranks.maximum(step.highest_E)
+    if float(faults):
+        raise InvalidBatch(f"the loss of step {number} {step.fault or 'raised on another rank, whose log says what'}")
     norm = run.optimizer.gradient_norm()
-    if not bool(sums_EM[:, 0].isfinite().all()):
+    if not bool(step.sums_EM[:, 0].isfinite().all()):
         raise InvalidBatch(
-            f"the loss of step {batch.step} is not finite; its weights, or its log-probabilities, are broken"
+            f"the loss of step {number} is not finite; its weights, or its log-probabilities, are broken"
         )
     if not math.isfinite(float(norm)):
-        raise InvalidBatch(
-            f"the gradient of step {batch.step} is not finite (norm {float(norm)}); the step is not taken"
-        )
-    rate = run.optimizer.step(batch.step, norm)
+        raise InvalidBatch(f"the gradient of step {number} is not finite (norm {float(norm)}); the step is not taken")
+    rate = run.optimizer.step(number, norm)
     return {"learning_rate": rate, "grad_norm": float(norm)}
 
 

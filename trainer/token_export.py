@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import orjson
+from torch import Tensor
 
-from trainer.packer import MicroBatch
+from trainer.packer import Part
 from transport.atomic import write_atomically
-from transport.records import Batch
 
 
 class TokenExport:
@@ -23,13 +23,19 @@ class TokenExport:
     def __init__(self) -> None:
         self._lines: list[bytes] = []
 
-    def add(self, batch: Batch, micro: MicroBatch, columns: dict[str, Any]) -> None:
-        """Adds the samples of a micro-batch. `columns`: name to tensor `[P]`, over its trained tokens."""
+    def add(self, part: Part, predicting_P: Tensor, columns: dict[str, Tensor]) -> None:
+        """Adds the samples of one batch in a row.
+
+        Args:
+            part: these samples.
+            predicting_P: counted from the first of them, the positions whose next token is trained.
+            columns: name to tensor `[P]`, over these trained tokens.
+        """
+        batch = part.batch
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in columns.items()}
-        arrays["token_id"] = micro.targets_P.cpu().numpy()
-        positions = micro.predicting_P.cpu().numpy() + 1
+        positions = predicting_P.cpu().numpy() + 1
         start = 0
-        for index, length in zip(micro.samples, micro.sample_lengths, strict=True):
+        for index, length in zip(part.samples, part.sample_lengths, strict=True):
             inside = slice(*np.searchsorted(positions, [start, start + length]))
             sample = batch.samples[index]
             line: dict[str, Any] = {

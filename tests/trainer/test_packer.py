@@ -45,7 +45,7 @@ def test_samples_that_train_nothing_are_left_out() -> None:
 
 def test_a_row_carries_the_samples_own_values() -> None:
     batch = make_batch(lengths=(9, 6, 11), routed=True)
-    micro = pack(batch, [2, 0], LIMITS, CPU)
+    micro = pack([(batch, [2, 0])], LIMITS, CPU)
     assert environment_names(batch) == ["guess", "reverse"]
     assert micro.sample_lengths == [11, 9]
     order = np.concatenate([np.arange(15, 26), np.arange(0, 9)])
@@ -68,13 +68,13 @@ def test_wide_routing_survives() -> None:
     batch = make_batch(lengths=(4,), routed=True)
     chunk = np.full((3, LAYERS, TOP_K), 299, dtype=np.uint16)
     batch = replace(batch, routed_experts=((chunk,),))
-    micro = pack(batch, [0], replace(LIMITS, experts=300), CPU)
+    micro = pack([(batch, [0])], replace(LIMITS, experts=300), CPU)
     assert micro.routed_experts_TLK is not None
     assert int(micro.routed_experts_TLK[:3].min()) == 299
 
 
 def test_without_routing_nothing_is_recorded() -> None:
-    micro = pack(make_batch(), [0], LIMITS, CPU)
+    micro = pack([(make_batch(), [0])], LIMITS, CPU)
     assert micro.routed_experts_TLK is None
     assert not micro.has_record_T.any()
 
