@@ -1,0 +1,323 @@
+"""`claim_and_run`: one worker over a list of targets. Any number of them, anywhere, share a root and nothing else.
+
+The order is `sweep/walk.py`'s, the claims are `sweep/lock.py`'s. Here they meet the body, twice: as a function in the
+caller's own thread, and as a coroutine in the caller's own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import random
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from sweep.interruption import Interruptions
+from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
+from sweep.lock import REAL_CLOCKS, Claim, Keeper, PreviousTaskFailed, holder, keeping
+from sweep.protocol import LeaseLost, Observer, Tenure, perform
+from sweep.record import RecordError, checked_id
+from sweep.store import StoreError, open_store, prove
+from sweep.walk import Rest, Walk
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_LEASES = 10
+"""How many leases the storage may be out of reach before a worker that runs nothing ends."""
+SAY_SECONDS = 60.0
+"""Between two lines that say what is waited for."""
+
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepTarget(Generic[C]):
+    """One thing to do. Raises `ValueError` for an id that is not safe as a file name."""
+
+    target_id: str
+    config: C
+    """Handed to the body, and to nobody else."""
+
+    def __post_init__(self) -> None:
+        checked_id(self.target_id)
+
+
+Body = Callable[[SweepTarget[C], Claim], Any]
+"""Runs a target: a function, or a coroutine function. What it returns is dropped."""
+
+
+class SweepFailed(ExceptionGroup[Exception]):
+    """Targets that stay FAILED when all others read SUCCESS: the errors of this worker's own attempts, `PreviousTaskFailed`
+    for those of others, `RecordError` for a record that cannot be read."""
+
+
+def claim_and_run(
+    sweep_root: str | os.PathLike[str],
+    targets: Sequence[SweepTarget[C]],
+    run_fn: Body[C],
+    *,
+    force_run_failed: bool = True,
+    max_attempts: int | None = None,
+    heartbeat: float = 30.0,
+    lease: float = 90.0,
+) -> None:
+    """Sees to it that every target is run to SUCCESS by exactly one worker, and returns when all are.
+
+    `run_fn(target, claim)` is called in this thread; a coroutine function runs in a loop of its own. An exception of its
+    marks the target FAILED, and the others go on. A FAILED target is tried again after a pause, unless `force_run_failed` is
+    false: until it has had `max_attempts` in all workers together, or, with None, once by each worker. In the main thread
+    SIGTERM and Ctrl-C interrupt it and give its claim back, before they end this as `SystemExit` and `KeyboardInterrupt`.
+
+    Raises `SweepFailed` at the end; `ValueError` for bad terms, ids given twice or a root that is none; `UnsafeStoreError`
+    for storage without conditional writes; `StoreError` when it is out of reach, at the start or for ten leases.
+    """
+    terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
+    if inspect.iscoroutinefunction(run_fn):
+        return _run_in_loop(_Worker(sweep_root, targets, terms), run_fn)
+    worker = _Worker(sweep_root, targets, terms)
+    with Interruptions() as interruptions:
+        while (step := worker.walk.next()) is not None:
+            interruptions.check()
+            if isinstance(step, Rest):
+                worker.say_waiting()
+                interruptions.rest(step.seconds)
+                continue
+            keeper = worker.acquire(step.target_id)
+            if keeper is not None:
+                worker.ended(step.target_id, _call(run_fn, worker.targets[step.target_id], keeper, interruptions))
+        interruptions.check()
+        worker.raise_failures()
+
+
+async def claim_and_run_async(
+    sweep_root: str | os.PathLike[str],
+    targets: Sequence[SweepTarget[C]],
+    run_fn: Body[C],
+    *,
+    force_run_failed: bool = True,
+    max_attempts: int | None = None,
+    heartbeat: float = 30.0,
+    lease: float = 90.0,
+) -> None:
+    """`claim_and_run` in a running loop, which is never blocked. A lost lease cancels the coroutine; a function runs in a
+    thread and is told by `claim.stop`. Cancelling this does the same, waits for the body's end and gives the claim back.
+    Signals are the caller's."""
+    terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
+    await _drive(await _undisturbed(_Worker, sweep_root, targets, terms), run_fn)
+
+
+class _Worker(Generic[C]):
+    """What both forms share: what was claimed, what came of it, what is next."""
+
+    def __init__(self, root: str | os.PathLike[str], targets: Sequence[SweepTarget[C]], terms: Terms) -> None:
+        self.targets = {target.target_id: target for target in targets}
+        if len(self.targets) != len(targets):
+            ids = [target.target_id for target in targets]
+            twice = sorted(target_id for target_id in self.targets if ids.count(target_id) > 1)
+            raise ValueError(f"targets given more than once: {', '.join(twice)}")
+        self.walk = Walk(self.targets, terms.heartbeat, random.Random())
+        self._store = open_store(root)
+        prove(self._store)
+        self._terms = terms
+        self._observer = Observer(terms, REAL_CLOCKS, self._store.root)
+        self._errors: dict[str, Exception] = {}
+        """Of our own attempts, by target."""
+        self._waiting_for: dict[str, str] = {}
+        self._said_at = monotonic()
+        self._unreachable_since: float | None = None
+
+    def acquire(self, target_id: str) -> Keeper | None:
+        """The claim, if it is ours now. Raises `StoreError` when the storage has been out of reach for too long."""
+        terms = self._terms
+        if terms.max_attempts is None and target_id in self._errors:
+            terms = replace(
+                terms, force_run_failed=False
+            )  # Our one attempt; that of a peer who has it now may still succeed.
+        try:
+            found = perform(self._store, self._observer.acquire(target_id, terms))
+        except StoreError as error:
+            self._unreachable(target_id, error)
+            return None
+        except RecordError as error:
+            self.walk.failed(target_id, error)
+            return None
+        self._unreachable_since = None
+        self._waiting_for.pop(target_id, None)
+        match found:
+            case Tenure():
+                return Keeper(self._store, found)
+            case Done():
+                self.walk.done(target_id)
+            case StaysFailed(record):
+                previous = PreviousTaskFailed(f"{target_id}: {holder(record)}: {record.error}")
+                self.walk.failed(target_id, self._errors.get(target_id, previous))
+            case Held(seconds, record):
+                self._waiting_for[target_id] = holder(record)
+                self.walk.later(target_id, seconds)
+        return None
+
+    def ended(self, target_id: str, error: Exception | None) -> None:
+        """What came of a claim."""
+        if error is None:
+            self.walk.done(target_id)
+        elif isinstance(error, LeaseLost):
+            self.walk.later(target_id, self._terms.heartbeat)  # The log has it already.
+        else:
+            logger.error("%s failed: %s: %s", target_id, type(error).__name__, error)
+            self._errors[target_id] = error
+            self.walk.later(target_id, 0.0)
+
+    def say_waiting(self) -> None:
+        """Once a minute, what peers hold and who."""
+        if monotonic() - self._said_at < SAY_SECONDS:
+            return
+        self._said_at = monotonic()
+        for target_id, whose in self._waiting_for.items():
+            logger.info("waiting for %s: %s", target_id, whose)
+
+    def raise_failures(self) -> None:
+        """Raises `SweepFailed` if anything stays failed."""
+        failures = self.walk.failures
+        if failures:
+            names = ", ".join(failures)
+            raise SweepFailed(
+                f"{len(failures)} of {len(self.targets)} targets failed: {names}", list(failures.values())
+            )
+
+    def _unreachable(self, target_id: str, error: StoreError) -> None:
+        now = monotonic()
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+            logger.warning("the storage does not answer: %s", error)
+        elif now - self._unreachable_since > PATIENCE_LEASES * self._terms.lease:
+            raise error
+        self.walk.later(target_id, self._terms.heartbeat)
+
+
+def _call(run_fn: Body[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions) -> Exception | None:
+    try:
+        with keeping(keeper) as claim, interruptions.heeded():
+            _called(run_fn, target, claim)
+    except Exception as error:  # noqa: BLE001 - `keeping` has recorded it, and it is raised at the end
+        return error
+    return None
+
+
+def _called(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
+    if inspect.isawaitable(run_fn(target, claim)):
+        raise TypeError(
+            f"{run_fn!r} returned a coroutine that nobody runs: pass a coroutine function (async def) itself"
+        )
+
+
+# --- in a loop ---
+
+
+async def _drive(worker: _Worker[C], run_fn: Body[C]) -> None:
+    while (step := worker.walk.next()) is not None:
+        await asyncio.sleep(0)  # where a cancellation comes that was put off
+        if isinstance(step, Rest):
+            worker.say_waiting()
+            await asyncio.sleep(step.seconds)
+            continue
+        keeper = await _undisturbed(worker.acquire, step.target_id)
+        if keeper is not None:
+            worker.ended(step.target_id, await _run(run_fn, worker.targets[step.target_id], keeper))
+    worker.raise_failures()
+
+
+async def _run(run_fn: Body[C], target: SweepTarget[C], keeper: Keeper) -> Exception | None:
+    """`_call` and `keeping`, with the body in a task that a lost lease cancels."""
+    try:
+        try:
+            if inspect.iscoroutinefunction(run_fn):
+                await _cancelled_when_lost(run_fn(target, keeper.claim), keeper)
+            else:
+                await _told_when_cancelled(run_fn, target, keeper.claim)
+        except Exception as error:  # noqa: BLE001 - it is recorded, and raised at the end
+            await _undisturbed(keeper.fail, error)
+            return error
+        await _undisturbed(keeper.succeed)
+    except LeaseLost as error:
+        return error
+    except BaseException:
+        await _undisturbed(keeper.give_back)
+        raise
+    return None
+
+
+async def _cancelled_when_lost(body: Awaitable[Any], keeper: Keeper) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(body)
+    keeper.on_lost(lambda: loop.call_soon_threadsafe(task.cancel))
+    try:
+        await task
+    except asyncio.CancelledError:
+        ours = asyncio.current_task()
+        if keeper.lost is not None and ours is not None and not ours.cancelling():
+            raise LeaseLost(keeper.lost) from None
+        raise
+
+
+async def _told_when_cancelled(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
+    """In a thread, which cannot be cancelled: it is told, and waited for."""
+    work = asyncio.ensure_future(asyncio.to_thread(_called, run_fn, target, claim))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        claim.stop.set()
+        await _undisturbed_wait(work)
+        raise
+
+
+async def _undisturbed(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+    """The function's result, from a thread. A cancellation meanwhile is put off until it is there, and comes at the next
+    `await`."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **keywords))
+    await _undisturbed_wait(work)
+    return work.result()
+
+
+async def _undisturbed_wait(work: asyncio.Future[R]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            cancelled = True
+            task.uncancel()
+    if cancelled:
+        task.cancel()
+
+
+def _run_in_loop(worker: _Worker[C], run_fn: Body[C]) -> None:
+    """A coroutine for a caller without a loop. Ctrl-C cancels it (`asyncio.run` sees to that), and SIGTERM does the same."""
+    terminated = False
+
+    async def drive() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def terminate() -> None:
+            nonlocal terminated
+            terminated = True
+            task.cancel()
+
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            loop.add_signal_handler(signal.SIGTERM, terminate)
+        await _drive(worker, run_fn)
+
+    try:
+        asyncio.run(drive())
+    except asyncio.CancelledError:
+        if terminated:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise

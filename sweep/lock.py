@@ -1,0 +1,239 @@
+"""A claim that is held: kept alive by heartbeats, watched, and ended with what became of it; and `step_lock`, the primitive.
+
+Two threads a claim. One writes heartbeats, and may hang in the storage; the other only watches the clock, so that the body is
+told in time whatever the storage does. The protocol is `sweep/protocol.py`; many targets are `sweep/claim.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
+from sweep.protocol import Clocks, LeaseLost, Observer, Tenure, perform
+from sweep.record import Record, RecordError, checked_id
+from sweep.store import Store, StoreError, open_store, prove
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 1.0
+"""How long the watching thread sleeps at most: its sleep may stand still with the machine, the lease does not."""
+GIVE_BACK_SECONDS = 10.0
+"""How long an interrupted worker tries to give its claim back. After that its lease runs out by itself."""
+
+REAL_CLOCKS = Clocks(monotonic, time.time)
+
+
+class StepAlreadyDone(Exception):
+    """The target reads SUCCESS."""
+
+
+class PreviousTaskFailed(Exception):
+    """The target reads FAILED and is not to be tried again."""
+
+
+class StepHeld(TimeoutError):
+    """A peer still had the target when the time to wait was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a body is told of its claim."""
+
+    target_id: str
+    owner: str
+    token: int
+    """The fencing token: higher than that of every claim before it. Storage that refuses lower ones than it has seen is safe even
+    from a body that does not stop."""
+    attempt: int
+    """Counting from 1; those that were interrupted do not count."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the body must end: its lease is lost, or its worker is asked to stop. What it does then counts for nothing."""
+
+
+class Keeper:
+    """Keeps one claim until it is ended, by exactly one of `succeed`, `fail` and `give_back`. In a forked child these do nothing:
+    the claim is the parent's."""
+
+    def __init__(self, store: Store, tenure: Tenure) -> None:
+        record = tenure.record
+        self.claim = Claim(record.target_id, record.owner, record.token, record.attempts)
+        self._store = store
+        self._tenure = tenure
+        self._process = os.getpid()
+        self._writing = threading.Lock()
+        """One exchange of the tenure at a time."""
+        self._changed = threading.Condition()
+        self._ending = False
+        self._lost: str | None = None
+        self._trouble = "none was answered"
+        self._on_lost: Callable[[], object] | None = None
+        for thread in (self._beat, self._watch):
+            threading.Thread(target=thread, name=f"sweep {thread.__name__} {record.target_id}", daemon=True).start()
+
+    @property
+    def lost(self) -> str | None:
+        """Why the lease is lost; None while it is not."""
+        return self._lost
+
+    def on_lost(self, callback: Callable[[], object]) -> None:
+        """Has `callback` called, from another thread, should the lease be lost before the claim is ended."""
+        with self._changed:
+            self._on_lost = callback
+            if self._lost is not None:
+                callback()
+
+    def succeed(self) -> None:
+        """The body returned. Raises `LeaseLost` if that does not count."""
+        self._end(succeeded, self._tenure.terms.lease)
+
+    def fail(self, error: Exception) -> None:
+        """The body raised. Raises `LeaseLost` if that does not count."""
+        text = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        self._end(lambda record, wall: failed(record, text, trace, wall), self._tenure.terms.lease)
+
+    def give_back(self) -> None:
+        """The body was interrupted: a peer may take the target at once. Logs what goes wrong, since another exception is
+        under way."""
+        try:
+            self._end(interrupted, min(GIVE_BACK_SECONDS, self._tenure.terms.lease))
+        except LeaseLost as error:
+            logger.warning("an interrupted claim was not given back: %s", error)
+
+    def _end(self, transition: Callable[[Record, float], Record], patience: float) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            if self._lost is not None:
+                raise LeaseLost(self._lost)
+            self._ending = True
+            self._changed.notify_all()
+        # From here on nobody is told any more: the body has ended, and whether it counts is for the store to say.
+        if not self._writing.acquire(timeout=patience):
+            raise LeaseLost(f"{self.claim.target_id}: the storage has not answered for {patience:g} s")
+        try:
+            perform(self._store, self._tenure.end(transition, patience))
+        except (StoreError, RecordError) as error:
+            raise LeaseLost(f"{self.claim.target_id}: how it ended could not be written: {error}") from error
+        finally:
+            self._writing.release()
+
+    # --- the two threads ---
+
+    def _beat(self) -> None:
+        while self._rest():
+            try:
+                with self._writing:
+                    if not self._ending:
+                        perform(self._store, self._tenure.beat())
+                        logger.debug("%s: heartbeat %d", self.claim.target_id, self._tenure.record.revision)
+            except LeaseLost as error:
+                return self._lose(str(error))
+            except StoreError as error:
+                self._trouble = str(error)  # The watching thread says so when the deadline comes, which is now.
+            except BaseException as error:
+                logger.exception("%s: the heartbeat failed", self.claim.target_id)
+                return self._lose(f"{self.claim.target_id}: the heartbeat failed: {error!r}")
+
+    def _rest(self) -> bool:
+        """Until the next heartbeat is due; False when there is to be none."""
+        with self._changed:
+            due = self._tenure.confirmed_at + self._tenure.terms.heartbeat
+            self._changed.wait_for(lambda: self._over, max(0.0, due - monotonic()))
+            return not self._over
+
+    @property
+    def _over(self) -> bool:
+        return self._ending or self._lost is not None
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                if self._over:
+                    return
+                remaining = self._tenure.deadline - monotonic()
+                if remaining > 0:
+                    self._changed.wait(min(remaining, WATCH_SECONDS))
+                    continue
+            safe = self._tenure.terms.safe_seconds
+            return self._lose(
+                f"{self.claim.target_id}: no heartbeat was confirmed for {safe:g} s, so that a peer may take it soon; "
+                f"the last error: {self._trouble}"
+            )
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            if self._over:
+                return
+            self._lost = reason
+            self._changed.notify_all()
+            self.claim.stop.set()
+            if self._on_lost is not None:
+                self._on_lost()
+        logger.warning("lease lost: %s", reason)
+
+
+@contextlib.contextmanager
+def keeping(keeper: Keeper) -> Iterator[Claim]:
+    """The claim for as long as the block runs: SUCCESS when it ends, FAILED and the same exception when it raises one, given back
+    when it is interrupted (`SystemExit`, `KeyboardInterrupt`, cancellation). Raises `LeaseLost` if it ended too late to count."""
+    try:
+        yield keeper.claim
+    except Exception as error:
+        keeper.fail(error)
+        raise
+    except BaseException:
+        keeper.give_back()
+        raise
+    keeper.succeed()
+
+
+@contextlib.contextmanager
+def step_lock(
+    path: str | os.PathLike[str],
+    *,
+    force_run_failed: bool = True,
+    max_attempts: int | None = None,
+    heartbeat: float = 30.0,
+    lease: float = 90.0,
+    timeout: float | None = None,
+) -> Iterator[Claim]:
+    """Runs its block as the only one to do so for `path`, whose last part is the target's id and the rest the sweep's root.
+
+    Waits, with jitter, while a peer has it: at most `timeout` seconds, or for as long as the peer lives. Raises
+    `StepAlreadyDone`, `PreviousTaskFailed`, `StepHeld`; at the block's end see `keeping`. `StoreError` when the storage
+    cannot be reached.
+    """
+    root, _, target_id = os.fspath(path).rpartition("/")
+    terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
+    store = open_store(root or ".")
+    checked_id(target_id)
+    prove(store)
+    observer = Observer(terms, REAL_CLOCKS, store.root)
+    give_up = None if timeout is None else monotonic() + timeout
+    while isinstance(found := perform(store, observer.acquire(target_id)), Held):
+        remaining = float("inf") if give_up is None else give_up - monotonic()
+        if remaining <= 0:
+            raise StepHeld(f"{path}: {holder(found.record)}, and {timeout:g} s to wait are over")
+        time.sleep(min(remaining, random.uniform(0.5, 1.0) * min(max(found.seconds, heartbeat / 20), heartbeat)))
+    match found:
+        case Done(record):
+            raise StepAlreadyDone(f"{path}: {holder(record)}")
+        case StaysFailed(record):
+            raise PreviousTaskFailed(f"{path}: {holder(record)}: {record.error}")
+        case Tenure():
+            with keeping(Keeper(store, found)) as claim:
+                yield claim
+
+
+def holder(record: Record) -> str:
+    """Whose a target is, in words."""
+    return f"{record.state} by process {record.pid} on {record.host}, attempt {record.attempts}, token {record.token}"

@@ -1,0 +1,246 @@
+"""The protocol of a lease as exchanges with a store: claim, heartbeat, end. No I/O: each is a generator of requests.
+
+An exchange yields a `Read`, a `Write` or a `Pause` and is sent the answer, or has `Conflict` or `StoreError` thrown in.
+`perform` carries one out; tests carry out many at once, a request at a time, in every order and with every fault.
+`sweep/lease.py` has the rules.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sweep.lease import (
+    Done,
+    Held,
+    Sightings,
+    StaysFailed,
+    Take,
+    Terms,
+    beaten,
+    claimed,
+    interrupted,
+    judge,
+    written_off,
+)
+from sweep.record import Record, State
+from sweep.store import Conflict, Store, Stored, StoreError
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 5.0
+CLAIM_SECONDS = 10.0
+"""How long a claim is tried. It is one of many chances, and a worker that tries cannot be interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Answered by `Stored` or None."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Answered by the new version. See `Store.write`."""
+
+    key: str
+    data: bytes
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Answered by None, that much later."""
+
+    seconds: float
+
+
+T = TypeVar("T")
+Exchange = Generator[Read | Write | Pause, Any, T]
+
+
+class LeaseLost(Exception):
+    """The target is, or may be, somebody else's now. What its body did since counts for nothing here."""
+
+
+class Superseded(Exception):
+    """Another's write came first."""
+
+    def __init__(self, stored: Stored | None) -> None:
+        super().__init__("another's write came first")
+        self.stored = stored
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The observer's own clock, which decides, and the wall's, which people read. Seconds both."""
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], float] = time.time
+
+
+def perform(store: Store, exchange: Exchange[T]) -> T:
+    """Carries an exchange out, and returns or raises what it does. Blocks."""
+    try:
+        request = next(exchange)
+        while True:
+            try:
+                answer = _answer(store, request)
+            except (Conflict, StoreError) as error:
+                request = exchange.throw(error)
+            else:
+                request = exchange.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _answer(store: Store, request: Read | Write | Pause) -> Stored | str | None:
+    match request:
+        case Read(key):
+            return store.read(key)
+        case Write(key, data, version):
+            return store.write(key, data, version)
+        case Pause(seconds):
+            time.sleep(seconds)
+            return None
+
+
+def settle(record: Record, version: str | None, clocks: Clocks, give_up: float) -> Exchange[str]:
+    """Writes a record, and goes on until it is known whether it is written; returns its version.
+
+    An error may mean that the answer was lost, and a conflict that a library sent the same request twice: so what is there is
+    read back. The very same bytes are sent again while nothing has changed, since a request thought lost may still arrive:
+    one of the two then finds its condition broken. Raises `Superseded`; the last `StoreError` once `give_up` has passed.
+    """
+    data, pause = record.to_bytes(), FIRST_PAUSE_SECONDS
+    while True:
+        trouble: Exception
+        try:
+            written: str = yield Write(record.target_id, data, version)
+            return written
+        except (Conflict, StoreError) as error:
+            trouble = error
+        try:
+            stored: Stored | None = yield Read(record.target_id)
+        except StoreError as error:
+            trouble = error
+        else:
+            if stored is not None and stored.data == data:
+                return stored.version
+            if (stored and stored.version) != version:
+                raise Superseded(stored)
+        if clocks.monotonic() >= give_up:
+            raise StoreError(f"{record.target_id}: not written in time: {trouble}") from trouble
+        yield Pause(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+@dataclass(slots=True)
+class Tenure:
+    """A claim as its owner knows it: the last record that it knows to be written. Its exchanges follow one another."""
+
+    record: Record
+    version: str
+    confirmed_at: float
+    """When the first request of the last confirmed write was begun, by the monotonic clock."""
+    terms: Terms
+    clocks: Clocks
+
+    @property
+    def deadline(self) -> float:
+        """When the owner must have stopped, unless another write is confirmed by then."""
+        return self.confirmed_at + self.terms.safe_seconds
+
+    def beat(self) -> Exchange[None]:
+        """One heartbeat. Raises `LeaseLost`, or `StoreError` when the deadline has passed."""
+        yield from self._write(lambda record: beaten(record, self.clocks.wall()), self.deadline)
+
+    def end(self, transition: Callable[[Record, float], Record], patience: float) -> Exchange[None]:
+        """The last write. Safe at any time: it is refused if a peer has taken over. Raises `LeaseLost`, `StoreError` after
+        `patience`."""
+        yield from self._write(
+            lambda record: transition(record, self.clocks.wall()), self.clocks.monotonic() + patience
+        )
+
+    def _write(self, transition: Callable[[Record], Record], give_up: float) -> Exchange[None]:
+        while True:
+            record, started = transition(self.record), self.clocks.monotonic()
+            try:
+                version = yield from settle(record, self.version, self.clocks, give_up)
+            except Superseded as superseded:
+                self._go_on_from(superseded.stored)  # A heartbeat that was given up has arrived after all.
+                continue
+            self.record, self.version, self.confirmed_at = record, version, started
+            return
+
+    def _go_on_from(self, stored: Stored | None) -> None:
+        if stored is None:
+            raise LeaseLost(f"{self.record.target_id}: its record was deleted")
+        found = Record.of_bytes(stored.data, self.record.target_id)
+        if found.owner != self.record.owner or found.state is not State.RUNNING:
+            raise LeaseLost(
+                f"{found.target_id}: attempt {self.record.attempts} (token {self.record.token}) was taken over: "
+                f"it is {found.state} by process {found.pid} on {found.host} (token {found.token})"
+            )
+        self.record, self.version = found, stored.version
+
+
+@dataclass(slots=True)
+class Observer:
+    """One worker's view of a root: its terms, its clocks, and since when it has seen what."""
+
+    terms: Terms
+    clocks: Clocks
+    place: str = ""
+    """The root, for messages."""
+    sightings: Sightings = field(default_factory=Sightings)
+
+    def acquire(self, target_id: str, terms: Terms | None = None) -> Exchange[Tenure | Held | Done | StaysFailed]:
+        """Claims a target if that is allowed (`lease.judge`), as a new owner each time. `terms` in place of the observer's own.
+
+        Raises `StoreError` when it cannot be known whether it is claimed (then nobody is its owner, and its lease runs out),
+        `RecordError` for a record that cannot be read.
+        """
+        terms = terms or self.terms
+        stored: Stored | None = yield Read(target_id)
+        unchanged = self.sightings.unchanged_seconds(target_id, stored and stored.version, self.clocks.monotonic())
+        record = self._record(target_id, stored)
+        verdict = judge(record, unchanged, self.clocks.wall(), terms)
+        owner, started = uuid.uuid4().hex, self.clocks.monotonic()
+        version = stored and stored.version
+        try:
+            if isinstance(verdict, Take):
+                new = claimed(record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall())
+                version = yield from settle(new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds))
+                return (yield from self._in_time(Tenure(new, version, started, terms, self.clocks)))
+            if isinstance(verdict, Held | Done | StaysFailed):
+                return verdict
+            assert record is not None
+            new = written_off(record, owner, self.clocks.wall())
+            yield from settle(new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds))
+            return StaysFailed(new)
+        except Superseded as superseded:
+            winner = self._record(target_id, superseded.stored)
+            return Held(0.0, winner or new)
+
+    def _in_time(self, tenure: Tenure) -> Exchange[Tenure | Held]:
+        """Gives back what was confirmed so late that its owner would have to stop at once."""
+        if self.clocks.monotonic() < tenure.deadline:
+            return tenure
+        try:
+            yield from tenure.end(interrupted, tenure.terms.lease)
+        except LeaseLost:
+            return Held(0.0, tenure.record)
+        return Held(tenure.terms.heartbeat, tenure.record)
+
+    def _record(self, target_id: str, stored: Stored | None) -> Record | None:
+        if stored is None:
+            return None
+        return Record.of_bytes(stored.data, f"{self.place}: {target_id}")

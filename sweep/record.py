@@ -1,0 +1,100 @@
+"""The record of one target: who has it, since when, how it ended. One small JSON object, which is lease and status in one.
+
+Every change of it is one compare-and-swap of the whole (`sweep/store.py`), so a status can never disagree with the lock. What
+may follow what is in `sweep/lease.py`. Wall-clock times are for people: nothing is decided by them but how soon a failed
+target may be tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+FORMAT = 1
+LARGEST_BYTES = 65_536
+"""Nothing larger is read as a record."""
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class State(StrEnum):
+    """What the last writer of a record left it in."""
+
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    INTERRUPTED = "INTERRUPTED"
+    """Given back before it ended: free to be taken."""
+
+
+class RecordError(ValueError):
+    """Bytes that are no record of this format: nothing is done with their target until a person has looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One target as stored. `revision` rises with every write and `owner` differs with every claim, so no two writes are
+    alike."""
+
+    target_id: str
+    state: State
+    owner: str
+    """A uuid made for this one acquisition; never a host, process or thread, which are used again."""
+    token: int
+    """The fencing token: 1 for the first claim, and one more for each that follows."""
+    attempts: int
+    """Claims, without those that were given back."""
+    revision: int
+    lease_seconds: float
+    """How long an observer has to have seen this record unchanged before it may take a RUNNING target."""
+    host: str
+    pid: int
+    started_at: float
+    """Seconds since the epoch by the owner's clock, like the next two."""
+    heartbeat_at: float
+    finished_at: float | None = None
+    error: str | None = None
+    """Of the last attempt that did not succeed, also while the next one runs."""
+    traceback: str | None = None
+
+    def to_bytes(self) -> bytes:
+        """UTF-8 JSON with a line a field, for `cat`."""
+        return (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode()
+
+    @classmethod
+    def of_bytes(cls, data: bytes, place: str) -> Record:
+        """What `to_bytes` gave. Raises `RecordError` naming `place` and what is wrong."""
+        try:
+            if len(data) > LARGEST_BYTES:
+                raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
+            return cls._of_json(json.loads(data))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"{place} is not a sweep's record of format {FORMAT}: {error}; move it away to run its target afresh"
+            ) from error
+
+    @classmethod
+    def _of_json(cls, found: Any) -> Record:
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f"no object with format {FORMAT}")
+        names = [field.name for field in fields(cls)]
+        given = {name: found[name] for name in names}
+        for name in ("token", "attempts", "revision", "pid"):
+            if not isinstance(given[name], int) or given[name] < 0:
+                raise ValueError(f"{name} is {given[name]!r}, not a whole number of at least 0")
+        for name in ("lease_seconds", "started_at", "heartbeat_at"):
+            if not isinstance(given[name], int | float) or not 0 <= given[name] < float("inf"):
+                raise ValueError(f"{name} is {given[name]!r}, not a number of at least 0")
+        return cls(**{**given, "state": State(given["state"]), "target_id": checked_id(given["target_id"])})
+
+
+def checked_id(target_id: str) -> str:
+    """The id itself. Raises `ValueError` when it is not safe as a file name."""
+    if not isinstance(target_id, str) or not _ID.fullmatch(target_id):
+        raise ValueError(
+            f"{target_id!r} is not an id: 1 to 64 of letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    return target_id

@@ -1,0 +1,98 @@
+"""Objects of a Google Cloud Storage bucket, written on condition of their generation: a number that rises with every write.
+
+Needs the extra `gs`. Credentials and project are google-cloud-storage's own business; it honours `STORAGE_EMULATOR_HOST`, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sweep.record import LARGEST_BYTES
+from sweep.store import Conflict, Stored, StoreError
+
+SUFFIX = ".json"
+TIMEOUT = (5, 10)
+"""Seconds to connect, and between two bytes."""
+ABSENT = 0
+"""The generation of an object that does not exist."""
+
+
+class GoogleStore:
+    """A bucket's objects below a prefix."""
+
+    readers = 32
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        """Raises `ImportError` naming the extra, `ValueError` without a bucket."""
+        try:
+            from google.api_core.exceptions import GoogleAPIError, NotFound, PreconditionFailed
+            from google.auth.exceptions import GoogleAuthError
+            from google.cloud import storage
+            from requests import RequestException
+        except ImportError as error:
+            raise ImportError("a sweep on gs:// needs google-cloud-storage: install counterpoint[gs]") from error
+        if not bucket:
+            raise ValueError("gs:// without a bucket; write gs://bucket/prefix")
+        self.root = f"gs://{bucket}/{prefix}"
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._errors = (GoogleAPIError, GoogleAuthError, RequestException)
+        self._refused, self._absent = PreconditionFailed, NotFound
+        self._client: Any = storage.Client()
+        self._bucket: Any = self._client.bucket(bucket)
+
+    def read(self, key: str) -> Stored | None:
+        """See `Store`."""
+        blob = self._blob(key)
+        try:
+            # Downloaded at once, the object comes with its generation; asking for that first would be a race.
+            data = blob.download_as_bytes(end=LARGEST_BYTES, single_shot_download=True, retry=None, timeout=TIMEOUT)
+        except self._absent:
+            return None
+        except self._errors as error:
+            raise self._failed("read", key, error) from error
+        return Stored(data, str(blob.generation))
+
+    def write(self, key: str, data: bytes, version: str | None) -> str:
+        """See `Store`."""
+        blob = self._blob(key)
+        generation = ABSENT if version is None else int(version)
+        try:
+            # Sent once: when to send again is the protocol's to say, which knows how long a lease has left.
+            blob.upload_from_string(
+                data,
+                content_type="application/json",
+                if_generation_match=generation,
+                retry=None,
+                timeout=TIMEOUT,
+            )
+        except (self._refused, self._absent) as error:
+            raise Conflict(f"{self.root}/{key}") from error
+        except self._errors as error:
+            raise self._failed("written", key, error) from error
+        return str(blob.generation)
+
+    def keys(self) -> list[str]:
+        """See `Store`."""
+        try:
+            blobs = self._client.list_blobs(
+                self._bucket, prefix=self._prefix, delimiter="/", retry=None, timeout=TIMEOUT
+            )
+            names = [blob.name.removeprefix(self._prefix) for blob in blobs]
+        except self._errors as error:
+            raise self._failed("listed", "", error) from error
+        return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
+
+    def discard(self, key: str) -> None:
+        """See `Store`."""
+        try:
+            self._blob(key).delete(retry=None, timeout=TIMEOUT)
+        except self._absent:
+            return
+        except self._errors as error:
+            raise self._failed("deleted", key, error) from error
+
+    def _blob(self, key: str) -> Any:
+        return self._bucket.blob(f"{self._prefix}{key}{SUFFIX}")
+
+    def _failed(self, what: str, key: str, error: Exception) -> StoreError:
+        return StoreError(f"{self.root}/{key} cannot be {what}: {error}")

@@ -1,0 +1,155 @@
+"""Objects as files of one directory: `<root>/<key>.json`, each replaced whole, under an `flock` on a guard that is never
+unlinked.
+
+To unlink a lock's file lets two processes hold the lock, one by the old file and one by the new. So guards stay: a fixed few,
+shared out among the keys. Under a guard there is only what must be: to compare and to rename; what waits for the disk comes
+before and after. A process stopped between the two, for microseconds, keeps its guard until it goes on or ends, and the
+others are told `StoreError` meanwhile.
+
+`flock` works between machines only where the network file system carries it (NFS since Linux 2.6.12 does, unless mounted with
+`nolock` or `local_lock`); `prove` cannot see that from one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sweep.record import LARGEST_BYTES
+from sweep.store import Conflict, Stored, StoreError
+
+SUFFIX = ".json"
+GUARDS = 64
+GUARD_SECONDS = 5.0
+"""How long a guard is waited for."""
+ABANDONED_SECONDS = 3600.0
+"""After which the partial file of a process that was killed is removed."""
+
+
+class LocalStore:
+    """A directory, made when it is first written to."""
+
+    readers = 1
+
+    def __init__(self, directory: Path) -> None:
+        self.root = str(directory)
+        self._directory = directory
+        self._guards = directory / ".guards"
+        self._partials = directory / ".partial"
+
+    def read(self, key: str) -> Stored | None:
+        """See `Store`."""
+        try:
+            with self._path(key).open("rb") as file:
+                data = file.read(LARGEST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{self._path(key)} cannot be read: {error}") from error
+        return Stored(data, _version(data))
+
+    def write(self, key: str, data: bytes, version: str | None) -> str:
+        """See `Store`."""
+        try:
+            partial = self._write_partial(key, data)
+            try:
+                with self._guard(key):
+                    current = self.read(key)
+                    if (current and current.version) != version:
+                        raise Conflict(str(self._path(key)))
+                    partial.replace(self._path(key))
+            finally:
+                partial.unlink(missing_ok=True)
+            _sync(self._directory)
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self._path(key)} cannot be written: {error}") from error
+        return _version(data)
+
+    def keys(self) -> list[str]:
+        """See `Store`."""
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self._directory} cannot be read: {error}") from error
+        return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
+
+    def discard(self, key: str) -> None:
+        """See `Store`. Removes what killed processes left half written, too."""
+        try:
+            self._path(key).unlink(missing_ok=True)
+            for partial in self._partials.iterdir():
+                if time.time() - partial.stat().st_mtime > ABANDONED_SECONDS:
+                    partial.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return  # Another process was quicker.
+        except OSError as error:
+            raise StoreError(f"{self._directory} cannot be cleared: {error}") from error
+
+    def _path(self, key: str) -> Path:
+        return self._directory / f"{key}{SUFFIX}"
+
+    def _write_partial(self, key: str, data: bytes) -> Path:
+        self._partials.mkdir(parents=True, exist_ok=True)
+        partial = self._partials / f"{key}.{uuid.uuid4().hex}"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                written = os.write(descriptor, data)
+                if written != len(data):
+                    raise StoreError(f"{partial} took {written} of {len(data)} bytes: is the disk full?")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        return partial
+
+    @contextlib.contextmanager
+    def _guard(self, key: str) -> Iterator[None]:
+        self._guards.mkdir(exist_ok=True)
+        guard = self._guards / f"{zlib.crc32(key.encode()) % GUARDS:02d}"
+        # A descriptor of its own for each holder: flock excludes threads as it does processes.
+        descriptor = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(descriptor, guard)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, guard: Path) -> None:
+    give_up, pause = time.monotonic() + GUARD_SECONDS, 0.0005
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise StoreError(
+                    f"{guard} has been locked for {GUARD_SECONDS:g} s: is a process stopped in the middle of a write?"
+                ) from None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

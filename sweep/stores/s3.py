@@ -1,0 +1,105 @@
+"""Objects of an S3 bucket, written with `If-None-Match: *` and `If-Match: <etag>` (Amazon since 2024; not every store that
+speaks S3).
+
+Needs the extra `s3`. Credentials, region and endpoint are boto3's own business (`AWS_ENDPOINT_URL` for another store than
+Amazon's). An ETag may be a hash of the content; no two records of a target are alike, so it names one write all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sweep.record import LARGEST_BYTES
+from sweep.store import Conflict, Stored, StoreError
+
+SUFFIX = ".json"
+CONNECT_SECONDS, READ_SECONDS = 5, 10
+
+_REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
+_ABSENT = frozenset({"NoSuchKey", "404"})
+
+
+class S3Store:
+    """A bucket's objects below a prefix."""
+
+    readers = 32
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        """Raises `ImportError` naming the extra, `ValueError` without a bucket."""
+        try:
+            import boto3
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError, ClientError
+        except ImportError as error:
+            raise ImportError("a sweep on s3:// needs boto3: install counterpoint[s3]") from error
+        if not bucket:
+            raise ValueError("s3:// without a bucket; write s3://bucket/prefix")
+        self.root = f"s3://{bucket}/{prefix}"
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._errors = (BotoCoreError, ClientError)
+        # Sent once: when to send again is the protocol's to say, which knows how long a lease has left.
+        self._client: Any = boto3.client(
+            "s3",
+            config=Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                max_pool_connections=self.readers,
+                retries={"total_max_attempts": 1},
+            ),
+        )
+
+    def read(self, key: str) -> Stored | None:
+        """See `Store`."""
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
+            with answer["Body"] as body:
+                return Stored(body.read(LARGEST_BYTES + 1), answer["ETag"])
+        except self._errors as error:
+            if _code(error) in _ABSENT:
+                return None
+            raise self._failed("read", key, error) from error
+
+    def write(self, key: str, data: bytes, version: str | None) -> str:
+        """See `Store`."""
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        try:
+            answer = self._client.put_object(
+                Bucket=self._bucket, Key=self._name(key), Body=data, ContentType="application/json", **condition
+            )
+        except self._errors as error:
+            if _code(error) in _REFUSED | _ABSENT:  # absent: what was to be replaced was deleted
+                raise Conflict(f"{self.root}/{key}") from error
+            raise self._failed("written", key, error) from error
+        etag: str = answer["ETag"]
+        return etag
+
+    def keys(self) -> list[str]:
+        """See `Store`."""
+        pages = self._client.get_paginator("list_objects_v2")
+        found: list[str] = []
+        try:
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"):
+                found += [entry["Key"].removeprefix(self._prefix) for entry in page.get("Contents", ())]
+        except self._errors as error:
+            raise self._failed("listed", "", error) from error
+        return [name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX)]
+
+    def discard(self, key: str) -> None:
+        """See `Store`."""
+        try:
+            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+        except self._errors as error:
+            raise self._failed("deleted", key, error) from error
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}{key}{SUFFIX}"
+
+    def _failed(self, what: str, key: str, error: Exception) -> StoreError:
+        return StoreError(f"{self.root}/{key} cannot be {what}: {error}")
+
+
+def _code(error: Exception) -> str:
+    """S3's own word for what is wrong; empty when there was no answer."""
+    response: dict[str, Any] = getattr(error, "response", {})
+    return str(response.get("Error", {}).get("Code", ""))
