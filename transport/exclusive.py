@@ -1,7 +1,7 @@
 """At most one process at one place: a lock that dies with its holder, however it dies, and so tells stale from taken.
 
-It is an open file description lock (fcntl(2)), since one can ask for its state without taking it: whoever looks never stands in the
-way of whoever comes. The file says who holds it.
+It is an open file description lock (fcntl(2)), since one can ask for its state without taking it: whoever looks never stands in
+the way of whoever comes. The file says who holds it.
 """
 
 from __future__ import annotations
