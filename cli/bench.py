@@ -32,28 +32,39 @@ def main(arguments: list[str]) -> int:
     for name in names:
         if name not in CASES:
             raise UserError(f"bench: there is no case {name!r}; there are: {', '.join(CASES)}")
-    console, cases = console_for_tables(), []
+    console = console_for_tables()
+    cases: list[Case] = []
+    failed = False
     for name in names:
         if not given.json:
             console.print(f"{name}: {CASES[name]}", highlight=False)
-        measured = _measure(name, given.quick)
+        try:
+            measured = _measure(name, given.quick)
+        except CaseFailed as error:  # what the others take minutes to measure is not lost for it
+            print(f"counterpoint: error: bench: {error}", file=sys.stderr)
+            failed = True
+            continue
         cases += measured
         if not given.json:
             for case in measured:
                 console.print(case.as_table())
     if given.json:
         print(json.dumps([case.as_json() for case in cases], indent=2))
-    return int(not all(case.held for case in cases))
+    return int(failed or not all(case.held for case in cases))
+
+
+class CaseFailed(RuntimeError):
+    """A case ended without figures; its own words are on standard error already."""
 
 
 def _measure(name: str, quick: bool) -> list[Case]:
-    """Raises `UserError` when the case fails; its own words are on standard error already."""
+    """Raises `CaseFailed`."""
     command = [sys.executable, "-P", "-m", f"perf.bench.{name}", "--json", *(["--quick"] if quick else [])]
     completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
     try:
         return [Case.of_json(fields) for fields in json.loads(completed.stdout)]
     except (ValueError, KeyError):
-        raise UserError(f"bench: the case {name} ended with {completed.returncode} and no figures") from None
+        raise CaseFailed(f"the case {name} ended with {completed.returncode} and no figures") from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -40,6 +40,12 @@ IDLE_SECONDS = 4.0
 """How long an idle connection is used again. uvicorn, which serves vLLM, closes its own after 5 s; a request sent as it does
 is lost."""
 
+HEADS_A_PASS = 8
+"""Heads that are read in one pass."""
+
+EXTENSIONS_A_PASS = 1
+"""Calls for more memory in one pass: to hand one to a thread and to get the GIL back from it takes a third of a millisecond."""
+
 ANSWERS_A_PASS = 4
 """Callers that are given their answer in one pass: each goes on at once and may take a quarter of a millisecond."""
 
@@ -48,6 +54,9 @@ class Pace:
     """How much all channels together do in one pass of the loop: a thousand sockets may be readable at once."""
 
     def __init__(self) -> None:
+        self.heads = Turnstile(HEADS_A_PASS)
+        self.extensions = Turnstile(EXTENSIONS_A_PASS)
+        """Of the memory for large bodies."""
         self.reads = Turnstile(READS_A_PASS)
         """Further reads of bodies that do not come with their head."""
         self.answers = Turnstile(ANSWERS_A_PASS)
@@ -231,12 +240,22 @@ class _Connection(asyncio.BufferedProtocol):
         elif self._body is None:
             self.answers = True
             self._head += self._scratch[:nbytes]
-            try:
-                self._begin_body()
-            except _Malformed as error:
-                self._fail(error)
+            if self._pace.heads.take():
+                self._read_head()
+            else:
+                self._pause()
+                self._pace.heads.wait(self._read_head)
         else:
             self._advance(nbytes)
+
+    def _read_head(self) -> None:
+        if self._transport.is_closing():
+            return
+        self._resume()
+        try:
+            self._begin_body()
+        except _Malformed as error:
+            self._fail(error)
 
     def _begin_body(self) -> None:
         end = self._head.find(b"\r\n\r\n")
@@ -260,6 +279,14 @@ class _Connection(asyncio.BufferedProtocol):
     def _extend(self, memory: LargeMemory, present: memoryview) -> None:
         """Reads on when there is more of `memory`."""
         self._pause()
+        if self._pace.extensions.take():
+            self._begin_extension(memory, present)
+        else:
+            self._pace.extensions.wait(partial(self._begin_extension, memory, present))
+
+    def _begin_extension(self, memory: LargeMemory, present: memoryview) -> None:
+        if self._transport.is_closing():
+            return
         extension = asyncio.get_running_loop().run_in_executor(self._threads, memory.extend)
         extension.add_done_callback(partial(self._on_extended, memory, present))
 

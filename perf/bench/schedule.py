@@ -63,7 +63,7 @@ class Measured:
 
 
 def measure(quick: bool) -> list[Case]:
-    """The case `schedule`. Takes some 60 s, or 10 s with `quick`, which has 512 rollouts in flight."""
+    """The case `schedule`. Takes some 110 s, or 10 s with `quick`, which has 512 rollouts in flight."""
     in_flight = 512 if quick else 4096
     with load_server(DELAY_SECONDS) as url, prompt_switching():
         idle = uvloop.run(_idle())
@@ -215,12 +215,12 @@ async def _run_to_the_end(config: OrchestratorConfig, pool: InferencePool) -> No
 
 
 async def _with_openai(url: str, in_flight: int) -> Measured:
-    """As many rollouts at once, until as many turns are done as there are rollouts."""
+    """As many rollouts at once, until each has done a turn, which connects, and then as many turns again, which are measured."""
     # Without limits of its own for connections, the client would let a thousand requests through at a time.
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_connections=in_flight, max_keepalive_connections=in_flight)
     http_client = openai.DefaultAsyncHttpxClient(limits=limits)
     done = 0
-    enough = asyncio.Event()
+    connected, enough = asyncio.Event(), asyncio.Event()
 
     async def rollout(index: int) -> None:
         nonlocal done
@@ -237,24 +237,30 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
             completion = (answer.choices[0].model_extra or {})["token_ids"]
             prompt = [*prompt, *completion, *_REPLY]
             done += 1
-            if done >= in_flight:
+            if done == in_flight:
+                connected.set()
+            if done >= 2 * in_flight:
                 enough.set()
 
-    async with (
-        openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http_client, timeout=600
-        ) as client,
-        LagTrace() as trace,
-    ):
-        started, cpu_started = time.perf_counter(), time.process_time()
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http_client, timeout=600
+    ) as client:
         tasks = [asyncio.create_task(rollout(index)) for index in range(in_flight)]
-        await enough.wait()
-        turns, seconds, cpu_seconds = done, time.perf_counter() - started, time.process_time() - cpu_started
-        lag = trace.distribution()
+        await connected.wait()
+        with seldom_collecting():
+            set_apart()
+            async with LagTrace() as trace:
+                before, started, cpu_started = done, time.perf_counter(), time.process_time()
+                await enough.wait()
+                turns, seconds, cpu_seconds = (
+                    done - before,
+                    time.perf_counter() - started,
+                    time.process_time() - cpu_started,
+                )
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return Measured(turns, seconds, cpu_seconds, lag)
+    return Measured(turns, seconds, cpu_seconds, trace.distribution())
 
 
 def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measured) -> Case:

@@ -386,8 +386,11 @@ async def test_a_connect_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None
             await post(connections.channel("http://127.0.0.1:1"))
 
 
-async def test_no_more_answers_are_given_in_one_pass_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "ANSWERS_A_PASS", 2)
+@pytest.mark.parametrize("share", ["ANSWERS_A_PASS", "HEADS_A_PASS"])
+async def test_no_more_answers_are_given_in_one_pass_than_its_share(
+    share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, share, 2)
     passes = 0
     given: list[int] = []
 
@@ -404,3 +407,18 @@ async def test_no_more_answers_are_given_in_one_pass_than_its_share(monkeypatch:
         count()
         await asyncio.gather(*(call(to) for _ in range(16)))
     assert max(given.count(moment) for moment in given) <= 2
+
+
+async def test_a_connection_that_is_cut_while_its_head_waits_fails_its_call_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "HEADS_A_PASS", 1)
+    async with channel_to(answering(response(b"body"))) as to:
+        calls = [asyncio.create_task(post(to)) for _ in range(16)]
+        await calls[0]
+        waiting = [call for call in calls if not call.done()]
+        assert waiting
+        waiting[-1].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(answer, asyncio.CancelledError) for answer in answers].count(True) == 1
+    assert [answer for answer in answers if not isinstance(answer, BaseException)] == [b"body"] * 15
