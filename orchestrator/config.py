@@ -156,14 +156,23 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class TrainingConfig(Config):
     """How the trainer trains this run."""
 
+    weight: float = Field(default=1.0, ge=0.01, le=100)
+    """This run's share of a trainer that others want as well: tokens trained, relative to their weights."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """What takes the steps."""
+
     learning_rate: float = Field(default=1e-5, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's betas."""
 
+    momentum: Beta = 0.0
+    """SGD's momentum."""
+
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's decoupled weight decay."""
+    """Of matrices: decoupled with AdamW, added to the gradient with SGD."""
 
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this global norm."""

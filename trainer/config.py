@@ -44,7 +44,14 @@ class TrainerConfig(Config):
     """Route tokens in training to the experts inference chose, where the batch says which."""
 
     max_runs: int = Field(default=1, ge=1)
-    """Runs trained at once."""
+    """Runs trained at once, each with an adapter over the one model; further ones wait for a place. Full weights need 1."""
+
+    max_lora_rank: int = Field(default=64, ge=1)
+    """Highest rank of a run's adapter."""
+
+    max_waiting_bytes: int = Field(default=16 * 2**30, gt=0)
+    """Memory for batches that wait to be trained, of all runs together. A run whose batches, when there are several, take more than
+    its share, which is this over `max_runs`, is evicted."""
 
     stay: bool = False
     """Stay when every run is finished, until told to stop: others may come. False: end by itself then."""

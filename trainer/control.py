@@ -1,0 +1,122 @@
+"""`run_<id>/control/` as the trainer reads and writes it: who is there, with which configuration, and what the trainer answers.
+
+A directory is looked at without trust: its name has to be an id, and it has to lie in the job's own directory, wherever links
+lead. Nothing here needs torch, so that the command line evicts a run by the same function as the trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from orchestrator.config import OrchestratorConfig
+from transport.atomic import write_atomically
+from transport.config import IDENTIFIER_PATTERN
+
+logger = logging.getLogger(__name__)
+
+_EVICTED = "evicted.txt"
+_REFUSED = "config_validation_error.txt"
+
+MAX_CONFIG_BYTES = 2**20
+"""Of `orch.toml`; larger ones are not read."""
+
+FileIdentity = tuple[int, int, int]
+"""Time of change in nanoseconds, size and inode: differs once a file was replaced."""
+
+
+class InvalidConfig(ValueError):
+    """A configuration with which a run cannot be trained; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A run's directory with a `control/orch.toml`, valid or not."""
+
+    run_id: str
+    directory: int
+    """Its inode: another one is another run of the same name."""
+    config: FileIdentity
+    evicted: bool
+
+    @property
+    def since(self) -> int:
+        """When its configuration was written, in nanoseconds."""
+        return self.config[0]
+
+
+def run_directory(output_dir: Path, run_id: str) -> Path:
+    """`<output_dir>/run_<id>`."""
+    return output_dir / f"run_{run_id}"
+
+
+def scan(output_dir: Path) -> dict[str, Sighting]:
+    """The runs in a job's directory by id. One that appears or goes meanwhile is there or not, and either is right."""
+    seen: dict[str, Sighting] = {}
+    for directory in output_dir.glob("run_*"):
+        run_id = directory.name.removeprefix("run_")
+        if re.fullmatch(IDENTIFIER_PATTERN, run_id) and (sighting := _look(directory, run_id, output_dir)) is not None:
+            seen[run_id] = sighting
+    return seen
+
+
+def _look(directory: Path, run_id: str, output_dir: Path) -> Sighting | None:
+    control = directory / "control"
+    try:
+        found = (control / "orch.toml").stat()
+        inode = directory.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not (control / "orch.toml").resolve().is_relative_to(output_dir.resolve()):
+        logger.debug("%s leads out of %s; it is no run", directory, output_dir)
+        return None
+    return Sighting(
+        run_id, inode, (found.st_mtime_ns, found.st_size, found.st_ino), evicted=(control / _EVICTED).exists()
+    )
+
+
+def read_config(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
+    """A run's configuration; None where the file has gone. Raises `InvalidConfig`."""
+    path = run_directory(output_dir, run_id) / "control" / "orch.toml"
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
+            raise ValueError(f"more than {MAX_CONFIG_BYTES} bytes")
+        config = OrchestratorConfig.model_validate(tomllib.loads(content.decode()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValidationError, ValueError) as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+    if config.run_id != run_id:
+        raise InvalidConfig(f"{path}: run_id = {config.run_id!r}, but this is the directory of run {run_id!r}")
+    return config
+
+
+def refuse_config(output_dir: Path, run_id: str, message: str) -> None:
+    """Writes `control/config_validation_error.txt`, which the orchestrator shows. Raises `OSError`."""
+    _write(output_dir, run_id, _REFUSED, message)
+
+
+def evict(output_dir: Path, run_id: str, reason: str) -> None:
+    """Writes `control/evicted.txt`: the trainer takes nothing more from this run until an operator removes the file. Raises
+    `OSError`, as when there is no such run."""
+    _write(output_dir, run_id, _EVICTED, reason)
+
+
+def eviction(output_dir: Path, run_id: str) -> str | None:
+    """Why the run was evicted; None where it was not."""
+    path = run_directory(output_dir, run_id) / "control" / _EVICTED
+    try:
+        return path.read_text(errors="replace").strip() or "no reason given"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _write(output_dir: Path, run_id: str, name: str, text: str) -> None:
+    write_atomically(run_directory(output_dir, run_id) / "control" / name, text.encode() + b"\n")
