@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model import log_probabilities
+from trainer.multi_lora import routing
 from trainer.router_replay import RouterReplay
 
 
@@ -26,8 +27,10 @@ TOKENS = 12
 _SEED = 20_240_229
 
 
-def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, path: Path) -> None:
+def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, path: Path, index: int = 0) -> None:
     """Computes the probe of policy version `version` (temperature 1, no replay) and writes it as `docs/contracts.md` says.
+
+    `index` is the slot of the run, through whose adapter the tokens go where the model has adapters.
 
     Raises:
         BrokenWeights: they give a log-probability that is not finite.
@@ -39,7 +42,7 @@ def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, pat
     predicting_CP = torch.arange(CANDIDATES * TOKENS).view(CANDIDATES, TOKENS)[:, :-1]
     arguments = (tokens_CT.flatten(), positions_T, predicting_CP.flatten(), tokens_CT[:, 1:].flatten())
     tokens_T, positions_T, predicting_P, targets_P = (tensor.to(device) for tensor in arguments)
-    with torch.no_grad():
+    with torch.no_grad(), routing(model, [(index, len(tokens_T))]):
         if replay is None:
             observed: dict[int, Tensor] = {}
             flat_P, _ = _forward(model, tokens_T, positions_T, predicting_P, targets_P)

@@ -1,0 +1,102 @@
+"""Several runs with adapters over one model, trained together or alone: what the tests of many runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.config import LoraConfig
+from tests.trainer.conftest import make_run_config
+from trainer.loss import Loss, load_loss
+from trainer.metrics import MetricValue
+from trainer.model import load_model
+from trainer.multi_lora import is_target, wrap_linears
+from trainer.optimizer import Optimizer
+from trainer.packer import ModelLimits
+from trainer.ranks import Ranks
+from trainer.router_replay import RouterReplay
+from trainer.runs import Run
+from trainer.step import OpenStep, finish, train_row
+from transport.records import Batch
+
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU, None)
+STEPS = 20
+
+SLOTS = 6
+
+
+class Bench:
+    """A wrapped model and what a training step needs beside it."""
+
+    def __init__(self, directory: Path, max_tokens: int = 48) -> None:
+        self.directory = directory
+        self.model: nn.Module = load_model(directory, "float32", CPU)
+        self.layers = wrap_linears(self.model, SLOTS)
+        self.replay = RouterReplay(self.model)
+        self.limits = ModelLimits(
+            self.model.config.vocab_size, max_tokens, self.replay.layers, self.replay.experts, self.replay.top_k
+        )
+
+    def admit(
+        self, index: int, loss: Loss | None = None, temperature: float = 1.0, rate: float = 1e-3, **lora: object
+    ) -> Run:
+        """A run in slot `index` with an adapter that depends on the slot alone."""
+        adapter = LoraConfig.model_validate(lora)
+        config = make_run_config(
+            self.directory, self.directory, STEPS, lora=adapter, learning_rate=rate, schedule="linear", warmup_steps=2
+        )
+        config.sampling.temperature = temperature
+        generator = torch.Generator().manual_seed(index)
+        for name, layer in self.layers.items():
+            if is_target(name, adapter):
+                layer.admit(index, adapter.rank, adapter.alpha, generator)
+        return Run(
+            index, f"run-{index}", config, Optimizer(self.parameters(index), config.training, STEPS),
+            loss or load_loss(config.training.loss),
+        )  # fmt: skip
+
+    def parameters(self, index: int) -> dict[str, nn.Parameter]:
+        """Of slot `index`, by layer and name."""
+        return {
+            f"{name}.{own}": parameter
+            for name, layer in self.layers.items()
+            for own, parameter in layer.adapter_parameters(index).items()
+        }
+
+    def open(self, run: Run, batch: Batch) -> OpenStep:
+        """The run's step on `batch`."""
+        return OpenStep(run, batch, CPU)
+
+    def train(self, row: Sequence[tuple[OpenStep, Sequence[int]]]) -> None:
+        """One row."""
+        train_row(self.model, self.replay, self.limits, row)
+
+    def train_together(self, steps: Sequence[OpenStep]) -> Iterator[tuple[OpenStep, dict[str, MetricValue]]]:
+        """Rows of all steps' samples, one of each in turn as long as there is room; every step finishes when its last sample has
+        been trained, while others still go on."""
+        left = {step: list(step.samples) for step in steps}
+        while left:
+            row: dict[OpenStep, list[int]] = {step: [] for step in left}
+            room = self.limits.max_tokens
+            for step in sorted(left, key=lambda step: -len(left[step])) * max(map(len, left.values())):
+                lengths = step.batch.sample_offsets[1:] - step.batch.sample_offsets[:-1]
+                if left[step] and lengths[left[step][0]] <= room:
+                    room -= int(lengths[left[step][0]])
+                    row[step].append(left[step].pop(0))
+            self.train([(step, samples) for step, samples in row.items() if samples])
+            for step in [step for step, samples in left.items() if not samples]:
+                del left[step]
+                yield step, finish(step, ALONE)
+
+
+def gradients(run: Run) -> dict[str, Tensor]:
+    """Copies of what has accumulated."""
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in run.optimizer.parameters.items()
+        if parameter.grad is not None
+    }
