@@ -1,0 +1,64 @@
+"""An S3 for the chaos and for tests: moto's application, served from a thread of this process on a free port of loopback.
+
+moto checks a condition and writes in two steps, so that two threads of it could both win. Here one request is handled at a
+time, as a store that keeps its conditions does; the body is read before, so that a client that stops in the middle holds up
+nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def s3_application() -> Application:
+    """A WSGI application that enforces conditional writes. Objects are kept in this process, by moto, for all of them."""
+    moto: Any = DomainDispatcherApplication(create_backend_app)
+    lock = threading.Lock()
+
+    def one_at_a_time(environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if length := environment.get("CONTENT_LENGTH"):
+            environment["wsgi.input"] = io.BytesIO(environment["wsgi.input"].read(int(length)))
+        with lock:
+            return list(moto(environment, start_response))
+
+    return one_at_a_time
+
+
+@contextlib.contextmanager
+def serving(application: Application) -> Iterator[str]:
+    """Serves it, and yields its address."""
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Quiet)
+    thread = threading.Thread(target=server.serve_forever, name="s3", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def point_at(address: str) -> None:
+    """Has this process and its children take the server for S3."""
+    os.environ |= {
+        "AWS_ENDPOINT_URL": address,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Nothing: clients are killed in the middle of requests here."""

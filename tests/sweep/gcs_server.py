@@ -1,0 +1,117 @@
+"""Google Cloud Storage's JSON API, as much of it as a sweep asks for, enforcing generations: upload, download, list, delete."""
+
+from __future__ import annotations
+
+import contextlib
+import email
+import email.policy
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+class Bucket:
+    """One bucket's objects with their generations, changed one request at a time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.objects: dict[str, tuple[int, bytes]] = {}
+        self.generations = itertools.count(1_700_000_000_000_000)
+        self.ignores_conditions = False
+
+    def put(self, name: str, data: bytes, condition: str | None) -> int | None:
+        """The new generation, or None when the condition does not hold."""
+        with self.lock:
+            current = self.objects[name][0] if name in self.objects else 0
+            if condition is not None and int(condition) != current and not self.ignores_conditions:
+                return None
+            self.objects[name] = (next(self.generations), data)
+            return self.objects[name][0]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+    bucket: Bucket
+
+    def do_GET(self) -> None:
+        """A download (`alt=media`) or a list."""
+        path, query = self._asked()
+        if path.endswith("/o"):
+            prefix = query.get("prefix", "")
+            names = [name for name in sorted(self.bucket.objects) if name.startswith(prefix)]
+            items = [_resource(name, self.bucket.objects[name][0]) for name in names if "/" not in name[len(prefix) :]]
+            return self._reply(200, {"kind": "storage#objects", "items": items})
+        name = path.partition("/o/")[2]
+        if name not in self.bucket.objects:
+            return self._reply(404, {"error": {"code": 404, "message": "No such object"}})
+        generation, data = self.bucket.objects[name]
+        last = int(self.headers["Range"].partition("-")[2])
+        content = f"bytes 0-{min(last, len(data) - 1)}/{len(data)}"
+        self._reply(206, data[: last + 1], {"X-Goog-Generation": str(generation), "Content-Range": content})
+
+    def do_POST(self) -> None:
+        """A multipart upload."""
+        path, query = self._asked()
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+        description, content = email.message_from_bytes(head + body, policy=email.policy.HTTP).iter_parts()
+        name = json.loads(description.get_content())["name"]
+        data = content.get_payload(decode=True)
+        assert path.endswith("/o")
+        assert isinstance(data, bytes)
+        generation = self.bucket.put(name, data, query.get("ifGenerationMatch"))
+        if generation is None:
+            return self._reply(412, {"error": {"code": 412, "message": "conditionNotMet"}})
+        self._reply(200, _resource(name, generation))
+
+    def do_DELETE(self) -> None:
+        """Of one object."""
+        name = self._asked()[0].partition("/o/")[2]
+        found = self.bucket.objects.pop(name, None)
+        if found is None:
+            return self._reply(404, {"error": {"code": 404, "message": "No such object"}})
+        self._reply(204, b"")
+
+    def _asked(self) -> tuple[str, dict[str, str]]:
+        parts = urlsplit(self.path)
+        return unquote(parts.path), {name: values[-1] for name, values in parse_qs(parts.query).items()}
+
+    def _reply(self, code: int, content: dict[str, Any] | bytes, headers: dict[str, str] | None = None) -> None:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(code)
+        self.send_header(
+            "Content-Type", "application/octet-stream" if isinstance(content, bytes) else "application/json"
+        )
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def _resource(name: str, generation: int) -> dict[str, Any]:
+    return {"kind": "storage#object", "name": name, "bucket": "bucket", "generation": str(generation)}
+
+
+@contextlib.contextmanager
+def google_server(bucket: Bucket) -> Iterator[str]:
+    """Serves it, and yields its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BucketHandler", (Handler,), {"bucket": bucket}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

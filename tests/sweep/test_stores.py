@@ -1,0 +1,221 @@
+"""What every store must do, and that one which does not is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from perf.s3_server import Application, s3_application, serving
+from sweep.record import LARGEST_BYTES
+from sweep.store import Conflict, Stored, StoreError, UnsafeStoreError, open_store, prove
+from sweep.stores.gs import GoogleStore
+from sweep.stores.local import GUARDS, LocalStore
+from sweep.stores.s3 import S3Store
+from tests.sweep.gcs_server import Bucket, google_server
+
+pytestmark = pytest.mark.slow  # the servers' imports
+
+
+def test_a_write_happens_only_on_its_condition(root: str) -> None:
+    store = open_store(root)
+    assert store.read("a") is None
+    first = store.write("a", b"one", None)
+    assert store.read("a") == Stored(b"one", first)
+    with pytest.raises(Conflict):
+        store.write("a", b"two", None)
+    second = store.write("a", b"two", first)
+    with pytest.raises(Conflict):
+        store.write("a", b"three", first)
+    assert store.read("a") == Stored(b"two", second)
+    with pytest.raises(Conflict):
+        store.write("absent", b"one", second)
+
+
+def test_keys_are_those_of_the_root_alone(root: str) -> None:
+    store, deeper, beside = open_store(root), open_store(f"{root}/deeper"), open_store(f"{root}-beside")
+    assert store.keys() == []
+    for each, key in ((store, "b"), (store, "a.1"), (deeper, "c"), (beside, "d")):
+        each.write(key, b"data", None)
+    assert sorted(store.keys()) == ["a.1", "b"]
+    store.discard("b")
+    assert store.keys() == ["a.1"]
+
+
+@pytest.mark.parametrize("root", ["local", "s3", "gs"], indirect=True)
+def test_what_is_far_too_large_is_not_read_whole(root: str) -> None:
+    store = open_store(root)
+    store.write("a", b"x" * (3 * LARGEST_BYTES), None)
+    stored = store.read("a")
+    assert stored is not None
+    assert len(stored.data) == LARGEST_BYTES + 1
+
+
+def test_one_of_many_writers_wins(root: str) -> None:
+    """Each adds to a number as often as it must try: what is confirmed is what is there."""
+    store, additions, threads = open_store(root), 10, 4
+    store.write("sum", b"0 start", None)
+
+    def add(name: int) -> None:
+        done = 0
+        while done < additions:
+            stored = store.read("sum")
+            assert stored is not None
+            number = int(stored.data.split()[0]) + 1
+            try:
+                store.write("sum", f"{number} {name} {done}".encode(), stored.version)
+            except Conflict:
+                continue
+            done += 1
+
+    workers = [threading.Thread(target=add, args=(name,)) for name in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    stored = store.read("sum")
+    assert stored is not None
+    assert int(stored.data.split()[0]) == additions * threads
+
+
+def test_a_store_that_keeps_its_conditions_is_accepted_and_left_clean(root: str) -> None:
+    store = open_store(root)
+    prove(store)
+    assert store.keys() == []
+
+
+def forgetful(application: Application) -> Application:
+    """S3 as some stores have it: conditions are taken and ignored."""
+
+    def forget(environment: dict[str, Any], start_response: Any) -> Any:
+        for header in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"):
+            environment.pop(header, None)
+        return application(environment, start_response)
+
+    return forget
+
+
+def test_an_s3_that_ignores_conditions_is_refused(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(forgetful(s3_application())) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        boto3.client("s3").create_bucket(Bucket="forgetful")
+        with pytest.raises(UnsafeStoreError, match="to create an object only if there is none, it wrote all the same"):
+            prove(S3Store("forgetful", "sweep"))
+
+
+def test_a_google_storage_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket()
+    bucket.ignores_conditions = True
+    with google_server(bucket) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        with pytest.raises(UnsafeStoreError, match="two workers would win one target"):
+            prove(GoogleStore("bucket", "sweep"))
+    assert bucket.objects == {}
+
+
+def test_a_store_that_cannot_be_reached_says_where(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreError, match=r"s3://bucket/sweep/probe-\w+ cannot be written: .*127\.0\.0\.1:9"):
+        prove(S3Store("bucket", "sweep"))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    with pytest.raises(StoreError, match=r"gs://bucket/sweep/probe-\w+ cannot be written"):
+        prove(GoogleStore("bucket", "sweep"))
+
+
+def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_sweep(s3_bucket: str) -> None:
+    store = open_store("s3://no-such-bucket/sweep")
+    for use in (store.keys, lambda: store.read("a"), lambda: prove(store)):
+        with pytest.raises(StoreError, match="NoSuchBucket"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("root", "error", "message"),
+    [
+        ("http://host/x", UnsafeStoreError, "none is known for http://; there are a local path, file://, memory://"),
+        ("", ValueError, "root is empty"),
+        ("file://host/x", ValueError, "write file:///absolute/path"),
+        ("s3://", ValueError, "s3://bucket/prefix"),
+        ("gs:///x", ValueError, "gs://bucket/prefix"),
+    ],
+)
+def test_a_root_that_is_none_is_refused_with_a_reason(root: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        open_store(root)
+
+
+# --- the local disk ---
+
+
+def test_a_torn_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    version = store.write("a", b"whole", None)
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real_write(descriptor, data[: len(data) // 2]))
+    with pytest.raises(StoreError, match=r"took 3 of 7 bytes: is the disk full\?"):
+        store.write("a", b"renewed", version)
+    assert store.read("a") == Stored(b"whole", version)
+    assert list((tmp_path / ".partial").iterdir()) == []
+
+
+real_write = os.write
+
+
+def test_the_half_written_file_of_a_killed_process_is_no_object_and_goes_in_time(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    prove(store)
+    abandoned, recent = tmp_path / ".partial" / "a.1", tmp_path / ".partial" / "a.2"
+    for partial in (abandoned, recent):
+        partial.write_text('{"form')
+    os.utime(abandoned, (0, 0))
+    assert store.read("a") is None
+    assert store.keys() == []
+    prove(store)
+    assert not abandoned.exists()
+    assert recent.exists()
+
+
+def test_a_guard_is_never_unlinked_and_one_that_is_held_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweep.stores.local.GUARD_SECONDS", 0.05)
+    store = LocalStore(tmp_path)
+    store.write("a", b"one", None)
+    guards = {guard.name: guard.stat().st_ino for guard in (tmp_path / ".guards").iterdir()}
+    (name,) = guards
+    holder = subprocess.Popen(
+        ["flock", str(tmp_path / ".guards" / name), sys.executable, "-c", "print('held', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(StoreError, match=r"\.guards/\d\d has been locked for 0.05 s: is a process stopped"):
+        store.write("a", b"two", None)
+    with holder.stdin, holder.stdout:
+        holder.stdin.write(b"\n")
+    assert holder.wait(30) == 0
+    for index in range(2 * GUARDS):
+        store.write(f"key-{index}", b"one", None)
+        store.discard(f"key-{index}")
+    after = {guard.name: guard.stat().st_ino for guard in (tmp_path / ".guards").iterdir()}
+    assert after[name] == guards[name]
+    assert len(after) <= GUARDS
+
+
+def test_sweep_imports_only_the_standard_library() -> None:
+    script = """
+import json, sys
+before = set(sys.modules)
+import sweep.claim, sweep.lock, sweep.status, sweep.stores.gs, sweep.stores.local, sweep.stores.memory, sweep.stores.s3
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names)))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == ["sweep"]
