@@ -43,7 +43,7 @@ async def _attribute(dump: Dump, settings: Settings) -> list[Attribution]:
 def _table(found: Sequence[Attribution], dump: Dump) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=str(dump.directory), title_justify="left")
     for column in ("phase", "alone", "lag p50", "p99", "max", "with all before", "lag p50", "p99", "max", ""):
-        table.add_column(column, justify="left" if column in ("phase", "") else "right")
+        table.add_column(column, justify="left" if column in ("phase", "") else "right", no_wrap=column == "")
     idle = found[0].idle
     table.add_row("idle", f"{idle.seconds:.3f} s", *lag_cells(idle.lag))
     for each in found:

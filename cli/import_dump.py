@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{given.file} is not a file")
     refuse_existing(given.out)
     started = time.monotonic()
-    print(f"reading {given.file}, {given.file.stat().st_size / 1e9:.3g} GB", file=sys.stderr, flush=True)
+    megabytes = given.file.stat().st_size / 1e6
+    print(f"reading {given.file}, {megabytes:,.3f} MB", file=sys.stderr, flush=True)
     try:
         imported = ImportedRollouts(given.file)
         rollouts = counted(imported.rollouts(), imported.header.shipped, "rollouts")
