@@ -10,10 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from cli.errors import UserError
 from cli.load import forget_environment
-from cluster.lifecycle import describe_exit
+from cluster.events import describe_exit
 from cluster.process import guarded
 from orchestrator.config import OrchestratorConfig
 
@@ -46,17 +47,16 @@ def check_run(config: OrchestratorConfig) -> None:
             raise UserError(str(error)) from None
 
 
-def check_imports(config: OrchestratorConfig) -> None:
+def check_imports(runs: Sequence[OrchestratorConfig]) -> None:
     """Loads what is named by import path in a child process, within `CHECK_SECONDS`. Raises `UserError`, or `SystemExit` once the
     child has said why."""
-    kinds = [environment.kind for environment in config.environments] + [config.advantage.kind]
-    custom = [kind for kind in kinds if ":" in kind]
-    custom += [config.training.loss.kind] if config.training.loss.kind != BUILT_IN_LOSS else []
+    custom = [kind for run in runs for kind in _kinds(run) if ":" in kind]
+    custom += [run.training.loss.kind for run in runs if run.training.loss.kind != BUILT_IN_LOSS]
     if not custom:
         return
     names = ", ".join(dict.fromkeys(custom))
     print(f"checking {names}", file=sys.stderr, flush=True)
-    code = _load_in_child(config)
+    code = _load_in_child(runs)
     if code is None:
         raise UserError(
             f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as a module that waits while it is imported; "
@@ -68,13 +68,18 @@ def check_imports(config: OrchestratorConfig) -> None:
         raise UserError(f"{names}: the process that loaded it {describe_exit(code)}")
 
 
-def _load_in_child(config: OrchestratorConfig) -> int | None:
+def _kinds(run: OrchestratorConfig) -> list[str]:
+    return [*(environment.kind for environment in run.environments), run.advantage.kind]
+
+
+def _load_in_child(runs: Sequence[OrchestratorConfig]) -> int | None:
     """The child's exit code, None where it did not end in time and was killed."""
     command = guarded([sys.executable, "-P", "-m", "cli.check"])
     environment = os.environ | SAFE_PATH
+    given = b"\n".join(run.model_dump_json().encode() for run in runs)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment) as child:
         try:
-            child.communicate(config.model_dump_json().encode(), timeout=CHECK_SECONDS)
+            child.communicate(given, timeout=CHECK_SECONDS)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGHUP)  # makes the guardian kill all that is below it
             child.wait()
@@ -83,27 +88,32 @@ def _load_in_child(config: OrchestratorConfig) -> int | None:
 
 
 def main() -> int:
-    """The child: loads everything that the configuration on standard input names."""
+    """The child: loads everything that the configurations on standard input name, one a line."""
+    runs = [OrchestratorConfig.model_validate_json(line) for line in sys.stdin.buffer]
+    forget_environment()
+    for run in runs:
+        try:
+            _load_all(run)
+        except ValueError as error:
+            print(f"counterpoint: error: {f'run {run.run_id!r}: ' if len(runs) > 1 else ''}{error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _load_all(run: OrchestratorConfig) -> None:
     from environments.registry import load_environment
     from orchestrator.advantages import load_advantage
 
-    config = OrchestratorConfig.model_validate_json(sys.stdin.buffer.read())
-    forget_environment()
-    try:
-        for position, environment in enumerate(config.environments):
-            try:
-                load_environment(environment)
-            except ValueError as error:
-                raise ValueError(f"environments[{position}]: {error}") from None
-        load_advantage(config.advantage)
-        if config.training.loss.kind != BUILT_IN_LOSS:
-            from trainer.loss import load_loss  # torch comes with it, which takes seconds
+    for position, environment in enumerate(run.environments):
+        try:
+            load_environment(environment)
+        except ValueError as error:
+            raise ValueError(f"environments[{position}]: {error}") from None
+    load_advantage(run.advantage)
+    if run.training.loss.kind != BUILT_IN_LOSS:
+        from trainer.loss import load_loss  # torch comes with it, which takes seconds
 
-            load_loss(config.training.loss)
-    except ValueError as error:
-        print(f"counterpoint: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        load_loss(run.training.loss)
 
 
 if __name__ == "__main__":

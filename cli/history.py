@@ -1,4 +1,4 @@
-"""What a job has done so far, read from the metrics files of its run and of its trainer, as they grow.
+"""What a run has done so far, read from its metrics file and its trainer's, as they grow.
 
 Progress, summary, curves and `status` all look through this one window.
 """
@@ -46,20 +46,22 @@ class _Follower:
 class History:
     """The steps of one run, as its orchestrator shipped them and as the trainer trained them."""
 
+    run_id: str
+    steps: int | None = None
+    """How many it is to have; None where nobody said."""
     shipped: dict[int, Line] = field(default_factory=dict)
     trained: dict[int, Line] = field(default_factory=dict)
     since: float = 0.0
     """When this invocation of the job began, in Unix seconds: rates leave out the steps before it, and the pause."""
     lost: Line = field(default_factory=dict)
     """What the run says it has lost since the last shipped step (`orchestrator.losses.Report`); empty where it says nothing."""
-    _run_id: str = ""
     _losses_file: Path = Path()
     _followers: list[tuple[_Follower, dict[int, Line]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, output_dir: Path, run_id: str, since: float = 0.0) -> History:
+    def of(cls, output_dir: Path, run_id: str, steps: int | None = None, since: float = 0.0) -> History:
         """The history of `run_<id>` in a job's directory; empty until `refresh`."""
-        history = cls(since=since, _run_id=run_id, _losses_file=output_dir / f"run_{run_id}" / LOSSES_FILE)
+        history = cls(run_id, steps, since=since, _losses_file=output_dir / f"run_{run_id}" / LOSSES_FILE)
         history._followers = [
             (_Follower(output_dir / f"run_{run_id}" / "metrics.jsonl"), history.shipped),
             (_Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
@@ -75,7 +77,7 @@ class History:
             if replaced:
                 steps.clear()
             for line in lines:
-                if line.get("run_id", self._run_id) != self._run_id:  # the trainer's file is of all its runs
+                if line.get("run_id", self.run_id) != self.run_id:  # the trainer's file is of all its runs
                     continue
                 if steps is self.shipped and line["step"] not in known:
                     fresh.append(line)
@@ -90,6 +92,16 @@ class History:
         except FileNotFoundError:
             return {}
         return report
+
+    @property
+    def step(self) -> int:
+        """The newest shipped step; 0 before the first."""
+        return max(self.shipped, default=0)
+
+    @property
+    def so_far(self) -> str:
+        """`7/20`; `7/?` where nobody said how many it is to be."""
+        return f"{self.step}/{self.steps or '?'}"
 
     @property
     def last_shipped(self) -> Line:

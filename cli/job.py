@@ -1,7 +1,8 @@
-"""`JobConfig`: the one file that describes a whole job, and how its values reach the three roles.
+"""`JobConfig`: the one file that describes a whole job, and how its values reach the roles.
 
-What the roles share (directory, model, seed, wire) stands once, at the top, and is filled into their sections; what one role
-must know of another (the server's address, its key, the adapter's rank) is derived. The sections are the roles' own models.
+What the roles share (directory, model, seed, wire) stands once, at the top, and is filled into their sections; what the runs
+share stands once, in `[orchestrator]`, and each of `[[runs]]` says what is its own. What one role must know of another (the
+servers' addresses, their key, the adapters' ranks) is derived in `cli/fit.py`. The sections are the roles' own models.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from inference.config import InferenceConfig, LoraServingConfig
+from cli.fit import fit
+from cli.load import merge
+from environments.config import EnvironmentConfig
+from inference.config import InferenceConfig
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
 from transport.config import Config, TransportConfig
@@ -24,21 +28,34 @@ SHARED = {
 """Keys of each section that are filled from the top."""
 
 DEFAULTS: dict[str, Any] = {"seed": 0, "resume": False, "transport": {}}
-WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
 class GpuConfig(Config):
     """Which GPUs a role sees, by index; unset, it sees all, and vLLM and the trainer meet on the first."""
 
     inference: list[int] | None = None
-    """vLLM's; `inference.tensor_parallel_size` of them at least."""
+    """vLLM's; `inference.tensor_parallel_size` of them for each of `inference.replicas`."""
 
     trainer: list[int] | None = None
     """The trainer's; `trainer.processes` of them at least."""
 
 
+class ServersConfig(InferenceConfig):
+    """The vLLM servers, all alike."""
+
+    replicas: int = Field(default=1, ge=1)
+    """Servers, each with the whole model, on `port` and the ports after it."""
+
+
+class SharedRunConfig(OrchestratorConfig):
+    """What all runs have in common, or the one run where there are no `[[runs]]`."""
+
+    environments: list[EnvironmentConfig] = []
+    """The mix. A run that brings its own does without these."""
+
+
 class JobConfig(Config):
-    """A whole job: inference, a trainer, and one run."""
+    """A whole job: inference, a trainer, and one run or several."""
 
     output_dir: Path
     """The job's directory. It must be empty, unless `--resume` or `--fresh` says what to do with what is there."""
@@ -58,14 +75,22 @@ class JobConfig(Config):
     gpus: GpuConfig = GpuConfig()
     """Placement on a machine with several GPUs."""
 
-    inference: InferenceConfig
-    """The vLLM server."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often in a row a process that died is started again, from its newest checkpoint, before it counts as failed. It counts
+    anew once it was well for three minutes."""
+
+    inference: ServersConfig
+    """The vLLM servers."""
 
     trainer: TrainerConfig
     """The trainer."""
 
-    orchestrator: OrchestratorConfig
-    """The run."""
+    orchestrator: SharedRunConfig
+    """The run; or, with `[[runs]]`, what they have in common."""
+
+    runs: list[OrchestratorConfig] = []
+    """The runs: each a `run_id`, and what it has otherwise than `[orchestrator]`. Tables are merged, anything else is
+    replaced."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,72 +115,51 @@ class JobConfig(Config):
             filled[section] = values
         return filled
 
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _inherit(cls, given: Any, info: ValidationInfo) -> Any:
+        """Each run with what it has from `[orchestrator]`, which is valid by itself: its errors are told once, and first."""
+        shared = info.data.get("orchestrator")
+        if not isinstance(given, list) or shared is None:
+            return given if shared is not None else []
+        inherited = shared.model_dump(exclude_unset=True, exclude={"run_id"})
+        runs = []
+        for position, run in enumerate(given):
+            if not isinstance(run, dict):
+                return given  # not tables: pydantic says so
+            for name in ("output_dir", "model", "resume", "transport"):
+                if name in run and str(run[name]) != str(shared.model_dump(mode="json")[name]):
+                    raise ValueError(f"runs[{position}].{name} = {run[name]!r}: a job sets {name} once, at the top")
+            if "run_id" not in run:
+                raise ValueError(f"runs[{position}].run_id is required and not set: it names the run's directory")
+            runs.append(merge(inherited, run))
+        return runs
+
     @model_validator(mode="after")
-    def _wire(self) -> JobConfig:
-        pool, server = self.orchestrator.inference, self.inference
-        host = WILDCARD_HOSTS.get(server.host, f"[{server.host}]" if ":" in server.host else server.host)
-        derived = {"urls": [f"http://{host}:{server.port}"], "api_key_file": server.api_key_file}
-        for name, value in derived.items():
-            if name in pool.model_fields_set and getattr(pool, name) != value:
-                raise ValueError(
-                    f"orchestrator.inference.{name} = {getattr(pool, name)!r} does not fit [inference], which gives {value!r}; "
-                    "leave it out"
-                )
-        self.orchestrator.inference = pool.model_copy(update=derived)
-        self._fit_adapter()
-        self._fit_lengths()
-        self._fit_gpus()
+    def _derive(self) -> JobConfig:
+        named = {f"runs[{position}]": run for position, run in enumerate(self.runs)}
+        fit(self, named or {"orchestrator": self.orchestrator})
         return self
 
-    def _fit_adapter(self) -> None:
-        trained, served = self.orchestrator.training.lora, self.inference.lora
-        if trained is None and served is not None:
-            raise ValueError(
-                "inference.lora is set, but orchestrator.training.lora is not: nothing would train an adapter; "
-                "set both or neither"
-            )
-        if trained is None:
-            return
-        if served is None:
-            self.inference = self.inference.model_copy(update={"lora": LoraServingConfig(max_rank=trained.rank)})
-        elif trained.rank > served.max_rank:
-            raise ValueError(
-                f"orchestrator.training.lora.rank = {trained.rank} is above inference.lora.max_rank = {served.max_rank}"
-            )
+    @property
+    def every_run(self) -> list[OrchestratorConfig]:
+        """The runs, of which there is at least one."""
+        return self.runs or [self.orchestrator]
 
-    def _fit_lengths(self) -> None:
-        longest, completion = self.inference.max_model_len, self.orchestrator.sampling.max_tokens
-        if completion >= longest:
-            raise ValueError(
-                f"orchestrator.sampling.max_tokens = {completion} leaves no room for a prompt in "
-                f"inference.max_model_len = {longest}"
-            )
-        if self.trainer.max_tokens < longest:
-            raise ValueError(
-                f"trainer.max_tokens = {self.trainer.max_tokens} is below inference.max_model_len = {longest}: "
-                "a sample of that length could not be trained on"
-            )
-
-    def _fit_gpus(self) -> None:
-        needs = {
-            "inference": ("inference.tensor_parallel_size", self.inference.tensor_parallel_size, self.gpus.inference),
-            "trainer": ("trainer.processes", self.trainer.processes, self.gpus.trainer),
-        }
-        for role, (name, needed, given) in needs.items():
-            if given is not None and len(given) < needed:
-                raise ValueError(f"gpus.{role} = {given} are fewer than {name} = {needed}")
+    def server(self, position: int) -> InferenceConfig:
+        """One of the servers, as its role's file has it."""
+        own = self.inference.model_dump(exclude={"replicas"}) | {"port": self.inference.port + position}
+        return InferenceConfig.model_validate(own)
 
     def with_model(self, directory: Path) -> JobConfig:
         """The same job with the roles' model resolved to a directory, and its output directory absolute."""
-        roles = {
-            name: section.model_copy(update={"model": str(directory)} | self._absolute_output(section))
-            for name, section in (
-                ("inference", self.inference),
-                ("trainer", self.trainer),
-                ("orchestrator", self.orchestrator),
-            )
-        }
-        return self.model_copy(update=roles)
-
-    def _absolute_output(self, section: Config) -> dict[str, Path]:
-        return {"output_dir": self.output_dir.absolute()} if hasattr(section, "output_dir") else {}
+        model = {"model": str(directory)}
+        here = model | {"output_dir": self.output_dir.absolute()}
+        return self.model_copy(
+            update={
+                "inference": self.inference.model_copy(update=model),
+                "trainer": self.trainer.model_copy(update=here),
+                "orchestrator": self.orchestrator.model_copy(update=here),
+                "runs": [run.model_copy(update=here) for run in self.runs],
+            }
+        )

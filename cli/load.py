@@ -45,7 +45,7 @@ def load(model: type[Model], file: Path, flags: list[str]) -> Model:
     }
     merged: Table = {}
     for layer in layers.values():
-        merged = _merge(merged, layer)
+        merged = merge(merged, layer)
     try:
         return model.model_validate(merged)
     except ValidationError as error:
@@ -180,11 +180,12 @@ def _is_known(path: str, keys: dict[str, Key]) -> bool:
     return any(key in keys and keys[key].is_free for key in above)
 
 
-def _merge(below: Table, above: Table) -> Table:
+def merge(below: Table, above: Table) -> Table:
+    """`above` over `below`: tables are merged, anything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both_tables else value
+        merged[key] = merge(merged[key], value) if both_tables else value
     return merged
 
 

@@ -6,7 +6,7 @@ the kernel lets go of however that process ends.
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import socket
@@ -14,33 +14,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import orjson
-
 from cli.errors import UserError
-from cli.job import JobConfig
+from cli.job import JobConfig, ServersConfig
 from cli.load import to_toml
-from inference.config import InferenceConfig
+from cli.record import JOB_FILE, JOB_LOCK, read_json
+from cli.workers import sections_of
 from orchestrator.checkpoint import CheckpointError, check_resumable
 from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
+from transport.exclusive import lock_place
 
-LOCK = "job.lock"
-JOB_FILE = "job.json"
 ROLES = "roles"
 
 
-def check_port(config: InferenceConfig) -> None:
-    """Raises `UserError` when the server could not listen on its address."""
+def check_ports(config: ServersConfig) -> None:
+    """Raises `UserError` when a server could not listen on its address."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.host, config.port))
-        except OSError as error:
-            raise UserError(
-                f"inference.port = {config.port}: cannot listen on {config.host}:{config.port}: {error.strerror}; "
-                "stop what uses it, or choose another with --inference.port"
-            ) from None
+    for port in range(config.port, config.port + config.replicas):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.host, port))
+            except OSError as error:
+                raise UserError(
+                    f"inference.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
+                    "stop what uses it, or choose another with --inference.port"
+                ) from None
 
 
 def check_output(config: JobConfig, fresh: bool) -> None:
@@ -68,32 +67,36 @@ def check_output(config: JobConfig, fresh: bool) -> None:
 
 
 def _check_same_job(config: JobConfig) -> None:
-    """A job goes on with the model and the run that it began with, and a run with its seed and its environments."""
+    """A job goes on with the model that it began with, and a run with its seed and its environments. Runs may be added and left
+    out; but where none is known, it is most likely another job's directory."""
     path = config.output_dir / JOB_FILE
+    before = read_json(path)
     try:
-        before = orjson.loads(path.read_bytes())
-        begun = {"model": before["model"], "orchestrator.run_id": before["orchestrator"]["run_id"]}
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} cannot be read, so the job cannot be resumed: {error!r}; --fresh starts anew"
-        ) from None
-    for key, now in (("model", config.model), ("orchestrator.run_id", config.orchestrator.run_id)):
-        if begun[key] != now:
+        model, known = before["model"], [run["run_id"] for run in before.get("runs") or [before["orchestrator"]]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} lacks {error}, so the job cannot be resumed; --fresh starts anew") from None
+    now = [run.run_id for run in config.every_run]
+    for key, begun, wanted, same in (
+        ("model", repr(model), repr(config.model), model == config.model),
+        ("run_id", ", ".join(map(repr, known)), ", ".join(map(repr, now)), bool({*known} & {*now})),
+    ):
+        if not same:
             raise UserError(
-                f"--resume: the job in {config.output_dir} began with {key} = {begun[key]!r}, and now it is {now!r}; "
+                f"--resume: the job in {config.output_dir} began with {key} = {begun}, and now it is {wanted}; "
                 "put it back, or start anew with --fresh"
             )
-    try:
-        check_resumable(config.orchestrator)
-    except (ConfigurationError, CheckpointError) as error:
-        raise UserError(f"--resume: {error}; or start anew with --fresh") from None
+    for run in config.every_run:
+        try:
+            check_resumable(run)
+        except (ConfigurationError, CheckpointError) as error:
+            raise UserError(f"--resume: run {run.run_id!r}: {error}; or start anew with --fresh") from None
 
 
 def _is_occupied(directory: Path) -> bool:
     """Whether there is anything of value: the lock, and what was being written when someone was killed, are not."""
     if not directory.exists():
         return False
-    return any(entry.name != LOCK and not entry.name.endswith(".partial") for entry in directory.iterdir())
+    return any(entry.name != JOB_LOCK and not entry.name.endswith(".partial") for entry in directory.iterdir())
 
 
 def _aside(directory: Path) -> Path:
@@ -121,7 +124,8 @@ def claim(directory: Path, fresh: bool) -> Iterator[Path | None]:
             os.close(lock)
             lock = _lock(directory)
     except OSError as error:
-        raise UserError(f"output_dir = {str(directory)!r}: {error.strerror}: {error.filename}") from None
+        reason = error.strerror if error.errno == errno.EADDRINUSE else f"{error.strerror}: {error.filename}"
+        raise UserError(f"output_dir = {str(directory)!r}: {reason}") from None
     try:
         yield moved
     finally:
@@ -129,32 +133,11 @@ def claim(directory: Path, fresh: bool) -> Iterator[Path | None]:
 
 
 def _lock(directory: Path) -> int:
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UserError(f"output_dir = {str(directory)!r}: another `counterpoint run` is using it") from None
-    return descriptor
-
-
-def is_locked(directory: Path) -> bool:
-    """Whether a job is running in the directory."""
-    try:
-        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return lock_place(directory / JOB_LOCK, "another `counterpoint run` is using it")
 
 
 def write_job(config: JobConfig, given: bytes) -> dict[str, Path]:
-    """Writes the job as given and as resolved, and a file for each role; returns the roles' files.
+    """Writes the job as given and as resolved, and a file for each worker; returns the latter by the workers' names.
 
     What makes the directory a job's comes first: cut short anywhere, it can be resumed or moved aside.
     """
@@ -164,11 +147,7 @@ def write_job(config: JobConfig, given: bytes) -> dict[str, Path]:
     (directory / ROLES).mkdir(exist_ok=True)
     (directory / "trainer").mkdir(exist_ok=True)
     files: dict[str, Path] = {}
-    for name, section in (
-        ("inference", config.inference),
-        ("trainer", config.trainer),
-        ("orchestrator", config.orchestrator),
-    ):
+    for name, section in sections_of(config).items():
         files[name] = directory / ROLES / f"{name}.toml"
         write_atomically(files[name], to_toml(section).encode())
     return files

@@ -8,34 +8,31 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 
-from cli.check import SAFE_PATH, check_imports, check_run
+from cli.check import check_imports, check_run
 from cli.command import parse
 from cli.console import lasting
 from cli.errors import UserError
-from cli.history import History
+from cli.history import History, Line
 from cli.job import JobConfig
 from cli.load import forget_environment
 from cli.make_model import resolve
-from cli.output import check_output, check_port, claim, write_job
+from cli.output import check_output, check_ports, claim, write_job
 from cli.progress import Progress, choose
-from cli.standing import all_committed, is_finished
-from cli.summary import print_summary, summarise, write_summary
-from cluster.job import Job
-from cluster.lifecycle import Outcome, Worker
+from cli.record import PROCESSES_FILE, orchestrator_of, run_ids_in, steps_of
+from cli.standing import all_committed, how_it_ended, is_finished
+from cli.summary import print_summary, summarise, summarise_runs, write_summary
+from cli.workers import worker_of, workers_of
+from cluster.events import ENDED, Outcome, State, Worker
+from cluster.job import Job, WorkerView
 from cluster.process import last_lines
 from transport.atomic import write_atomically
 
-PROCESSES_FILE = "processes.json"
 POLL_SECONDS = 0.5
-
-COMPUTE_NICE = 10
-"""vLLM and the trainer yield the CPU to the orchestrator, whose loop must answer at once and needs little; between the two of
-them nothing changes."""
 
 
 def main(arguments: list[str]) -> int:
@@ -47,17 +44,17 @@ def main(arguments: list[str]) -> int:
     forget_environment()
     console = Console(file=lasting(sys.stdout), soft_wrap=True)
     check_output(config, fresh)
-    if config.resume and is_finished(config):
-        run = config.orchestrator
+    if config.resume and all(map(is_finished, config.every_run)):
+        _say_that_all_is_done(config, console)
+        return 0
+    if not (config.resume and all(map(all_committed, config.every_run))):
+        check_ports(config.inference)
+    console.print(f"model {config.model}", highlight=False)
+    if len(config.runs) > config.trainer.max_runs:
         console.print(
-            f"run {run.run_id!r} in {config.output_dir} is done: {run.steps} of {run.steps} steps. "
-            "Raise orchestrator.steps to go on, or start anew with --fresh",
+            f"{len(config.runs)} runs for trainer.max_runs = {config.trainer.max_runs} places: the others wait their turn",
             highlight=False,
         )
-        return 0
-    if not (config.resume and all_committed(config)):
-        check_port(config.inference)
-    console.print(f"model {config.model}", highlight=False)
     resolved = config.with_model(resolve(config.model))
     given = command.file.read_bytes()
     with claim(config.output_dir, fresh) as moved:
@@ -65,8 +62,9 @@ def main(arguments: list[str]) -> int:
             console.print(f"moved the previous job to {moved}", highlight=False)
         check_output(config, fresh)  # again, now that it is ours: finding the model may have taken minutes
         files = write_job(resolved, given)
-        outcome = _run(resolved, files, console)
-    if outcome.reason != "done":
+        job = JobOnScreen(resolved, workers_of(resolved, files), console)
+        outcome = job.run()
+    if outcome.reason != "done" or job.left_to_do:
         words = [word for word in arguments if word not in ("--resume", "--fresh")]
         console.print(f"\nIt goes on with: counterpoint run {shlex.join(words)} --resume", highlight=False)
     return outcome.code
@@ -76,107 +74,125 @@ def check(config: JobConfig, switches: frozenset[str]) -> None:
     """What can be found wrong by looking at the configuration alone. Raises `UserError`."""
     if "fresh" in switches and config.resume:
         raise UserError("--resume and --fresh exclude each other")
-    check_run(config.orchestrator)
-    check_imports(config.orchestrator)
+    for run in config.every_run:
+        try:
+            check_run(run)
+        except UserError as error:
+            raise UserError(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
+    check_imports(config.every_run)
 
 
-def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
-    """The roles, in the order in which they start; they stop in its reverse, so that the orchestrator can still drain. Inference
-    only where there is something left to generate."""
-    command = [sys.executable, "-m", "cli.main"]
-    output_dir, orchestrator = config.output_dir, config.orchestrator
-    inference = Worker(
-        "inference_0",
-        [*command, "inference", str(files["inference"])],
-        output_dir / "inference_0.log",
-        ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
-        nice=COMPUTE_NICE,
-        environment=_environment(config.gpus.inference),
-    )
-    return ([] if all_committed(config) else [inference]) + [
-        Worker(
-            "trainer",
-            [*command, "trainer", str(files["trainer"])],
-            output_dir / "trainer" / "trainer.log",
-            may_end=True,
-            ready_timeout_seconds=600,
-            stop_timeout_seconds=120,
-            nice=COMPUTE_NICE,
-            environment=_environment(config.gpus.trainer),
-        ),
-        Worker(
-            "orchestrator",
-            [*command, "orchestrator", str(files["orchestrator"])],
-            output_dir / "orchestrator.log",
-            task=True,
-            after=("trainer",),
-            ready_timeout_seconds=orchestrator.inference.startup_timeout_seconds + 60,
-            stop_timeout_seconds=orchestrator.shutdown_timeout_seconds + 15,
-            environment=_environment(None),
-        ),
-    ]
+def _say_that_all_is_done(config: JobConfig, console: Console) -> None:
+    for run in config.every_run:
+        key = "its steps" if config.runs else "orchestrator.steps"
+        console.print(
+            f"run {run.run_id!r} in {config.output_dir} is done: {run.steps} of {run.steps} steps. "
+            f"Raise {key} to go on, or start anew with --fresh",
+            highlight=False,
+        )
 
 
-def _environment(gpus: list[int] | None) -> dict[str, str]:
-    """What a role's environment has besides ours, and what it starts inherits."""
-    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return SAFE_PATH | visible
+class JobOnScreen:
+    """A job that runs, and what is shown and written of it."""
 
+    def __init__(self, config: JobConfig, workers: list[Worker], console: Console) -> None:
+        self._config = config
+        self._workers = workers
+        self._console = console
+        self._began = time.time()
+        self._histories = {
+            run.run_id: History.of(config.output_dir, run.run_id, run.steps, since=self._began)
+            for run in config.every_run
+        }
+        self._fresh_steps()  # a resumed job's past is no news
+        self._job = Job(workers, self._on_change, self._guests)
+        self._progress: Progress
 
-def _run(config: JobConfig, files: dict[str, Path], console: Console) -> Outcome:
-    began = time.monotonic()
-    run_id = config.orchestrator.run_id
-    history = History.of(config.output_dir, run_id, since=time.time())
-    history.refresh()  # a resumed job's past is no news
-    progress = choose(console, history, config.orchestrator.steps)
-    workers = workers_of(config, files)
-    try:
-        outcome = asyncio.run(_supervise(workers, config.output_dir, history, progress))
-    finally:
-        progress.close()
-    history.refresh()
-    _explain(outcome, workers)
-    summary = summarise(history, config.output_dir, time.monotonic() - began, outcome.reason)
-    paths = {"summary": write_summary(summary, config.output_dir)}
-    if config.orchestrator.run_dir.exists():
-        paths["run"] = config.orchestrator.run_dir
-    if history.shipped:
-        from cli.plot import plot
+    def run(self) -> Outcome:
+        """Runs the job to its end and sums up; how it ended."""
+        self._progress = choose(self._console, self._histories)
+        try:
+            outcome = asyncio.run(self._supervise())
+        finally:
+            self._progress.close()
+        self._fresh_steps()
+        self._explain(outcome)
+        self._sum_up(outcome)
+        return outcome
 
-        paths["curves"] = plot(history, config.output_dir / "curves.png", config.output_dir.name)
-    print_summary(summary, paths, console)
-    return outcome
+    @property
+    def left_to_do(self) -> bool:
+        """Whether any of the job's runs lacks steps, as one that was stopped by itself does."""
+        return any(self._histories[run.run_id].step < run.steps for run in self._config.every_run)
 
+    async def _supervise(self) -> Outcome:
+        running = asyncio.create_task(self._job.run())
+        while not running.done():
+            await asyncio.wait([running], timeout=POLL_SECONDS)
+            if not running.done():
+                self._job.look_for_guests()
+            self._progress.update(self._job.views(), self._fresh_steps())
+        return running.result()
 
-async def _supervise(workers: list[Worker], output_dir: Path, history: History, progress: Progress) -> Outcome:
-    """Runs the job, and beside it the display."""
+    def _on_change(self, job: Job) -> None:
+        """Keeps `processes.json` true, for `counterpoint status` and for people with a debugger."""
+        views = [asdict(view) for view in job.views()]
+        text = json.dumps({"job": job.state, "workers": views}, indent=2).encode()
+        path = self._config.output_dir / PROCESSES_FILE
+        if not path.exists() or path.read_bytes() != text:
+            write_atomically(path, text)
+        self._progress.update(job.views(), [])
 
-    def on_change(job: Job) -> None:
-        _record_processes(job, output_dir)
-        progress.update(job.views(), [])
+    def _guests(self) -> Sequence[str]:
+        """The runs whose orchestrator lives and is none of our workers: whoever started it, it needs trainer and servers."""
+        states = self._job.lifecycle.states
+        own = {run.run_id: states.get(worker_of(self._config, run), State.STOPPED) for run in self._config.every_run}
+        directory = self._config.output_dir
+        guests = [
+            run_id
+            for run_id in run_ids_in(directory)
+            if own.get(run_id, State.STOPPED) in ENDED and orchestrator_of(directory, run_id) is not None
+        ]
+        for run_id in guests:
+            if run_id not in self._histories:
+                steps = steps_of(directory, run_id)
+                self._histories[run_id] = History.of(directory, run_id, steps, since=self._began)
+        return guests
 
-    job = Job(workers, on_change)
-    running = asyncio.create_task(job.run())
-    while not running.done():
-        await asyncio.wait([running], timeout=POLL_SECONDS)
-        progress.update(job.views(), history.refresh())
-    return running.result()
+    def _fresh_steps(self) -> list[tuple[History, Line]]:
+        return [(history, line) for history in self._histories.values() for line in history.refresh()]
 
+    def _explain(self, outcome: Outcome) -> None:
+        """Says why workers failed, in their own last words."""
+        failed = [view for view in self._job.views() if view.state is State.FAILED]
+        for view in failed:
+            log_file = next(worker.log_file for worker in self._workers if worker.name == view.name)
+            quoted = "\n".join(f"  | {line}" for line in last_lines(log_file))
+            reason = outcome.reason if view.name == outcome.failed_worker else f"{view.name} {view.last_death}"
+            print(f"\ncounterpoint: {reason}. The end of {log_file}:\n{quoted}", file=lasting(sys.stderr))
 
-def _record_processes(job: Job, output_dir: Path) -> None:
-    """Keeps `processes.json` true, for `counterpoint status` and for people with a debugger."""
-    views = [asdict(view) for view in job.views()]
-    text = json.dumps({"job": job.state, "workers": views}, indent=2).encode()
-    path = output_dir / PROCESSES_FILE
-    if not path.exists() or path.read_bytes() != text:
-        write_atomically(path, text)
+    def _sum_up(self, outcome: Outcome) -> None:
+        directory, histories = self._config.output_dir, list(self._histories.values())
+        elapsed = time.time() - self._began
+        if len(histories) == 1:
+            summary = summarise(histories[0], directory, elapsed, outcome.reason)
+        else:
+            summary = summarise_runs(histories, self._endings(), directory, elapsed, outcome.reason)
+        paths = {"summary": write_summary(summary, directory)}
+        if self._config.orchestrator.run_dir.exists() and not self._config.runs:
+            paths["run"] = self._config.orchestrator.run_dir
+        if any(history.shipped for history in histories):
+            from cli.plot import plot
 
+            paths["curves"] = plot(histories, directory / "curves.png", directory.name)
+        print_summary(summary, paths, self._console)
 
-def _explain(outcome: Outcome, workers: list[Worker]) -> None:
-    """Says why a job failed, in the failing worker's own last words."""
-    if outcome.failed_worker is None:
-        return
-    log_file = next(worker.log_file for worker in workers if worker.name == outcome.failed_worker)
-    lines = last_lines(log_file)
-    quoted = "\n".join(f"  | {line}" for line in lines)
-    print(f"\ncounterpoint: {outcome.reason}. The end of {log_file}:\n{quoted}", file=lasting(sys.stderr))
+    def _endings(self) -> dict[str, str]:
+        """How each of our runs has ended; a guest's end is its own."""
+        views: dict[str, WorkerView] = {view.name: view for view in self._job.views()}
+        guests = dict.fromkeys(self._histories, "a guest")
+        own = {
+            run.run_id: how_it_ended(run, self._histories[run.run_id], views.get(worker_of(self._config, run)))
+            for run in self._config.every_run
+        }
+        return guests | own

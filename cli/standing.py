@@ -1,27 +1,51 @@
-"""How far the run in a job's directory has come, as a resume would find it: what is left to do decides what is started."""
+"""How far a run in a job's directory has come, as a resume would find it, and how it stands with the trainer: what is left to do
+decides what is started, and what is said at the end."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cli.history import History
-from cli.job import JobConfig
+from cluster.events import State
+from cluster.job import WorkerView
+from orchestrator.config import OrchestratorConfig
 from transport.atomic import published_steps
 
 
-def all_committed(config: JobConfig) -> bool:
+def all_committed(run: OrchestratorConfig) -> bool:
     """Whether the orchestrator has committed every step. What is left then is the trainer's, and needs no inference."""
-    run = config.orchestrator
     return max(published_steps(run.run_dir / "checkpoints"), default=0) >= run.steps
 
 
-def is_finished(config: JobConfig) -> bool:
+def is_finished(run: OrchestratorConfig) -> bool:
     """Whether nothing is left to do: every step committed, in the metrics, trained and durable, its batch deleted."""
-    run = config.orchestrator
-    durable = max(published_steps(config.output_dir / "trainer" / run.run_id / "checkpoints"), default=0)
-    history = History.of(config.output_dir, run.run_id)
+    durable = max(published_steps(run.output_dir / "trainer" / run.run_id / "checkpoints"), default=0)
+    history = History.of(run.output_dir, run.run_id)
     history.refresh()
     return (
-        all_committed(config)
+        all_committed(run)
         and durable >= run.steps
-        and max(history.shipped, default=0) >= run.steps
+        and history.step >= run.steps
         and not any(run.run_dir.glob("rollouts/step_*/batch.bin"))
     )
+
+
+def how_it_ended(run: OrchestratorConfig, history: History, worker: WorkerView | None) -> str:
+    """For a person: how a run of a job that is over has ended. `worker` is None for one that was not started."""
+    if (verdict := verdict_on(run.run_dir)) is not None:
+        return verdict
+    if is_finished(run):
+        return "done"
+    if worker is not None and worker.state is State.FAILED:
+        return f"failed: {worker.last_death or 'killed while it was being stopped'}"
+    return f"stopped after step {history.step}"
+
+
+def verdict_on(run_dir: Path) -> str | None:
+    """Why the run may not go on, `evicted: ...` or `refused: ...`; None where nothing speaks against it."""
+    for word, name in (("evicted", "evicted.txt"), ("refused", "config_validation_error.txt")):
+        path = run_dir / "control" / name
+        if path.exists():
+            reason = path.read_text(encoding="utf-8", errors="replace").strip() or "no reason given"
+            return f"{word}: {reason}"
+    return None

@@ -1,4 +1,4 @@
-"""`counterpoint status DIRECTORY`: what a job's directory says of it: its run, its steps, its processes, its last error."""
+"""`counterpoint status DIRECTORY`: what a job's directory says of it: runs, how they stand, processes, last errors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import orjson
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from cli.errors import UserError
 from cli.history import History
-from cli.load import read_toml
-from cli.output import JOB_FILE, is_locked
+from cli.record import JOB_FILE, PROCESSES_FILE, is_running, orchestrator_of, read_json, run_ids_in, steps_of
+from cli.standing import verdict_on
 from cli.summary import milliseconds, number, scientific
 from cluster.process import last_lines
 from orchestrator.losses import in_words
@@ -34,26 +33,27 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     directory = Path(arguments[0])
-    steps = _steps_of_runs(directory)
-    histories = {run_id: History.of(directory, run_id) for run_id in steps}
-    for history in histories.values():
-        history.refresh()
+    own = _runs_of_job(directory)
+    histories = _histories(directory, own)
+    recorded = read_json(directory / PROCESSES_FILE) if (directory / PROCESSES_FILE).exists() else {"workers": []}
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # a pipe has no width; 80 would cut columns off
-    console.print(_runs(directory, histories, steps))
+    console.print(_runs(directory, histories, own))
     for run_id, history in histories.items():
+        if (verdict := verdict_on(directory / f"run_{run_id}")) is not None:
+            _say(console, f"run {run_id} {verdict}", "red")
         if history.lost.get("notable"):
             _say(console, f"run {run_id}: {in_words(history.lost)}", "yellow")
     if offences := offences_of(line for history in histories.values() for line in history.shipped.values()).worst():
         console.print(blame_table(offences))
-    recorded = _read(directory / "processes.json")
-    if recorded is None:
+    if not recorded["workers"]:
         _say(console, "No processes are known: the roles were not started by `counterpoint run`.", "dim")
         return 0
     console.print(_processes(directory, recorded))
-    for worker, line in _last_errors(directory, recorded).items():
-        _say(console, f"last error of {worker}: {line}", "red")
+    guests = {run_id for run_id in histories if own and run_id not in own}
+    for name, line in (_last_errors(directory, recorded) | _last_errors_of_guests(directory, guests)).items():
+        _say(console, f"last error of {name}: {line}", "red")
     return 0
 
 
@@ -61,29 +61,53 @@ def _say(console: Console, text: str, style: str) -> None:
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def _steps_of_runs(directory: Path) -> dict[str, int | None]:
-    """The steps that each run is to have: the job's, or, where the roles were started one by one, as its orchestrator wrote."""
-    if (job := _read(directory / JOB_FILE)) is not None:
-        return {job["orchestrator"]["run_id"]: job["orchestrator"]["steps"]}
-    steps: dict[str, int | None] = {}
-    for run in sorted(directory.glob("run_*")):
-        resolved = run / "control" / "orch.toml"
-        if resolved.exists() or (run / "metrics.jsonl").exists():
-            steps[run.name.removeprefix("run_")] = read_toml(resolved).get("steps") if resolved.exists() else None
-    if not steps:
+def _runs_of_job(directory: Path) -> dict[str, int]:
+    """The steps of each run that the job itself has; empty where the roles were started one by one."""
+    if not (directory / JOB_FILE).exists():
+        return {}
+    job = read_json(directory / JOB_FILE)
+    return {run["run_id"]: run["steps"] for run in job.get("runs") or [job["orchestrator"]]}
+
+
+def _histories(directory: Path, own: dict[str, int]) -> dict[str, History]:
+    """Of the job's runs, and of those that others started in its directory."""
+    others = [
+        run_id
+        for run_id in run_ids_in(directory)
+        if run_id not in own
+        and any((directory / f"run_{run_id}" / name).exists() for name in ("control/orch.toml", "metrics.jsonl"))
+    ]
+    if not own and not others:
         raise UserError(f"{directory} holds neither a job ({JOB_FILE} is missing) nor a run (run_<id>/)")
-    return steps
+    steps: dict[str, int | None] = {**own, **{run_id: steps_of(directory, run_id) for run_id in others}}
+    histories = {run_id: History.of(directory, run_id, count) for run_id, count in steps.items()}
+    for history in histories.values():
+        history.refresh()
+    return histories
 
 
-def _runs(directory: Path, histories: dict[str, History], steps: dict[str, int | None]) -> Table:
+def _state(directory: Path, history: History, own: dict[str, int]) -> str:
+    """In a word or two: whether the run goes on, and if not, why."""
+    verdict = verdict_on(directory / f"run_{history.run_id}")
+    if orchestrator_of(directory, history.run_id) is not None:
+        begun = "running" if history.step or verdict else "not begun"
+        return f"{begun}, guest" if own and history.run_id not in own else begun
+    if verdict is not None:
+        return verdict.partition(":")[0]
+    trained = history.last_trained.get("step", 0)
+    return "done" if history.steps and min(history.step, trained) >= history.steps else "not running"
+
+
+def _runs(directory: Path, histories: dict[str, History], own: dict[str, int]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=str(directory), title_justify="left")
-    for column in ("run", "step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    for column in ("run", "state", "step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s"):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right")
     for run_id, history in histories.items():
         line, trained = history.last_shipped, history.last_trained
         table.add_row(
             run_id,
-            f"{line.get('step', 0)}/{steps[run_id] or '?'}",
+            _state(directory, history, own),
+            history.so_far,
             str(trained.get("step", 0)),
             number(line.get("reward/mean")),
             number(line.get("staleness/mean"), 1),
@@ -97,39 +121,39 @@ def _runs(directory: Path, histories: dict[str, History], steps: dict[str, int |
 
 def _processes(directory: Path, recorded: dict[str, Any]) -> Table:
     """The workers as the supervisor recorded them; all gone if it is gone, since none outlives it."""
-    running = is_locked(directory)
+    running = is_running(directory)
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("process", "state", "pid", "alive", "says"):
+    for column in ("process", "state", "pid", "alive", "restarts", "says"):
         table.add_column(column)
     for worker in recorded["workers"]:
         pid = worker["pid"]
         alive = running and pid is not None and Path(f"/proc/{pid}").exists()
         last_state = worker["state"] if running or pid is None else f"was {worker['state']}"
-        table.add_row(worker["name"], last_state, str(pid or "-"), "yes" if alive else "no", worker["status"])
+        restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"
+        table.add_row(worker["name"], last_state, str(pid or "-"), "yes" if alive else "no", restarts, worker["status"])
     return table
 
 
 def _last_errors(directory: Path, recorded: dict[str, Any]) -> dict[str, str]:
     """The newest line that looks like an error, of each worker that was started in the newest session, in its output since then.
     What one that ended well wrote after it was told to is left out: vLLM calls every end an error."""
-    logs = {"orchestrator": directory / "orchestrator.log", "trainer": directory / "trainer" / "trainer.log"}
     errors: dict[str, str] = {}
     for worker in recorded["workers"]:
         name, start = worker["name"], worker.get("log_from", 0)
         if start is None:
             continue
         end = worker.get("log_until") if worker["state"] in ("stopping", "stopped") else None
-        lines = last_lines(logs.get(name, directory / f"{name}.log"), 500, start, end)
-        if found := [line for line in lines if ERROR_LINE.search(line)]:
-            errors[name] = found[-1]
+        log_file = directory / ("trainer/trainer.log" if name == "trainer" else f"{name}.log")
+        if error := _last_error(log_file, start, end):
+            errors[name] = error
     return errors
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content: dict[str, Any] = orjson.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except orjson.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
-    return content
+def _last_errors_of_guests(directory: Path, guests: set[str]) -> dict[str, str]:
+    """Of runs whose process's output is not ours to know; their own log is."""
+    logs = {f"run {run_id}": directory / f"run_{run_id}" / "orchestrator.log" for run_id in sorted(guests)}
+    return {name: error for name, log in logs.items() if (error := _last_error(log))}
+
+
+def _last_error(log_file: Path, start: int = 0, end: int | None = None) -> str | None:
+    return next((line for line in reversed(last_lines(log_file, 500, start, end)) if ERROR_LINE.search(line)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ Summary = dict[str, Any]
 
 
 def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) -> Summary:
-    """All numbers of a job. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run, with
+    """All numbers of a run. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run, with
     what it has lost since its last step. A number nobody measured is None."""
     rewards = [value for _, value in history.series("reward/mean")]
     mismatch = [value for _, value in history.series("mismatch_kl")]
@@ -37,7 +38,7 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
     lag = lag_quantiles(history)
     return {
         "outcome": outcome,
-        "steps": {"shipped": max(history.shipped, default=0), "trained": max(history.trained, default=0)},
+        "steps": {"shipped": history.step, "trained": max(history.trained, default=0)},
         "reward": {
             "first": _mean(rewards[:EDGE_STEPS]),
             "last": _mean(rewards[-EDGE_STEPS:]),
@@ -57,6 +58,17 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
         "resumed": any(line["time"] < history.since for line in history.shipped.values()),
         "output_dir": str(output_dir),
     }
+
+
+def summarise_runs(
+    histories: Sequence[History], endings: Mapping[str, str], output_dir: Path, elapsed: float, outcome: str
+) -> Summary:
+    """All numbers of a job of several runs: each run's as `summarise` has them, with how it ended, under its id."""
+    runs = {
+        history.run_id: summarise(history, output_dir, elapsed, endings.get(history.run_id, "-"))
+        for history in histories
+    }
+    return {"outcome": outcome, "elapsed_seconds": elapsed, "output_dir": str(output_dir), "runs": runs}
 
 
 def lag_quantiles(history: History) -> dict[str, float | None]:
@@ -87,6 +99,46 @@ def write_summary(summary: Summary, output_dir: Path) -> Path:
 
 def print_summary(summary: Summary, files: dict[str, Path], console: Console) -> None:
     """The table, and where the files are."""
+    console.print(_table_of_runs(summary) if "runs" in summary else _table_of_one(summary))
+    for name, path in files.items():
+        console.print(f"  {name:<8} {path}", highlight=False, soft_wrap=True)
+
+
+def _table_of_runs(summary: Summary) -> Table:
+    """A line for each run. Steps are those trained of those shipped; rewards those of the first and of the last steps."""
+    title = f"Counterpoint: {summary['outcome']}, {duration(summary['elapsed_seconds'])}"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for column in (
+        "run",
+        "ended",
+        "steps",
+        "reward",
+        "rollouts",
+        "tokens/s",
+        "lag p99",
+        "lag max",
+        "KL max",
+        "staleness",
+    ):
+        table.add_column(column, overflow="fold", justify="left" if column in ("run", "ended") else "right")
+    for run_id, run in summary["runs"].items():
+        reward, lag = run["reward"], run["event_loop_lag_seconds"]
+        table.add_row(
+            run_id,
+            run["outcome"] + (f"; {run['lost']}" if run["lost"] else ""),
+            f"{run['steps']['trained']}/{run['steps']['shipped']}",
+            f"{number(reward['first'])} → {number(reward['last'])}",
+            f"{run['rollouts']['completed']}",
+            number(run["tokens_per_second"], 0),
+            milliseconds(lag["p99"]),
+            milliseconds(lag["max"]),
+            scientific(run["mismatch_kl"]["max"]),
+            number(run["staleness_max"], 0),
+        )
+    return table
+
+
+def _table_of_one(summary: Summary) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD, show_header=False, title=f"Counterpoint: {summary['outcome']}", title_justify="left"
     )
@@ -111,9 +163,7 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
         if text is None:
             continue
         table.add_row(name, text)
-    console.print(table)
-    for name, path in files.items():
-        console.print(f"  {name:<8} {path}", highlight=False, soft_wrap=True)
+    return table
 
 
 def _mean(values: list[float]) -> float | None:

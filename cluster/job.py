@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster import launch
-from cluster.lifecycle import (
+from cluster.events import (
     ENDED,
     BecameReady,
     Begin,
     Event,
     Exited,
+    GuestsSeen,
     Kill,
-    Lifecycle,
     Outcome,
     Spawn,
     State,
@@ -31,6 +31,7 @@ from cluster.lifecycle import (
     Tick,
     Worker,
 )
+from cluster.lifecycle import Lifecycle
 from cluster.process import Process
 
 INTERRUPTED = 130
@@ -50,19 +51,31 @@ class WorkerView:
     status: str
     """The last `STATUS=` it sent."""
     log_from: int | None = None
-    """Where its output begins in its log, in bytes; None before it is started."""
+    """Where its output begins in its log, in bytes, restarts included; None before it is started."""
     log_until: int | None = None
     """Where its output ended when it was told to end; None unless it was."""
+    restarts: int = 0
+    """How often it was started again."""
+    last_death: str = ""
+    """How it died last, in words; empty unless it did."""
 
 
 class Job:
     """Supervises workers. One at a time in a process, whose children it takes for its own: it reaps every child and, at the
     end, kills every descendant. It must run in the main thread, on asyncio's own loop (uvloop keeps SIGCHLD to itself)."""
 
-    def __init__(self, workers: Sequence[Worker], on_change: Callable[[Job], None] = lambda job: None) -> None:
-        """`on_change` is called, on the loop, after anything that `views` shows has changed."""
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        on_change: Callable[[Job], None] = lambda job: None,
+        guests: Callable[[], Sequence[str]] = lambda: (),
+    ) -> None:
+        """`on_change` is called, on the loop, after anything that `views` shows has changed. `guests` names who makes use of the
+        services without being one of the workers; it is asked before the services are stopped for want of tasks."""
         self.lifecycle = Lifecycle(workers)
         self._on_change = on_change
+        self._guests = guests
+        self._log_from: dict[str, int] = {}
         self._processes: dict[str, Process] = {}
         self._since = dict.fromkeys(self.lifecycle.workers, time.time())
         self._timer: asyncio.TimerHandle | None = None
@@ -78,10 +91,19 @@ class Job:
 
     def _view(self, name: str) -> WorkerView:
         process, state = self._processes.get(name), self.lifecycle.states[name]
-        pid = process.main_pid if process and state not in ENDED else None
         if process is None:
             return WorkerView(name, state, self._since[name], None, "")
-        return WorkerView(name, state, self._since[name], pid, process.status, process.log_from, process.log_until)
+        return WorkerView(
+            name,
+            state,
+            self._since[name],
+            process.main_pid if state not in ENDED | {State.RESTARTING} else None,
+            process.status,
+            self._log_from[name],
+            process.log_until,
+            self.lifecycle.restarts[name],
+            self.lifecycle.last_deaths[name],
+        )
 
     async def run(self) -> Outcome:
         """Starts the workers and returns when all of them have ended. Raises `OSError` when a worker's log cannot be opened, and
@@ -102,12 +124,18 @@ class Job:
                 self._timer.cancel()
             launch.kill_descendants()
             for process in self._processes.values():
-                self._loop.remove_reader(process.notifications.fileno())
-                process.close()
+                self._forget(process)
 
     def stop(self, reason: str, code: int) -> None:
         """Ends the job in order; a second call kills. `code` is the job's exit code, should the workers stop cleanly."""
         self._apply(StopRequested(reason, code, time.monotonic()))
+
+    def look_for_guests(self) -> None:
+        """Notices guests that have come or gone. To be called now and then: the last one that leaves ends a job whose tasks have
+        ended."""
+        guests = tuple(self._guests())
+        if guests != self.lifecycle.guests and self.lifecycle.outcome is None:
+            self._apply(GuestsSeen(guests, time.monotonic()))
 
     def _install_signal_handlers(self) -> list[signal.Signals]:
         handlers: dict[signal.Signals, Callable[[], None]] = {
@@ -137,8 +165,8 @@ class Job:
                 self._since[name] = time.time()
         for instruction in instructions:
             match instruction:
-                case Spawn(name):
-                    self._spawn(name)
+                case Spawn(name, again):
+                    self._spawn(name, again)
                 case Terminate(name):
                     self._processes[name].terminate()
                 case Kill(name):
@@ -148,10 +176,18 @@ class Job:
             self._finished.set_result(self.lifecycle.outcome)
         self._on_change(self)
 
-    def _spawn(self, name: str) -> None:
-        process = Process(self.lifecycle.workers[name])
+    def _spawn(self, name: str, again: bool) -> None:
+        if again:
+            self._forget(self._processes.pop(name))
+            launch.kill_orphans([process.guardian_pid for process in self._processes.values()])
+        process = Process(self.lifecycle.workers[name], again)
         self._processes[name] = process
+        self._log_from.setdefault(name, process.log_from)
         self._loop.add_reader(process.notifications.fileno(), self._listen, name)
+
+    def _forget(self, process: Process) -> None:
+        self._loop.remove_reader(process.notifications.fileno())
+        process.close()
 
     def _listen(self, name: str) -> None:
         if self._processes[name].listen():
@@ -164,6 +200,7 @@ class Job:
         names = {process.guardian_pid: name for name, process in self._processes.items()}
         for pid, code in launch.reap():
             if pid in names:
+                self.look_for_guests()
                 self._processes[names[pid]].listen()  # last words that are still queued
                 self._apply(Exited(names[pid], code, time.monotonic()))
 

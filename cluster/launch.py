@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -105,6 +106,15 @@ def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
+
+
+def kill_orphans(guardians: Sequence[int]) -> None:
+    """Kills everything below this process, a subreaper, that is none of `guardians` nor below one: what a guardian left that was
+    killed itself. Its worker's ports and memory are wanted again."""
+    guarded = {pid for guardian in guardians for pid in (guardian, *descendants(guardian))}
+    for pid in set(descendants(os.getpid())) - guarded:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _is_resource_tracker(pid: int) -> bool:

@@ -1,157 +1,56 @@
 """The life of a job's workers as a pure state machine: events in, instructions out; no processes, no clock, no I/O.
 
-A worker is *waiting* (for others to be ready), *starting*, *ready*, *stopping*, and ends *stopped* or *failed*. The job as a
-whole is *starting*, *running* once every worker is ready, *stopping*, and ends *stopped* or *failed*. Every rule of
-supervision lives here: what starts after what, which death ends the job, in which order the rest stops, how long each
-may take. `cluster.job` feeds it with what really happened and does what it says.
+A worker is *waiting* (for others to be ready), *starting*, *ready*, *restarting* (dead, and to be started again), *stopping*, and
+ends *stopped* or *failed*. The job as a whole is *starting*, *running* once every worker has been ready, *stopping*, and ends
+*stopped* or *failed*. Every rule of supervision lives here: what starts after what, which death is made good and which ends
+the job, in which order the rest stops, how long each may take. `cluster.job` feeds it with what really happened and does
+what it says.
 """
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Sequence
+
+from cluster.events import (
+    ENDED,
+    BecameReady,
+    Begin,
+    Event,
+    Exited,
+    GuestsSeen,
+    Instruction,
+    Kill,
+    Outcome,
+    Spawn,
+    State,
+    StopRequested,
+    Terminate,
+    Tick,
+    Worker,
+    describe_exit,
+)
 
 KILL_GRACE_SECONDS = 15.0
 """A killed process that is still there after this is stuck in the kernel; we go on without it and say so."""
 
-FOLLOW_SECONDS = 120.0
-"""Once a service has ended by itself, its work done, the tasks must end within this, too: nothing will come from it any more."""
+FIRST_BACKOFF_SECONDS = 1.0
+"""Between a death and the first restart; doubled for each one that follows in a row."""
 
+LONGEST_BACKOFF_SECONDS = 30.0
+"""What the doubling comes to at most."""
 
-class State(StrEnum):
-    """Of a worker, and of the job."""
+HEALTHY_SECONDS = 180.0
+"""A worker that was ready for this long is well: its restarts are counted anew."""
 
-    WAITING = "waiting"
-    STARTING = "starting"
-    READY = "ready"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-ENDED = frozenset({State.STOPPED, State.FAILED})
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One process of a job: its command and the rules of its life."""
-
-    name: str
-    command: Sequence[str]
-    log_file: Path
-    """Its standard output and error are appended here."""
-    after: tuple[str, ...] = ()
-    """Workers that must be ready before this one starts."""
-    task: bool = False
-    """True: it does the job's work, and the job is done once every task has ended with 0. False: a service, which must live
-    until the tasks are done."""
-    may_end: bool = False
-    """A service that may end with 0 by itself, because it knows when its work is done."""
-    ready_timeout_seconds: float | None = None
-    """Longest time from its start to `READY=1`. Unset: it does not notify, and is ready once started."""
-    stop_timeout_seconds: float = 30.0
-    """Longest time from SIGTERM to its end; then it is killed."""
-    nice: int = 0
-    """Added to the niceness: above 0 it yields the CPU to the others."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the supervisor's environment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The job starts."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class BecameReady:
-    """The worker has said `READY=1`."""
-
-    worker: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """The worker is gone. `code` is 128 + signal for a killed one."""
-
-    worker: str
-    code: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Someone asked for the end, politely the first time; the second time everything is killed."""
-
-    reason: str
-    code: int
-    """Exit code of the job, should the workers stop cleanly."""
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline that `Lifecycle.deadline` named may have passed."""
-
-    at: float
-
-
-Event = Begin | BecameReady | Exited | StopRequested | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Start the worker."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """Ask the worker to end."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Kill the worker and everything below it."""
-
-    worker: str
-
-
-Instruction = Spawn | Terminate | Kill
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended."""
-
-    code: int
-    reason: str
-    """For a person."""
-    failed_worker: str | None = None
-    """Whose output tells more."""
-
-
-def describe_exit(code: int) -> str:
-    """An exit code in words."""
-    if code <= 128:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(code - 128).name}"
-    except ValueError:
-        return f"ended with exit code {code}"
+FINAL_CODES = frozenset({2, 3})
+"""Exit codes that say that starting again would end alike: a bad configuration, an eviction."""
 
 
 class Lifecycle:
-    """The state machine of one job. Workers start in the order given (subject to `after`) and stop in its reverse."""
+    """The state machine of one job. Workers start in the order given (subject to `after`). The tasks stop first, all at once;
+    then the services, in the reverse of the order given."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = {worker.name: worker for worker in workers}
@@ -163,11 +62,20 @@ class Lifecycle:
                 raise ValueError(f"{worker.name} starts after {sorted(unknown)}, which must be listed before it")
         self.state = State.WAITING
         self.states = dict.fromkeys(self.workers, State.WAITING)
+        self.restarts = dict.fromkeys(self.workers, 0)
+        """How often each was started again, in all."""
+        self.last_deaths = dict.fromkeys(self.workers, "")
+        """In words, how each died last; empty for one that never did."""
+        self.guests: tuple[str, ...] = ()
         self.outcome: Outcome | None = None
         """Set once everything has ended."""
         self._verdict: Outcome | None = None
         """How it will have ended, known from the first event that decides it."""
+        self._failed_task: Outcome | None = None
+        """The first task's failure: the job's, once the other tasks have ended as well."""
         self._deadlines: dict[str, float] = {}
+        self._ready_since: dict[str, float] = {}
+        self._deaths_in_a_row = dict.fromkeys(self.workers, 0)
         self._killed: set[str] = set()
         self._stop_requests = 0
 
@@ -188,73 +96,105 @@ class Lifecycle:
                 return self._exited(event)
             case StopRequested():
                 return self._stop_requested(event)
+            case GuestsSeen():
+                self.guests = event.guests
+                return self._stop_when_idle(event.at)
             case Tick():
                 return self._tick(event.at)
+
+    # --- starting ---
 
     def _start_what_may(self, at: float) -> list[Instruction]:
         """Starts every waiting worker whose predecessors are ready, and notices when the whole job runs."""
         instructions: list[Instruction] = []
         for name, worker in self.workers.items():
-            ready = all(self.states[other] in {State.READY, State.STOPPED} for other in worker.after)
-            if self.states[name] is not State.WAITING or not ready:
-                continue
-            instructions.append(Spawn(name))
-            if worker.ready_timeout_seconds is None:
-                self.states[name] = State.READY
-            else:
-                self.states[name] = State.STARTING
-                self._deadlines[name] = at + worker.ready_timeout_seconds
+            if self.states[name] is State.WAITING and all(self.states[other] is State.READY for other in worker.after):
+                instructions.append(self._spawn(name, at))
         if not {State.WAITING, State.STARTING} & set(self.states.values()):
             self.state = State.RUNNING
         return instructions
+
+    def _spawn(self, name: str, at: float) -> Spawn:
+        timeout = self.workers[name].ready_timeout_seconds
+        if timeout is None:
+            self.states[name] = State.READY
+            self._ready_since[name] = at
+        else:
+            self.states[name] = State.STARTING
+            if math.isfinite(timeout):
+                self._deadlines[name] = at + timeout
+        return Spawn(name, again=self.restarts[name] > 0)
 
     def _became_ready(self, event: BecameReady) -> list[Instruction]:
         if self.states[event.worker] is not State.STARTING or self.state is State.STOPPING:  # said twice, or too late
             return []
         self.states[event.worker] = State.READY
-        del self._deadlines[event.worker]
-        self._bound_tasks(event.at)
+        self._ready_since[event.worker] = event.at
+        self._deadlines.pop(event.worker, None)
         return self._start_what_may(event.at)
 
-    def _bound_tasks(self, at: float) -> None:
-        """Gives the tasks that run a deadline once a service has ended by itself."""
-        if self._ended_services():
-            for name, worker in self.workers.items():
-                if worker.task and self.states[name] is State.READY:
-                    self._deadlines.setdefault(name, at + FOLLOW_SECONDS)
-
-    def _ended_services(self) -> list[str]:
-        return [name for name, worker in self.workers.items() if worker.may_end and self.states[name] is State.STOPPED]
+    # --- deaths ---
 
     def _exited(self, event: Exited) -> list[Instruction]:
         name, code = event.worker, event.code
         if self.states[name] in ENDED:
             return []
         self._deadlines.pop(name, None)
-        worker = self.workers[name]
+        ready_since = self._ready_since.pop(name, event.at)
         if self.states[name] is State.STOPPING:
             clean = code in (0, 128 + signal.SIGTERM) and name not in self._killed
             self.states[name] = State.STOPPED if clean else State.FAILED
             if not clean and name not in self._killed:  # why a killed one was killed is known already
                 self._failed(name, f"{name} {describe_exit(code)} while it was being stopped", code)
-            return self._stop_next(event.at)
-        if code == 0 and self.state is State.STOPPING:  # it saw that its peers had gone, and went too
-            self.states[name] = State.STOPPED
-            return self._stop_next(event.at)
-        if code == 0 and (worker.task or worker.may_end):
-            self.states[name] = State.STOPPED
-            if all(self.states[task.name] is State.STOPPED for task in self.workers.values() if task.task):
-                return self._stop(Outcome(0, "done"), event.at)
-            self._bound_tasks(event.at)
-            return self._start_what_may(event.at)
-        still_needed = ", although the job still needs it" if code == 0 else ""
+            return self._go_on(event.at)
+        if code == 0 and (self.workers[name].task or self.state is State.STOPPING):
+            self.states[name] = State.STOPPED  # its work is done; or it saw that its peers had gone, and went too
+            return self._go_on(event.at)
+        return self._died(name, code, ready_since, event.at)
+
+    def _died(self, name: str, code: int, ready_since: float, at: float) -> list[Instruction]:
+        """A worker ended that should not have: it is started again, or it has failed."""
+        words = describe_exit(code) + (", although the job still needs it" if code == 0 else "")
+        self.last_deaths[name] = words
+        if at - ready_since >= HEALTHY_SECONDS:
+            self._deaths_in_a_row[name] = 0
+        before = self._deaths_in_a_row[name]
+        stays_dead = code in FINAL_CODES or before >= self.workers[name].max_restarts
+        if self.state is not State.STOPPING and not stays_dead:
+            self._deaths_in_a_row[name] += 1
+            self.restarts[name] += 1
+            self.states[name] = State.RESTARTING
+            self._deadlines[name] = at + min(FIRST_BACKOFF_SECONDS * 2**before, LONGEST_BACKOFF_SECONDS)
+            return []
         self.states[name] = State.FAILED
-        return self._stop(Outcome(_job_code(code), f"{name} {describe_exit(code)}{still_needed}", name), event.at)
+        failure = Outcome(_job_code(code), f"{name} {words}", name)
+        return self._task_failed(failure, at) if self.workers[name].task else self._stop(failure, at)
+
+    def _task_failed(self, failure: Outcome, at: float) -> list[Instruction]:
+        """The other tasks go on."""
+        self._failed_task = self._failed_task or failure
+        return self._stop(failure, at) if self.state is State.STOPPING else self._stop_when_idle(at)
+
+    def _stop_when_idle(self, at: float) -> list[Instruction]:
+        """The job is over once all its tasks have ended, unless it has guests."""
+        ended = all(self.states[worker.name] in ENDED for worker in self.workers.values() if worker.task)
+        if not ended or self.guests or self.state is State.STOPPING or self.outcome is not None:
+            return []
+        return self._stop(self._failed_task or Outcome(0, "done"), at)
+
+    def _go_on(self, at: float) -> list[Instruction]:
+        return self._stop_next(at) if self.state is State.STOPPING else self._stop_when_idle(at)
+
+    # --- stopping ---
 
     def _stop_requested(self, event: StopRequested) -> list[Instruction]:
         self._stop_requests += 1
         if self._stop_requests == 1:
-            return self._stop(Outcome(event.code, event.reason), event.at)
+            failure = self._failed_task
+            if failure is None:
+                return self._stop(Outcome(event.code, event.reason), event.at)
+            reason = f"{event.reason}, after {failure.reason}"
+            return self._stop(Outcome(event.code or failure.code, reason, failure.failed_worker), event.at)
         self._verdict = Outcome(event.code or 1, f"{event.reason}, twice: everything was killed")
         alive = [name for name, state in self.states.items() if state not in ENDED]
         return [instruction for name in alive for instruction in self._kill(name, event.at)]
@@ -262,24 +202,26 @@ class Lifecycle:
     def _tick(self, at: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for name in [name for name, deadline in self._deadlines.items() if deadline <= at]:
-            del self._deadlines[name]
-            if self.states[name] is State.STARTING:
-                timeout = self.workers[name].ready_timeout_seconds
-                reason = f"{name} was not ready within {timeout:g} s"
-                instructions += self._stop(Outcome(1, reason, name), at)
-            elif self.states[name] is State.READY:
-                service = self._ended_services()[0]
-                reason = f"{service} ended, but {name} did not within {FOLLOW_SECONDS:g} s of it"
-                instructions += self._stop(Outcome(1, reason, service), at)
-            elif name not in self._killed:
-                timeout = self.workers[name].stop_timeout_seconds
-                self._failed(name, f"{name} did not stop within {timeout:g} s and was killed", 1)
-                instructions += self._kill(name, at)
-            else:
-                self.states[name] = State.FAILED
-                self._failed(name, f"{name} could not be killed", 1)
-                instructions += self._stop_next(at)
+            if self._deadlines.pop(name, None) is not None:  # an earlier one's consequences may have lifted it
+                instructions += self._overdue(name, at)
         return instructions
+
+    def _overdue(self, name: str, at: float) -> list[Instruction]:
+        worker = self.workers[name]
+        if self.states[name] is State.RESTARTING:
+            return [self._spawn(name, at)]
+        if self.states[name] is State.STARTING:
+            failure = Outcome(1, f"{name} was not ready within {worker.ready_timeout_seconds:g} s", name)
+            if not worker.task:
+                return self._stop(failure, at)
+            self._failed_task = self._failed_task or failure
+            return self._kill(name, at)
+        if name not in self._killed:
+            self._failed(name, f"{name} did not stop within {worker.stop_timeout_seconds:g} s and was killed", 1)
+            return self._kill(name, at)
+        self.states[name] = State.FAILED
+        self._failed(name, f"{name} could not be killed", 1)
+        return self._go_on(at)
 
     def _kill(self, name: str, at: float) -> list[Instruction]:
         self.states[name] = State.STOPPING
@@ -293,24 +235,27 @@ class Lifecycle:
             self._verdict = verdict
         self.state = State.STOPPING
         for name, state in self.states.items():
-            if state is State.WAITING:
+            if state in (State.WAITING, State.RESTARTING):
                 self.states[name] = State.STOPPED
+                self._deadlines.pop(name, None)
         return self._stop_next(at)
 
     def _stop_next(self, at: float) -> list[Instruction]:
-        """Stops one worker at a time, the last one first: each may need those before it to end well."""
-        for name in reversed(self.workers):
-            if self.states[name] in ENDED:
-                continue
-            if self.states[name] is State.STOPPING:
-                return []
-            self.states[name] = State.STOPPING
-            self._deadlines[name] = at + self.workers[name].stop_timeout_seconds
-            return [Terminate(name)]
-        assert self._verdict is not None
-        self.outcome = self._verdict
-        self.state = State.FAILED if self._verdict.failed_worker else State.STOPPED
-        return []
+        """Stops the tasks, which need no one another; then one service at a time, the last one first: each may need those before
+        it to end well."""
+        alive = [name for name in reversed(self.workers) if self.states[name] not in ENDED]
+        tasks = [name for name in alive if self.workers[name].task]
+        instructions: list[Instruction] = []
+        for name in tasks or alive[:1]:
+            if self.states[name] is not State.STOPPING:
+                self.states[name] = State.STOPPING
+                self._deadlines[name] = at + self.workers[name].stop_timeout_seconds
+                instructions.append(Terminate(name))
+        if not alive:
+            assert self._verdict is not None
+            self.outcome = self._verdict
+            self.state = State.FAILED if self._verdict.failed_worker else State.STOPPED
+        return instructions
 
     def _failed(self, name: str, reason: str, code: int) -> None:
         """Notes a failure while stopping; the first failure is the one that counts."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import launch
-from cluster.lifecycle import Worker
+from cluster.events import Worker
 from cluster.notify import NotifySocket
 
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
@@ -31,9 +31,10 @@ def guarded(command: Sequence[str], nice: int = 0) -> list[str]:
 class Process:
     """A started worker. Start it from the main thread: the kernel ties its life to the thread that started it."""
 
-    def __init__(self, worker: Worker) -> None:
-        """Starts it. Raises `OSError` when the log file cannot be opened."""
+    def __init__(self, worker: Worker, again: bool = False) -> None:
+        """Starts it, `again` with its `restart_arguments`. Raises `OSError` when the log file cannot be opened."""
         self.worker = worker
+        self._command = [*worker.command, *(worker.restart_arguments if again else ())]
         self.notifications = NotifySocket()
         self.main_pid: int | None = None
         """The command's own process, once the guardian has named it."""
@@ -58,7 +59,7 @@ class Process:
         environment |= {"NOTIFY_SOCKET": self.notifications.address, "PYTHONUNBUFFERED": "1"}
         return os.posix_spawn(
             sys.executable,
-            guarded(worker.command, worker.nice),
+            guarded(self._command, worker.nice),
             environment,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cli.run
 from cli.job import JobConfig
-from cluster.lifecycle import Worker
+from cluster.events import Worker
 
 SERVICE = """
 import signal, sys, time
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     behaviour = sys.argv[1]
     # As a terminal starts it, also where the tests were started by nohup, which has it ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    cli.run.workers_of = pretend
+    cli.run.workers_of = pretend  # type: ignore[attr-defined]
     from cli.main import main
 
     sys.exit(main(["run", *sys.argv[2:]]))

@@ -25,6 +25,6 @@ def test_a_module_that_waits_while_it_is_imported_is_named(
     monkeypatch.setattr(cli.check, "CHECK_SECONDS", 5.0)
     config = load(JobConfig, job_file, ["--orchestrator.advantage.kind", "waiting:advantage"])
     with pytest.raises(UserError, match="waiting:advantage: not loaded within 5 s"):
-        check_imports(config.orchestrator)
+        check_imports([config.orchestrator])
     with pytest.raises(OSError, match="No such device or address"):  # which says that the child waits there no longer
         os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)

@@ -19,15 +19,15 @@ from cli.plot import plot
 from cli.progress import LiveProgress, PlainProgress, choose, describe_step
 from cli.status import main as status
 from cli.summary import duration, lag_quantiles, print_summary, summarise
+from cluster.events import State
 from cluster.job import WorkerView
-from cluster.lifecycle import State
 from tests.cli.conftest import shipped_line, trained_line
 
 Write = Callable[[Path, list[dict[str, Any]]], None]
 
 
 def history_of(output: Path) -> History:
-    history = History.of(output, "test")
+    history = History.of(output, "test", 20)
     history.refresh()
     return history
 
@@ -130,8 +130,8 @@ def test_the_time_of_a_resumed_job_says_of_what_it_is(past: Path) -> None:
 
 def test_failures_are_on_a_steps_line(past: Path) -> None:
     history = history_of(past)
-    assert "failed 1  " in describe_step(history.shipped[3], history, 20)
-    assert "failed" not in describe_step(history.shipped[3] | {"rollouts/failed": 0}, history, 20)
+    assert "failed 1  " in describe_step(history.shipped[3], history)
+    assert "failed" not in describe_step(history.shipped[3] | {"rollouts/failed": 0}, history)
 
 
 def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ def worker(state: State, status: str = "") -> WorkerView:
 
 
 def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = History.of(past, "test")
+    history = History.of(past, "test", 20)
     console = Console(file=io.StringIO(), width=300)
-    progress = choose(console, history, 20)
+    progress = choose(console, {"test": history})
     assert isinstance(progress, PlainProgress)
     progress.update([worker(State.STARTING)], [])
     progress.update([worker(State.STARTING)], [])
-    progress.update([worker(State.READY)], history.refresh())
+    progress.update([worker(State.READY)], [(history, line) for line in history.refresh()])
     monkeypatch.setattr(cli.progress, "HEARTBEAT_SECONDS", -1.0)
     progress.update([worker(State.READY, "generating")], [])
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatc
 
 def test_live_progress_shows_bar_curves_and_workers(past: Path) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    progress = choose(console, history_of(past), 20)
+    progress = choose(console, {"test": history_of(past)})
     assert isinstance(progress, LiveProgress)
     progress.update([worker(State.STARTING, "loading")], [])
     progress.close()
@@ -187,7 +187,7 @@ def test_live_progress_shows_bar_curves_and_workers(past: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_curves_are_drawn(past: Path, tmp_path: Path, suffix: str) -> None:
-    path = plot(history_of(past), tmp_path / f"curves.{suffix}", "test")
+    path = plot([history_of(past)], tmp_path / f"curves.{suffix}", "test")
     assert path.stat().st_size > 10_000
 
 

@@ -18,9 +18,10 @@ import pytest
 
 from cli.job import JobConfig
 from cli.load import load
-from cli.output import is_locked, write_job
-from cli.run import workers_of
+from cli.output import write_job
+from cli.record import is_running
 from cli.standing import is_finished
+from cli.workers import workers_of
 from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
@@ -131,7 +132,7 @@ def test_a_directory_is_used_again_only_as_told(job: FakeJob) -> None:
     assert job.run("finish", "--resume")[0] == 0
     code, _, errors = job.run("finish", "--resume", "--orchestrator.run_id", "other")
     assert code == 2
-    assert "began with orchestrator.run_id = 'test'" in errors
+    assert "began with run_id = 'test', and now it is 'other'" in errors
 
 
 def publish_checkpoints(job: FakeJob, orchestrator: int, trainer: int) -> None:
@@ -159,12 +160,12 @@ def test_inference_is_started_only_while_there_is_something_to_generate(job: Fak
     config = load(JobConfig, job_file, ["--resume", "true"])
     job.output.mkdir()
     write_job(config, job_file.read_bytes())
-    files = dict.fromkeys(("inference", "trainer", "orchestrator"), job_file)
+    files = dict.fromkeys(("inference_0", "trainer", "orchestrator"), job_file)
     names = ["inference_0", "trainer", "orchestrator"]
     assert [worker.name for worker in workers_of(config, files)] == names
     publish_checkpoints(job, orchestrator=20, trainer=10)
     assert [worker.name for worker in workers_of(config, files)] == names[1:]
-    assert not is_finished(config)
+    assert not is_finished(config.orchestrator)
 
 
 def test_a_directory_that_holds_something_else_is_left_alone(job: FakeJob) -> None:
@@ -180,7 +181,7 @@ def test_a_directory_that_holds_something_else_is_left_alone(job: FakeJob) -> No
 def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     process = job.start("hang")
     job.wait_for_steps()
-    assert is_locked(job.output)
+    assert is_running(job.output)
     code, _, errors = FakeJob.run(job, "finish", "--resume")
     assert code == 2
     assert "another `counterpoint run`" in errors
@@ -188,7 +189,7 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130
     assert f"It goes on with: counterpoint run {shlex.join(job.arguments)} --resume" in output
-    assert not is_locked(job.output)
+    assert not is_running(job.output)
     assert job.run("finish", "--resume")[0] == 0
 
 

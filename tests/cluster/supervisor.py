@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from cluster.events import Worker
 from cluster.job import Job
-from cluster.lifecycle import Worker
 
 
 def show(job: Job) -> None:

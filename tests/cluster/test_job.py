@@ -174,6 +174,57 @@ def test_a_death_is_noticed_and_the_rest_stopped(start: Start) -> None:
     assert job.marked() == []
 
 
+def test_a_killed_service_is_started_again_and_the_task_lives_on(start: Start) -> None:
+    command = SERVICE.replace("notify(", "print('started', *sys.argv[2:], flush=True); notify(", 1)
+    job = start(
+        service("server", command, max_restarts=1, restart_arguments=["--resume"]),
+        service("task", task=True, after=["server"]),
+    )
+    ready(job, "server", "task")
+    killed, task = job.state("server")["pid"], job.state("task")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    job.until(lambda: job.state("server")["pid"] not in (None, killed), "another server")
+    ready(job, "server")
+    assert job.log("server").splitlines() == ["started", "started --resume"]
+    server = job.state("server")
+    assert (server["restarts"], server["last_death"], server["log_from"]) == (1, "was killed by SIGKILL", 0)
+    assert job.state("task")["pid"] == task
+    os.kill(server["pid"], signal.SIGKILL)
+    assert job.finish() == {"code": 1, "reason": "server was killed by SIGKILL", "failed_worker": "server"}
+    assert job.log("task") == "drained\n"
+    assert job.marked() == []
+
+
+def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(start: Start) -> None:
+    job = start(service("server", DAEMONISE + STUBBORN, max_restarts=1), service("task", task=True))
+    ready(job, "server", "task")
+    job.until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    left = set(job.marked())
+    worker = job.state("server")["pid"]
+    os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    job.until(lambda: job.state("server")["pid"] not in (None, worker), "another server")
+    ready(job, "server")
+    task = {pid for pid in left if pid == job.state("task")["pid"] or "launch.py" in command_line(pid)}
+    job.until(lambda: not (left - task) & set(job.marked()), "what the first one left to be gone")
+    assert job.process.poll() is None
+
+
+def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, tmp_path: Path) -> None:
+    finish = tmp_path / "finish"
+    waits = f"import os, time\nwhile not os.path.exists({str(finish)!r}): time.sleep(0.01)\nprint('worked')"
+    job = start(
+        service("server"),
+        {"name": "fails", "command": "raise SystemExit(3)", "after": ["server"], "task": True, "max_restarts": 3},
+        {"name": "works", "command": waits, "after": ["server"], "task": True},
+    )
+    job.until(lambda: job.state("fails")["state"] == "failed", "the one to fail")
+    assert job.state("works")["state"] == "ready"
+    finish.touch()
+    assert job.finish() == {"code": 3, "reason": "fails ended with exit code 3", "failed_worker": "fails"}
+    assert job.log("works") == "worked\n"
+    assert job.log("server") == "drained\n"
+
+
 def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) -> None:
     leaves = "while not os.path.exists('LEAVE'): time.sleep(0.01)\nprint('leaving', flush=True)"
     leave = tmp_path / "leave"

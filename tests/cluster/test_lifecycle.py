@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lifecycle import (
+from cluster.events import (
     ENDED,
-    FOLLOW_SECONDS,
     BecameReady,
     Begin,
     Exited,
+    GuestsSeen,
     Instruction,
     Kill,
-    Lifecycle,
     Outcome,
     Spawn,
     State,
@@ -27,15 +28,22 @@ from cluster.lifecycle import (
     Worker,
     describe_exit,
 )
+from cluster.lifecycle import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS, Lifecycle
 
 
 def worker(name: str, **options: Any) -> Worker:
     return Worker(name, ["true"], Path("log"), **({"ready_timeout_seconds": 60.0} | options))
 
 
-def three() -> Lifecycle:
-    """A service, one that may end by itself, and the task that needs the latter."""
-    return Lifecycle([worker("server"), worker("trainer", may_end=True), worker("task", task=True, after=("trainer",))])
+def three(**options: Any) -> Lifecycle:
+    """Two services, and the task that needs the second."""
+    return Lifecycle(
+        [
+            worker("server", **options),
+            worker("trainer", **options),
+            worker("task", task=True, after=("trainer",), **options),
+        ]
+    )
 
 
 def state_of(job: Lifecycle) -> State:
@@ -43,10 +51,10 @@ def state_of(job: Lifecycle) -> State:
     return job.state
 
 
-def running() -> Lifecycle:
-    job = three()
+def running(job: Lifecycle | None = None) -> Lifecycle:
+    job = job or three()
     job.handle(Begin(0.0))
-    for name in ("server", "trainer", "task"):
+    for name in job.workers:
         job.handle(BecameReady(name, 1.0))
     assert state_of(job) is State.RUNNING
     return job
@@ -83,37 +91,6 @@ def test_the_job_is_done_when_its_tasks_are_and_stops_the_rest_in_reverse() -> N
     assert end(job, "server") == []
     assert job.outcome == Outcome(0, "done")
     assert state_of(job) is State.STOPPED
-
-
-def test_a_service_that_may_end_does_not_end_the_job() -> None:
-    job = running()
-    assert job.handle(Exited("trainer", 0, 4.0)) == []
-    assert state_of(job) is State.RUNNING
-    assert job.handle(Exited("task", 0, 5.0)) == [Terminate("server")]
-
-
-def test_a_task_does_not_wait_for_ever_for_a_service_that_has_ended() -> None:
-    """A trainer that was told to stop ends with 0, like one that is done; its orchestrator would wait for its return."""
-    job = running()
-    job.handle(Exited("trainer", 0, 4.0))
-    assert job.deadline == 4.0 + FOLLOW_SECONDS
-    assert job.handle(Tick(4.0 + FOLLOW_SECONDS)) == [Terminate("task")]
-    end(job, "task", "server")
-    assert job.outcome == Outcome(1, "trainer ended, but task did not within 120 s of it", "trainer")
-
-
-def test_a_task_that_is_ready_only_after_its_service_has_ended_does_not_wait_for_ever() -> None:
-    job = three()
-    job.handle(Begin(0.0))
-    for name in ("server", "trainer"):
-        job.handle(BecameReady(name, 1.0))
-    job.handle(Exited("trainer", 0, 2.0))
-    assert job.deadline == 61.0
-    job.handle(BecameReady("task", 3.0))
-    assert job.deadline == 3.0 + FOLLOW_SECONDS
-    assert job.handle(Exited("task", 0, 4.0)) == [Terminate("server")]
-    end(job, "server")
-    assert job.outcome == Outcome(0, "done")
 
 
 def test_a_service_that_ends_too_early_fails_the_job_even_with_0() -> None:
@@ -180,6 +157,144 @@ def test_a_first_stop_is_polite_and_a_second_kills_everything() -> None:
     assert job.outcome == Outcome(130, "Ctrl-C, twice: everything was killed")
 
 
+def sweep(*names: str, **options: Any) -> Lifecycle:
+    """A service, and several tasks that do not know one another; all of them run."""
+    tasks = [worker(name, task=True, after=("trainer",), **options) for name in names]
+    return running(Lifecycle([worker("trainer", max_restarts=3), *tasks]))
+
+
+def test_a_task_that_fails_leaves_the_others_alone_and_the_first_failure_is_the_jobs() -> None:
+    job = sweep("a", "b", "c", "d")
+    for name, code in (("b", 3), ("a", 0), ("d", 1)):
+        assert job.handle(Exited(name, code, 4.0)) == []
+    assert job.states == {
+        "trainer": State.READY, "a": State.STOPPED, "b": State.FAILED, "c": State.READY, "d": State.FAILED
+    }  # fmt: skip
+    assert job.handle(Exited("c", 0, 5.0)) == [Terminate("trainer")]
+    end(job, "trainer")
+    assert job.outcome == Outcome(3, "b ended with exit code 3", "b")
+
+
+def test_tasks_are_stopped_at_once_and_the_services_one_after_the_other() -> None:
+    job = running(
+        Lifecycle([worker("s1"), worker("s2"), worker("a", task=True), worker("b", task=True), worker("c", task=True)])
+    )
+    job.handle(Exited("b", 0, 2.0))
+    assert job.handle(StopRequested("asked", 0, 10.0)) == [Terminate("c"), Terminate("a")]
+    assert end(job, "a") == []
+    assert end(job, "c", "s2") == [Terminate("s2"), Terminate("s1")]
+
+
+def test_a_stop_does_not_hide_that_a_task_has_failed() -> None:
+    job = sweep("a", "b")
+    job.handle(Exited("a", 1, 4.0))
+    job.handle(StopRequested("stopped by SIGTERM", 0, 5.0))
+    end(job, "b", "trainer")
+    assert job.outcome == Outcome(1, "stopped by SIGTERM, after a ended with exit code 1", "a")
+
+
+def test_a_task_that_is_never_ready_is_killed_alone() -> None:
+    job = Lifecycle([worker("a", task=True, ready_timeout_seconds=5.0), worker("b", task=True)])
+    job.handle(Begin(0.0))
+    assert job.deadline == 5.0
+    assert job.handle(Tick(5.0)) == [Kill("a")]
+    job.handle(BecameReady("b", 5.5))
+    assert job.handle(Exited("a", 137, 5.6)) == []
+    assert job.states["a"] is State.FAILED
+    job.handle(Exited("b", 0, 9.0))
+    assert job.outcome == Outcome(1, "a was not ready within 5 s", "a")
+
+
+def test_a_worker_with_deadlines_of_its_own_has_none_here() -> None:
+    job = Lifecycle([worker("a", task=True, ready_timeout_seconds=math.inf)])
+    assert job.handle(Begin(0.0)) == [Spawn("a")]
+    assert (job.states["a"], job.deadline) == (State.STARTING, None)
+
+
+def test_the_services_stay_for_guests() -> None:
+    job = sweep("a")
+    job.handle(GuestsSeen(("visitor",), 2.0))
+    assert job.handle(Exited("a", 1, 3.0)) == []
+    assert job.handle(GuestsSeen(("visitor", "another"), 4.0)) == []
+    assert job.handle(GuestsSeen((), 5.0)) == [Terminate("trainer")]
+    end(job, "trainer")
+    assert job.outcome == Outcome(1, "a ended with exit code 1", "a")
+
+
+def test_a_stop_does_not_wait_for_guests() -> None:
+    job = sweep("a")
+    job.handle(GuestsSeen(("visitor",), 2.0))
+    assert job.handle(StopRequested("asked", 0, 3.0)) == [Terminate("a")]
+    assert end(job, "a") == [Terminate("trainer")]
+
+
+def test_what_dies_is_started_again_after_a_pause_that_doubles_and_only_so_often() -> None:
+    job = running(three(max_restarts=7))
+    at, pauses = 10.0, []
+    for _ in range(7):
+        assert job.handle(Exited("trainer", 137, at)) == []
+        assert job.states["trainer"] is State.RESTARTING
+        assert job.states["task"] is job.states["server"] is State.READY
+        assert job.deadline is not None
+        pauses.append(job.deadline - at)
+        at = job.deadline
+        assert job.handle(Tick(at - 0.1)) == []
+        assert job.handle(Tick(at)) == [Spawn("trainer", again=True)]
+        assert job.handle(BecameReady("trainer", at + 1)) == []
+    assert pauses[0] == FIRST_BACKOFF_SECONDS
+    assert all(later == min(2 * pause, LONGEST_BACKOFF_SECONDS) for pause, later in pairwise(pauses))
+    assert pauses[-1] == LONGEST_BACKOFF_SECONDS
+    assert job.handle(Exited("trainer", 1, at + 2)) == [Terminate("task")]
+    assert job.restarts == {"server": 0, "trainer": 7, "task": 0}
+    assert job.last_deaths["trainer"] == "ended with exit code 1"
+    end(job, "task", "server")
+    assert job.outcome == Outcome(1, "trainer ended with exit code 1", "trainer")
+
+
+def test_a_worker_that_was_well_for_long_has_its_restarts_anew() -> None:
+    job = running(three(max_restarts=1))
+    at = 10.0
+    for _ in range(5):
+        job.handle(Exited("server", 1, at))
+        assert job.states["server"] is State.RESTARTING
+        job.handle(Tick(at + FIRST_BACKOFF_SECONDS))
+        job.handle(BecameReady("server", at + 5))
+        at += 5 + HEALTHY_SECONDS
+    job.handle(Exited("server", 1, at))
+    job.handle(Tick(at + FIRST_BACKOFF_SECONDS))
+    assert job.handle(Exited("server", 1, at + 2)) == [Terminate("task")]
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_bad_configuration_and_an_eviction_are_final(code: int) -> None:
+    job = running(three(max_restarts=3))
+    assert job.handle(Exited("task", code, 4.0)) == [Terminate("trainer")]
+
+
+def test_a_service_that_was_told_to_end_by_another_hand_is_started_again() -> None:
+    job = running(three(max_restarts=3))
+    assert job.handle(Exited("trainer", 0, 4.0)) == []
+    assert job.states["trainer"] is State.RESTARTING
+
+
+def test_what_depends_on_a_service_that_dies_while_the_job_starts_waits_for_its_return() -> None:
+    job = three(max_restarts=1)
+    job.handle(Begin(0.0))
+    job.handle(Exited("trainer", 1, 1.0))
+    assert job.handle(Tick(2.0)) == [Spawn("trainer", again=True)]
+    assert job.handle(BecameReady("trainer", 3.0)) == [Spawn("task")]
+
+
+def test_a_job_that_stops_starts_nothing_again() -> None:
+    job = running(three(max_restarts=3))
+    job.handle(Exited("server", 137, 4.0))
+    assert job.handle(StopRequested("asked", 0, 4.5)) == [Terminate("task")]
+    assert job.states["server"] is State.STOPPED
+    assert job.handle(Tick(6.0)) == []
+    end(job, "task", "trainer")
+    assert job.outcome == Outcome(0, "asked")
+
+
 def test_one_ctrl_c_during_a_failure_stays_polite() -> None:
     job = running()
     job.handle(Exited("server", 1, 4.0))
@@ -226,47 +341,65 @@ def test_exits_are_told_in_words() -> None:
     assert describe_exit(255) == "ended with exit code 255"
 
 
-NAMES = ("server", "trainer", "task")
+NAMES = ("server", "trainer", "task", "other")
 EVENTS = st.one_of(
     st.tuples(st.just("ready"), st.sampled_from(NAMES)),
-    st.tuples(st.just("exit"), st.sampled_from(NAMES), st.sampled_from([0, 1, 137, 143])),
+    st.tuples(st.just("exit"), st.sampled_from(NAMES), st.sampled_from([0, 1, 3, 137, 143])),
     st.tuples(st.just("stop")),
+    st.tuples(st.just("guests"), st.sampled_from([(), ("visitor",)])),
     st.tuples(st.just("tick"), st.floats(0, 100)),
 )
 
 
-@given(st.lists(EVENTS, max_size=30))
-def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(script: list[Any]) -> None:
+@given(st.lists(EVENTS, max_size=40), st.integers(0, 2))
+def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(script: list[Any], restarts: int) -> None:
     """Processes behave as processes do: only what was spawned exits, once; what is told to end, ends."""
-    job = three()
+    job = Lifecycle(
+        [
+            worker("server", max_restarts=restarts),
+            worker("trainer", max_restarts=restarts),
+            worker("task", task=True, after=("trainer",), max_restarts=restarts),
+            worker("other", task=True, after=("trainer",), ready_timeout_seconds=math.inf),
+        ]
+    )
     alive: set[str] = set()
+    started: list[str] = []
     now = 0.0
 
     def apply(event: Any) -> None:
         for instruction in job.handle(event):
             match instruction:
-                case Spawn(name):
+                case Spawn(name, again):
                     assert name not in alive
+                    assert again == (name in started)
                     alive.add(name)
+                    started.append(name)
                 case Terminate(name) | Kill(name):
                     assert name in alive
 
     apply(Begin(now))
     for step in script:
+        if job.outcome is not None:
+            break
         match step:
             case ("ready", name) if name in alive:
                 apply(BecameReady(name, now))
             case ("exit", name, code) if name in alive:
                 alive.remove(name)
                 apply(Exited(name, code, now))
-            case ("stop",) if job.outcome is None:
+            case ("stop",):
                 apply(StopRequested("asked", 0, now))
-            case ("tick", delay) if job.outcome is None:
+            case ("guests", names):
+                apply(GuestsSeen(names, now))
+            case ("tick", delay):
                 now += delay
                 apply(Tick(now))
+        waiting = [name for name, state in job.states.items() if state is State.RESTARTING]
+        assert not waiting or job.deadline is not None, "what is to be started again has a time for it"
     if job.outcome is None:
         apply(StopRequested("the end", 0, now))
     while alive:
         apply(Exited(alive.pop(), 0, now))
     assert job.outcome is not None
     assert set(job.states.values()) <= ENDED
+    assert all(started.count(name) <= 1 + job.restarts[name] for name in NAMES)

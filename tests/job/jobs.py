@@ -21,14 +21,16 @@ STEPS = 8
 DEADLINE_SECONDS = 240.0
 
 
-def settings(output_dir: Path) -> dict[str, Any]:
-    """The job's configuration: few short steps, and a checkpoint of the trainer only at every third."""
+def settings(output_dir: Path, max_restarts: int = 0) -> dict[str, Any]:
+    """The job's configuration: few short steps, and a checkpoint of the trainer only at every third. A death ends the job, unless
+    it may restart what died."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return {
         "output_dir": str(output_dir),
         "model": "tiny-moe",
+        "max_restarts": max_restarts,
         "inference": {
             "port": port,
             "dtype": "float32",
@@ -125,10 +127,10 @@ class RunningJob:
         self.process.wait()
 
 
-def write_config(directory: Path) -> Path:
+def write_config(directory: Path, max_restarts: int = 0) -> Path:
     """The job's file in `directory`, its output beside it."""
     file = directory / "job.toml"
-    file.write_text(tomli_w.dumps(settings(directory / "output")))
+    file.write_text(tomli_w.dumps(settings(directory / "output", max_restarts)))
     return file
 
 

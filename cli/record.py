@@ -1,0 +1,53 @@
+"""What a job's directory says of itself, read by whoever comes to it from outside: `status`, `stop`, and a run that joins.
+
+`cli/output.py` writes `job.json`, `cli/run.py` writes `processes.json`; the runs' directories and locks are the orchestrators'.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from cli.errors import UserError
+from cli.load import read_toml
+from transport.exclusive import Holder, holder_of
+
+JOB_FILE = "job.json"
+JOB_LOCK = "job.lock"
+PROCESSES_FILE = "processes.json"
+
+
+def is_running(directory: Path) -> bool:
+    """Whether `counterpoint run` is at work in the directory."""
+    return holder_of(directory / JOB_LOCK) is not None
+
+
+def orchestrator_of(directory: Path, run_id: str) -> Holder | None:
+    """The run's orchestrator, whoever started it; None when it does not run."""
+    return holder_of(directory / f"run_{run_id}" / "orchestrator.lock")
+
+
+def run_ids_in(directory: Path) -> list[str]:
+    """The runs that have a directory here."""
+    return sorted(path.name.removeprefix("run_") for path in directory.glob("run_*") if path.is_dir())
+
+
+def steps_of(directory: Path, run_id: str) -> int | None:
+    """How many steps the run is to have, as its orchestrator wrote; None before it has."""
+    resolved = directory / f"run_{run_id}" / "control" / "orch.toml"
+    return read_toml(resolved).get("steps") if resolved.exists() else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file. Raises `UserError` for one that is missing or damaged."""
+    try:
+        content = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"{path} is damaged: {error}; --fresh starts anew") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: expected an object, found {type(content).__name__}")
+    return content
