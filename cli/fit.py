@@ -23,6 +23,10 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 def fit(job: JobConfig, runs: Mapping[str, OrchestratorConfig]) -> None:
     """Fills in what is derived, in place, and checks the whole. `runs` are the job's, each under the name it has in the file."""
     _check_names(runs)
+    for name, run in runs.items():
+        for key in ("output_dir", "model", "resume", "transport"):
+            if getattr(run, key) != getattr(job, key):
+                raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
     places = len(runs) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
     job.trainer = job.trainer.model_copy(update={"max_runs": places, "stay": True})
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
@@ -49,14 +53,14 @@ def check_run(name: str, run: OrchestratorConfig, servers: InferenceConfig, trai
             f"inference.max_model_len = {servers.max_model_len}"
         )
     lora = run.training.lora
-    if lora is None and servers.lora is not None:
-        raise ValueError(
-            f"inference.lora is set, but {dot}training.lora is not: nothing would train an adapter; set both or neither"
-        )
     if lora is None and trainer.max_runs > 1:
         raise ValueError(
             f"{dot}training.lora is not set: runs that share a trainer (trainer.max_runs = {trainer.max_runs}) train an "
             f"adapter each; write [{dot}training.lora]"
+        )
+    if lora is None and servers.lora is not None:
+        raise ValueError(
+            f"inference.lora is set, but {dot}training.lora is not: nothing would train an adapter; set both or neither"
         )
     if lora is not None and servers.lora is None:
         raise ValueError(f"{dot}training.lora is set, but inference.lora is not: the servers would take no adapter")

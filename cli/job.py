@@ -127,9 +127,6 @@ class JobConfig(Config):
         for position, run in enumerate(given):
             if not isinstance(run, dict):
                 return given  # not tables: pydantic says so
-            for name in ("output_dir", "model", "resume", "transport"):
-                if name in run and str(run[name]) != str(shared.model_dump(mode="json")[name]):
-                    raise ValueError(f"runs[{position}].{name} = {run[name]!r}: a job sets {name} once, at the top")
             if "run_id" not in run:
                 raise ValueError(f"runs[{position}].run_id is required and not set: it names the run's directory")
             runs.append(merge(inherited, run))

@@ -1,0 +1,153 @@
+"""`[[runs]]` in a job's file: what each run inherits, what is derived from all of them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.errors import UserError
+from cli.job import JobConfig
+from cli.load import load, to_toml
+from cli.workers import sections_of, workers_of
+from inference.config import InferenceConfig
+
+RUNS = """
+output_dir = "{output_dir}"
+model = "tiny-dense"
+seed = 3
+
+[inference]
+max_model_len = 256
+
+[trainer]
+max_tokens = 1024
+
+[orchestrator]
+steps = 20
+sampling = {{ max_tokens = 32, temperature = 0.9 }}
+
+[[orchestrator.environments]]
+name = "reverse"
+kind = "reverse-text"
+
+[orchestrator.training]
+learning_rate = 1e-4
+lora = {{ rank = 4 }}
+
+[[runs]]
+run_id = "plain"
+
+[[runs]]
+run_id = "quick"
+steps = 10
+training = {{ learning_rate = 1e-3, lora = {{ rank = 16 }} }}
+sampling = {{ max_tokens = 16 }}
+
+[[runs]]
+run_id = "guess"
+seed = 4
+
+[[runs.environments]]
+name = "guess"
+kind = "guess-number"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "runs.toml"
+    path.write_text(RUNS.format(output_dir=tmp_path / "out"))
+    return path
+
+
+def complaint(file: Path, old: str, new: str, *flags: str) -> str:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as caught:
+        load(JobConfig, file, list(flags))
+    return str(caught.value)
+
+
+def test_a_run_has_what_all_have_and_what_is_its_own(file: Path) -> None:
+    plain, quick, guess = load(JobConfig, file, []).every_run
+    assert (plain.steps, quick.steps, guess.steps) == (20, 10, 20)
+    assert (quick.sampling.max_tokens, quick.sampling.temperature) == (16, 0.9)
+    assert [run.training.lora and run.training.lora.rank for run in (plain, quick, guess)] == [4, 16, 4]
+    assert quick.training.learning_rate == 1e-3
+    assert [environment.name for environment in guess.environments] == ["guess"], "lists are replaced"
+    assert [environment.name for environment in quick.environments] == ["reverse"]
+    assert (plain.seed, guess.seed) == (3, 4)
+    assert plain.run_dir != quick.run_dir
+    assert quick.run_dir.parent == plain.run_dir.parent
+
+
+def test_a_flag_changes_what_the_runs_share(file: Path) -> None:
+    runs = load(JobConfig, file, ["--orchestrator.steps", "5", "--orchestrator.training.weight_decay", "0.1"]).every_run
+    assert [run.steps for run in runs] == [5, 10, 5], "what a run says of itself stays"
+    assert {run.training.weight_decay for run in runs} == {0.1}
+
+
+def test_what_servers_and_trainer_need_is_derived_from_all_runs(file: Path) -> None:
+    job = load(JobConfig, file, [])
+    assert job.trainer.max_runs == 3
+    assert job.trainer.stay
+    assert job.inference.lora is not None
+    assert job.inference.lora.max_rank == 16
+    assert job.inference.lora.max_adapters >= 3
+    assert load(JobConfig, file, ["--trainer.max_runs", "2"]).trainer.max_runs == 2
+    job = load(JobConfig, file, ["--trainer.max_runs", "9"])
+    assert job.inference.lora is not None
+    assert job.inference.lora.max_adapters == 9, "those who join need a slot, too"
+
+
+def test_several_servers_are_known_to_every_run(file: Path) -> None:
+    job = load(JobConfig, file, ["--inference.replicas", "2", "--inference.port", "8100", "--gpus.inference", "[2, 5]"])
+    urls = ["http://127.0.0.1:8100", "http://127.0.0.1:8101"]
+    assert [run.inference.urls for run in job.every_run] == [urls] * 3
+    sections = sections_of(job)
+    assert list(sections) == [
+        "inference_0", "inference_1", "trainer", "orchestrator_plain", "orchestrator_quick", "orchestrator_guess"
+    ]  # fmt: skip
+    second = sections["inference_1"]
+    assert isinstance(second, InferenceConfig)
+    assert (type(second), second.port, second.lora) == (InferenceConfig, 8101, job.inference.lora)
+    workers = {worker.name: worker for worker in workers_of(job, dict.fromkeys(sections, file))}
+    assert list(workers) == list(sections)
+    assert [workers[name].environment["CUDA_VISIBLE_DEVICES"] for name in ("inference_0", "inference_1")] == ["2", "5"]
+    assert [name for name, worker in workers.items() if worker.task] == list(sections)[3:]
+    assert {worker.max_restarts for worker in workers.values()} == {3}
+    assert "gpus.inference = [1] are fewer than inference.tensor_parallel_size x inference.replicas = 2" in complaint(
+        file, "max_model_len", "replicas = 2\nmax_model_len", "--gpus.inference", "[1]"
+    )
+
+
+def test_resolved_runs_load_to_themselves(file: Path, tmp_path: Path) -> None:
+    job = load(JobConfig, file, ["--orchestrator.steps", "7"])
+    (tmp_path / "resolved.toml").write_text(to_toml(job))
+    assert load(JobConfig, tmp_path / "resolved.toml", []) == job
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("max_tokens = 16 }", "temprature = 1.0 }", ["runs[1].sampling.temprature = 1.0", "is runs[].sampling.temperature"]),
+        ("steps = 10", "steps = 0", ["runs[1].steps = 0", "greater than or equal to 1"]),
+        ("steps = 10", 'model = "other"', ["runs[1].model = 'other'", "once, at the top"]),
+        ('run_id = "quick"\n', "", ["runs[1].run_id is required and not set"]),
+        ('run_id = "quick"', 'run_id = "plain"', ["run_id = 'plain' is used 2 times"]),
+        ('run_id = "quick"', 'run_id = "../up"', ["runs[1].run_id = '../up'", "match pattern"]),
+        ("lora = { rank = 4 }", "", ["runs[0].training.lora is not set", "trainer.max_runs = 3"]),
+        ("steps = 20", "stepps = 20", ["1 error", "orchestrator.stepps = 20", "nearest is orchestrator.steps"]),
+        ("steps = 20", "prometheus_port = 9100", ["prometheus_port = 9100 is that of 3 runs"]),
+        ("max_tokens = 32, ", "max_tokens = 300, ", ["runs[0].sampling.max_tokens = 300 leaves no room"]),
+        ('[[orchestrator.environments]]\nname = "reverse"\nkind = "reverse-text"', "", ["runs[0].environments is required"]),
+        ("[inference]", "[inference]\nlora = { max_rank = 8 }", ["runs[1].training.lora.rank = 16 is above"]),
+        ("[[runs]]", "[runs]", ["runs"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_run_is_told_under_its_name(file: Path, old: str, new: str, expected: list[str]) -> None:
+    message = complaint(file, old, new)
+    for part in [str(file), *expected]:
+        assert part in message
