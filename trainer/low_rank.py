@@ -196,13 +196,15 @@ class _AddLowRank(torch.autograd.Function):
         hidden, *saved = ctx.saved_tensors
         count = len(saved) // 3
         factors, shrunk = iter(saved[: 2 * count]), iter(saved[2 * count :])
-        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[1] else None
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
         grad_TO, rows_TI = grad.reshape(-1, grad.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
         grad_factors: list[Tensor] = []
         start = 0
         for scale, length in zip(ctx.scales, ctx.lengths, strict=True):
             span = slice(start, start := start + length)
             if scale is None:
+                if grad_hidden is not None:
+                    grad_hidden.view(-1, hidden.shape[-1])[span].zero_()
                 continue
             lora_A, lora_B = (next(factors).to(hidden.dtype) for _ in range(2))
             grad_shrunk_TR = (grad_TO[span] @ lora_B).mul_(scale)
