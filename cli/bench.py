@@ -22,6 +22,7 @@ CASES = {
     "schedule": "4,096 rollouts in flight, beside the same loop with the openai client",
     "memory": "peak and growth of resident size",
     "scaling": "from 0.1 to 4 GB",
+    "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
 }
 
 
@@ -59,7 +60,7 @@ class CaseFailed(RuntimeError):
 
 def _measure(name: str, quick: bool) -> list[Case]:
     """Raises `CaseFailed`."""
-    command = [sys.executable, "-P", "-m", f"perf.bench.{name}", "--json", *(["--quick"] if quick else [])]
+    command = [sys.executable, "-P", "-m", f"perf.bench.{name.replace('-', '_')}", "--json", *(["--quick"] if quick else [])]
     completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
     try:
         return [Case.of_json(fields) for fields in json.loads(completed.stdout)]

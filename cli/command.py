@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Generic
 
 from cli.errors import UserError
-from cli.load import Model, load, to_toml
+from cli.load import Model, Table, load, to_toml
 from cli.schema import ITEM, keys_of
 
 SWITCHES = {
     "resume": "go on from the newest checkpoint",
     "fresh": "move what the output directory holds aside, and start anew",
 }
+
+JOIN = "take part in the job that runs there: its model, trainer and servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Command(Generic[Model]):
     config: Model
     switches: frozenset[str]
     """Those given, of the ones that the command has."""
+    join: Path | None = None
+    """The directory given with `--join`, where the command has that."""
 
 
 def parse(
@@ -35,36 +39,48 @@ def parse(
     model: type[Model],
     arguments: list[str],
     switches: Sequence[str] = (),
-    check: Callable[[Model, frozenset[str]], None] = lambda config, switches: None,
+    check: Callable[[Command[Model]], None] = lambda command: None,
+    values_of_job: Callable[[str], Table] | None = None,
 ) -> Command[Model] | None:
     """Parses `FILE [--switch] [--section.key value]...`. None when all was said by `--help` or `--dry-run`.
 
-    `check` is given the configuration and the switches, and raises `UserError` as this does, also for a dry run.
+    `check` is given the command, and raises `UserError` as this does, also for a dry run. `values_of_job`, for a command that has
+    `--join DIRECTORY`, gives what lies below the file's own values.
     """
+    joins = values_of_job is not None
     if not arguments:
-        raise UserError(f"{name}: which file?\n{_usage(name, switches)}\n`counterpoint {name} --help` lists every key")
+        raise UserError(
+            f"{name}: which file?\n{_usage(name, switches, joins)}\n`counterpoint {name} --help` lists every key"
+        )
     if arguments[0] in ("-h", "--help"):
-        print(_help(name, model, switches))
+        print(_help(name, model, switches, joins))
         return None
     if arguments[0].startswith("-"):
         raise UserError(f"{name}: the file comes first: counterpoint {name} FILE {arguments[0]} ...")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for switch in (*switches, "dry-run", "help"):
         parser.add_argument(f"--{switch}", action="store_true")
-    given, flags = parser.parse_known_args(arguments[1:])
+    if joins:
+        parser.add_argument("--join")
+    try:
+        given, flags = parser.parse_known_args(arguments[1:])
+    except argparse.ArgumentError as error:
+        raise UserError(f"{name}: {error}") from None
     if given.help:
-        print(_help(name, model, switches))
+        print(_help(name, model, switches, joins))
         return None
     if "resume" in switches and given.resume:
         flags += ["--resume", "true"]
     file = Path(arguments[0])
-    config = load(model, file, flags)
+    join = given.join if joins else None
+    config = load(model, file, flags, values_of_job(join) if values_of_job is not None and join is not None else {})
     chosen = frozenset(switch for switch in switches if getattr(given, switch))
-    check(config, chosen)
+    command = Command(file, config, chosen, Path(join) if join is not None else None)
+    check(command)
     if given.dry_run:
         print(to_toml(config), end="")
         return None
-    return Command(file, config, chosen)
+    return command
 
 
 def log_to_stderr() -> None:
@@ -72,15 +88,16 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
 
 
-def _usage(name: str, switches: Sequence[str]) -> str:
-    flags = "".join(f" [--{switch}]" for switch in switches)
+def _usage(name: str, switches: Sequence[str], joins: bool) -> str:
+    flags = "".join(f" [--{switch}]" for switch in switches) + (" [--join DIRECTORY]" if joins else "")
     return f"usage: counterpoint {name} FILE{flags} [--dry-run] [--section.key VALUE]..."
 
 
-def _help(name: str, model: type[Model], switches: Sequence[str]) -> str:
+def _help(name: str, model: type[Model], switches: Sequence[str], joins: bool) -> str:
     """Usage, and every key of the file with its type, default and meaning."""
-    lines = [_usage(name, switches), ""]
+    lines = [_usage(name, switches, joins), ""]
     lines += [f"  --{switch:<10} {SWITCHES[switch]}" for switch in switches]
+    lines += [f"  --join DIRECTORY  {JOIN}"] if joins else []
     lines += ["  --dry-run    print the resolved configuration and exit", "", "keys:"]
     for path, key in keys_of(model).items():
         if key.is_section:

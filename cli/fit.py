@@ -29,9 +29,9 @@ def fit(job: JobConfig, runs: Mapping[str, OrchestratorConfig]) -> None:
                 raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
     places = len(runs) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
     job.trainer = job.trainer.model_copy(update={"max_runs": places, "stay": True})
+    _fit_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
         run.inference = _pool_of(job, f"{name}.inference", run.inference)
-    _fit_adapters(job, runs)
     for name, run in runs.items():
         check_run(name, run, job.inference, job.trainer)
     if job.trainer.max_tokens < job.inference.max_model_len:
@@ -64,10 +64,13 @@ def check_run(name: str, run: OrchestratorConfig, servers: InferenceConfig, trai
         )
     if lora is not None and servers.lora is None:
         raise ValueError(f"{dot}training.lora is set, but inference.lora is not: the servers would take no adapter")
-    if lora is not None and servers.lora is not None and lora.rank > servers.lora.max_rank:
-        raise ValueError(
-            f"{dot}training.lora.rank = {lora.rank} is above inference.lora.max_rank = {servers.lora.max_rank}"
-        )
+    if lora is not None and servers.lora is not None:
+        for limit, most in (
+            ("inference.lora.max_rank", servers.lora.max_rank),
+            ("trainer.max_lora_rank", trainer.max_lora_rank),
+        ):
+            if lora.rank > most:
+                raise ValueError(f"{dot}training.lora.rank = {lora.rank} is above {limit} = {most}")
 
 
 def _check_names(runs: Mapping[str, OrchestratorConfig]) -> None:
@@ -97,9 +100,13 @@ def _pool_of(job: JobConfig, name: str, pool: PoolConfig) -> PoolConfig:
 
 
 def _fit_adapters(job: JobConfig, runs: Mapping[str, OrchestratorConfig]) -> None:
-    """The servers' adapter slots, unless the file says how many: one for every run that trains, of the largest rank."""
+    """What trainer and servers hold of adapters, unless the file says it: those of the largest rank, and a place at the servers
+    for each run that has one at the trainer."""
     ranks = [run.training.lora.rank for run in runs.values() if run.training.lora is not None]
-    if job.inference.lora is None and ranks:
+    if ranks and "max_lora_rank" not in job.trainer.model_fields_set:
+        largest = max(*ranks, job.trainer.max_lora_rank)
+        job.trainer = job.trainer.model_copy(update={"max_lora_rank": largest})
+    if ranks and job.inference.lora is None:
         slots = max(job.trainer.max_runs, LoraServingConfig().max_adapters)
         lora = LoraServingConfig(max_rank=max(ranks), max_adapters=slots)
         job.inference = job.inference.model_copy(update={"lora": lora})

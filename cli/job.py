@@ -8,7 +8,7 @@ servers' addresses, their key, the adapters' ranks) is derived in `cli/fit.py`. 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -149,14 +149,28 @@ class JobConfig(Config):
         return InferenceConfig.model_validate(own)
 
     def with_model(self, directory: Path) -> JobConfig:
-        """The same job with the roles' model resolved to a directory, and its output directory absolute."""
+        """The same job as its roles get it: their model resolved to a directory, and every path absolute, since who joins the job
+        may stand elsewhere."""
         model = {"model": str(directory)}
-        here = model | {"output_dir": self.output_dir.absolute()}
         return self.model_copy(
             update={
-                "inference": self.inference.model_copy(update=model),
-                "trainer": self.trainer.model_copy(update=here),
-                "orchestrator": self.orchestrator.model_copy(update=here),
-                "runs": [run.model_copy(update=here) for run in self.runs],
+                "inference": _absolute(self.inference).model_copy(update=model),
+                "trainer": _absolute(self.trainer).model_copy(update=model),
+                "orchestrator": _absolute(self.orchestrator).model_copy(update=model),
+                "runs": [_absolute(run).model_copy(update=model) for run in self.runs],
             }
         )
+
+
+Section = TypeVar("Section", bound=Config)
+
+
+def _absolute(section: Section) -> Section:
+    """The same section with absolute paths, in its tables, too."""
+    changed: dict[str, Any] = {}
+    for name, value in section:
+        if isinstance(value, Path):
+            changed[name] = value.absolute()
+        elif isinstance(value, Config):
+            changed[name] = _absolute(value)
+    return section.model_copy(update=changed)

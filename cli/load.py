@@ -30,8 +30,9 @@ Model = TypeVar("Model", bound=BaseModel)
 Table = dict[str, Any]
 
 
-def load(model: type[Model], file: Path, flags: list[str]) -> Model:
-    """The validated configuration. `flags` are `--section.key value` or `--section.key=value` words.
+def load(model: type[Model], file: Path, flags: list[str], below: Table | None = None) -> Model:
+    """The validated configuration. `flags` are `--section.key value` or `--section.key=value` words; the values of `below` count
+    where nothing else sets them.
 
     Raises `UserError` that lists everything wrong at once.
     """
@@ -43,7 +44,7 @@ def load(model: type[Model], file: Path, flags: list[str]) -> Model:
         "environment": _read_environment(settings, keys),
         "flags": _read_flags(settings, keys, flags),
     }
-    merged: Table = {}
+    merged: Table = below or {}
     for layer in layers.values():
         merged = merge(merged, layer)
     try:

@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": ("cli.bench", "measure the daemon against its bounds"),
     "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
     "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
+    "stop": ("cli.stop", "end one run of a job, or evict it; the others go on"),
     "status": ("cli.status", "what a job's directory says of it"),
 }
 

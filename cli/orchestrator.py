@@ -1,9 +1,10 @@
-"""`counterpoint orchestrator FILE`: one run's orchestrator, alone."""
+"""`counterpoint orchestrator FILE`: one run's orchestrator, alone, or with `--join` as a guest of a job that runs."""
 
 from __future__ import annotations
 
 from cli.check import check_run
-from cli.command import parse
+from cli.command import Command, parse
+from cli.join import check_joins, values_of_job
 from cli.make_model import resolve
 from cluster.notify import notify_ready
 from orchestrator.config import OrchestratorConfig
@@ -11,10 +12,17 @@ from orchestrator.config import OrchestratorConfig
 
 def main(arguments: list[str]) -> int:
     """The command."""
-    command = parse("orchestrator", OrchestratorConfig, arguments, ["resume"], lambda config, _: check_run(config))
+    command = parse("orchestrator", OrchestratorConfig, arguments, ["resume"], check, values_of_job)
     if command is None:
         return 0
     config = command.config.model_copy(update={"model": str(resolve(command.config.model))})
     from orchestrator.daemon import run
 
     return run(config, notify_ready)
+
+
+def check(command: Command[OrchestratorConfig]) -> None:
+    """What can be found wrong before anything is started. Raises `UserError`."""
+    check_run(command.config)
+    if command.join is not None:
+        check_joins(command.config, command.join)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from cli.check import check_imports, check_run
-from cli.command import parse
+from cli.command import Command, parse
 from cli.console import lasting
 from cli.errors import UserError
 from cli.history import History, Line
@@ -70,9 +70,10 @@ def main(arguments: list[str]) -> int:
     return outcome.code
 
 
-def check(config: JobConfig, switches: frozenset[str]) -> None:
+def check(command: Command[JobConfig]) -> None:
     """What can be found wrong by looking at the configuration alone. Raises `UserError`."""
-    if "fresh" in switches and config.resume:
+    config = command.config
+    if "fresh" in command.switches and config.resume:
         raise UserError("--resume and --fresh exclude each other")
     for run in config.every_run:
         try:

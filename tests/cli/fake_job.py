@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cli.run
 from cli.job import JobConfig
+from cli.workers import worker_of
 from cluster.events import Worker
 
 SERVICE = """
@@ -18,41 +19,30 @@ notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
 """
 
-ORCHESTRATOR = """
-import json, sys, time
-from pathlib import Path
-from cluster.notify import notify_ready
-from tests.cli.conftest import shipped_line, trained_line
-output, behaviour = Path(sys.argv[1]), sys.argv[2]
-notify_ready()
-for directory in ("run_test", "trainer"):
-    (output / directory).mkdir(exist_ok=True)
-for step in range(1, 21):
-    with open(output / "run_test" / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(shipped_line(step, time.time())) + "\\n")
-    with open(output / "trainer" / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(trained_line(step)) + "\\n")
-    time.sleep(0.02)
-    if behaviour == "fail" and step == 3:
-        print("the disk is full", file=sys.stderr)
-        sys.exit(3)
-    if behaviour == "hang" and step == 3:
-        time.sleep(600)
-"""
-
 
 def pretend(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
-    """A service and a task in place of the roles."""
+    """A service, and a task in place of each run, whose behaviour may be named: `fail,other=finish`."""
     output = config.output_dir
+    named = dict(word.split("=") for word in behaviour.split(",") if "=" in word)
+    default = behaviour.partition(",")[0]
+    service = Worker(
+        "inference_0", [sys.executable, "-c", SERVICE], output / "inference_0.log", ready_timeout_seconds=20
+    )
+    program = [sys.executable, "-m", "tests.cli.fake_orchestrator", str(output)]
     return [
-        Worker("inference_0", [sys.executable, "-c", SERVICE], output / "inference_0.log", ready_timeout_seconds=20),
-        Worker(
-            "orchestrator",
-            [sys.executable, "-c", ORCHESTRATOR, str(output), behaviour],
-            output / "orchestrator.log",
-            task=True,
-            after=("inference_0",),
-            ready_timeout_seconds=20,
+        service,
+        *(
+            Worker(
+                worker_of(config, run),
+                [*program, run.run_id, named.get(run.run_id, default)],
+                output / f"{worker_of(config, run)}.log",
+                task=True,
+                after=("inference_0",),
+                ready_timeout_seconds=20,
+                max_restarts=config.max_restarts,
+                restart_arguments=("--resume",),
+            )
+            for run in config.every_run
         ),
     ]
 

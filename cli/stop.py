@@ -1,0 +1,115 @@
+"""`counterpoint stop RUN`: ends one run of a job in order, whoever started its orchestrator; the others do not notice."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+from cli.errors import UserError
+from cli.history import History
+from cli.load import read_toml
+from cli.record import orchestrator_of, run_ids_in, steps_of
+from cli.summary import duration
+from orchestrator.config import OrchestratorConfig
+from trainer.control import evict
+from transport.config import IDENTIFIER_PATTERN
+from transport.exclusive import Holder
+
+USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
+
+Ends the run in order: its orchestrator drains, commits, and exits with 0. It can be gone on with.
+  --job DIRECTORY   the job's output directory; the current one unless given
+  --evict REASON    ends it with that reason and exit code 3, and lets it come back only once its
+                    control/evicted.txt is removed"""
+
+GRACE_SECONDS = 30.0
+"""On top of the run's `shutdown_timeout_seconds`, within which its orchestrator ends whatever happens."""
+
+POLL_SECONDS = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    """The command: 0 once the run does not run any more, 1 when it would not end."""
+    if not arguments or "-h" in arguments or "--help" in arguments:
+        print(USAGE)
+        return 0 if arguments else 2
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("run")
+    parser.add_argument("--job", type=Path, default=Path())
+    parser.add_argument("--evict")
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(f"stop: {error}\n{USAGE}") from None
+    if unknown:
+        raise UserError(f"stop: {unknown[0]}: unexpected\n{USAGE}")
+    _check_run(given.job, given.run)
+    if given.evict is not None:
+        evict(given.job, given.run, given.evict.strip() or "by its operator, without a reason")
+    return _stop(given.job, given.run, evicted=given.evict is not None)
+
+
+def _check_run(directory: Path, run_id: str) -> None:
+    known = run_ids_in(directory)
+    if not re.fullmatch(IDENTIFIER_PATTERN, run_id) or run_id not in known:
+        there = f"its runs are {', '.join(known)}" if known else "it has none; --job names the job's directory"
+        raise UserError(f"there is no run {run_id!r} in {directory.absolute()}: {there}")
+
+
+def _stop(directory: Path, run_id: str, evicted: bool) -> int:
+    holder = orchestrator_of(directory, run_id)
+    if holder is None:
+        print(f"run {run_id} {'is evicted; it ' if evicted else ''}does not run; step {_progress(directory, run_id)}")
+        return 0
+    timeout = _shutdown_timeout(directory, run_id) + GRACE_SECONDS
+    print(f"run {run_id} (process {holder.pid}) is to end, within {duration(timeout)}", flush=True)
+    if not evicted:  # its orchestrator sees by itself that it was evicted
+        _terminate(directory, run_id, holder)
+    began = time.monotonic()
+    while orchestrator_of(directory, run_id) == holder:
+        if time.monotonic() - began > timeout:
+            print(f"run {run_id} (process {holder.pid}) still runs after {duration(timeout)}; its log says why")
+            return 1
+        time.sleep(POLL_SECONDS)
+    how = "was evicted" if evicted else "has stopped"
+    print(f"run {run_id} {how} after {duration(time.monotonic() - began)}; step {_progress(directory, run_id)}")
+    return 0
+
+
+def _terminate(directory: Path, run_id: str, holder: Holder) -> None:
+    if holder.host != socket.gethostname():
+        raise UserError(
+            f"run {run_id} runs on {holder.host or 'another machine'} (process {holder.pid}); stop it there"
+        )
+    try:
+        process = os.pidfd_open(holder.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if orchestrator_of(directory, run_id) == holder:  # still: so it is that process, and none that got its number
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+    except PermissionError:
+        raise UserError(f"run {run_id} (process {holder.pid}) belongs to another user; stop it as that one") from None
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(process)
+
+
+def _shutdown_timeout(directory: Path, run_id: str) -> float:
+    """Of the run, as its orchestrator wrote; the default before it has."""
+    resolved = directory / f"run_{run_id}" / "control" / "orch.toml"
+    written = read_toml(resolved) if resolved.exists() else {}
+    default = OrchestratorConfig.model_fields["shutdown_timeout_seconds"].default
+    return float(written.get("shutdown_timeout_seconds", default))
+
+
+def _progress(directory: Path, run_id: str) -> str:
+    history = History.of(directory, run_id, steps_of(directory, run_id))
+    history.refresh()
+    return history.so_far

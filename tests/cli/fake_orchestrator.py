@@ -1,0 +1,54 @@
+"""A program for the tests: what looks from outside like a run's orchestrator and its trainer's part. It holds the run's lock and
+writes the metrics of 20 steps; SIGTERM ends it with 0, as one that drains.
+
+`python -m tests.cli.fake_orchestrator OUTPUT RUN BEHAVIOUR [--resume]`; BEHAVIOUR is `finish`, or, at the third step, `fail`
+(exit code 3), `hang` (until it is evicted), or `die` (SIGKILL; not with `--resume`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from cluster.notify import notify_ready
+from tests.cli.conftest import shipped_line, trained_line
+from transport.exclusive import lock_place
+
+
+def append(file: Path, line: dict[str, object]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    with open(file, "a") as lines:
+        lines.write(json.dumps(line) + "\n")
+
+
+def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    run_dir = output / f"run_{run_id}"
+    lock_place(run_dir / "orchestrator.lock", "another orchestrator runs")
+    (run_dir / "control").mkdir(exist_ok=True)
+    notify_ready()
+    metrics = run_dir / "metrics.jsonl"
+    before = len(metrics.read_text().splitlines()) if resumes and metrics.exists() else 0
+    for step in range(before + 1, 21):
+        append(metrics, shipped_line(step, time.time()))
+        append(output / "trainer" / "metrics.jsonl", trained_line(step, run_id))
+        time.sleep(0.02)
+        if step != 3:
+            continue
+        if behaviour == "fail":
+            print("the disk is full", file=sys.stderr)
+            sys.exit(3)
+        while behaviour == "hang":
+            time.sleep(0.05)
+            if (run_dir / "control" / "evicted.txt").exists():
+                sys.exit(3)
+        if behaviour == "die" and not resumes:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], "--resume" in sys.argv)

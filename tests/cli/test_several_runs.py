@@ -1,0 +1,257 @@
+"""A job of several runs around workers that pretend: each run's end is its own; runs come as guests, are stopped, and evicted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from cli.errors import UserError
+from cli.orchestrator import main as orchestrator
+from cli.record import orchestrator_of
+from cli.status import main as status
+from cli.stop import main as stop
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_SECONDS = 120.0
+
+
+class Sweep:
+    """`counterpoint run` with three pretending runs, and guests that pretend, too."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.output = tmp_path / "out"
+        model = tmp_path / "model"
+        model.mkdir()
+        (model / "config.json").write_text("{}")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.file = tmp_path / "sweep.toml"
+        self.settings: dict[str, Any] = {
+            "output_dir": str(self.output),
+            "model": str(model),
+            "inference": {"port": port, "max_model_len": 256},
+            "trainer": {"max_tokens": 1024},
+            "orchestrator": {
+                "steps": 20,
+                "sampling": {"max_tokens": 32},
+                "training": {"lora": {"rank": 4}},
+                "environments": [{"name": "reverse", "kind": "reverse-text"}],
+            },
+            "runs": [{"run_id": name} for name in ("a", "b", "c")],
+        }
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, behaviour: str, *arguments: str) -> subprocess.Popen[str]:
+        self.file.write_text(tomli_w.dumps(self.settings))
+        return self._start("fake_job", behaviour, str(self.file), *arguments)
+
+    def guest(self, run_id: str, behaviour: str) -> subprocess.Popen[str]:
+        guest = self._start("fake_orchestrator", str(self.output), run_id, behaviour)
+        wait_until(lambda: orchestrator_of(self.output, run_id) is not None, f"guest {run_id}")
+        return guest
+
+    def _start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", f"tests.cli.{program}", *arguments]
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        self.started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, text=True, **pipes))  # type: ignore[call-overload]
+        return self.started[-1]
+
+    def steps(self, run_id: str) -> int:
+        metrics = self.output / f"run_{run_id}" / "metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def wait_for(self, run_id: str, steps: int) -> None:
+        wait_until(lambda: self.steps(run_id) >= steps, f"step {steps} of run {run_id}")
+
+    def states(self) -> dict[str, str]:
+        workers = json.loads((self.output / "processes.json").read_text())["workers"]
+        return {worker["name"]: worker["state"] for worker in workers}
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    return process.returncode, output, errors
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    sweep = Sweep(tmp_path)
+    yield sweep
+    for process in sweep.started:
+        process.kill()
+        process.communicate()
+
+
+def test_runs_end_each_in_its_own_way_and_the_summary_says_which(sweep: Sweep) -> None:
+    code, output, errors = finish(sweep.start("finish,b=fail,c=die"))
+    assert code == 3, output + errors
+    for part in ("a  step 20/20", "b  step 3/20", "c  step 20/20", "orchestrator_c was killed by SIGKILL: restarting"):
+        assert part in output
+    assert "orchestrator_b ended with exit code 3. The end of" in errors
+    assert "| the disk is full" in errors
+    summary = json.loads((sweep.output / "summary.json").read_text())
+    assert {name: run["steps"] for name, run in summary["runs"].items()} == {
+        "a": {"shipped": 20, "trained": 20},
+        "b": {"shipped": 3, "trained": 3},
+        "c": {"shipped": 20, "trained": 20},
+    }
+    assert summary["runs"]["b"]["outcome"] == "failed: ended with exit code 3"
+    assert "It goes on with: counterpoint run" in output
+    assert (sweep.output / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in (sweep.output / "roles").iterdir()) == [
+        "inference_0.toml", "orchestrator_a.toml", "orchestrator_b.toml", "orchestrator_c.toml", "trainer.toml"
+    ]  # fmt: skip
+
+
+def test_one_run_is_stopped_and_another_evicted_while_the_third_goes_on(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = sweep.start("hang")
+    for name in ("a", "b", "c"):
+        sweep.wait_for(name, 3)
+    assert stop(["a", "--job", str(sweep.output)]) == 0
+    said = capsys.readouterr().out
+    assert "run a has stopped after" in said
+    assert "step 3/?" in said
+    wait_until(lambda: sweep.states()["orchestrator_a"] == "stopped", "the supervisor to notice")
+    assert sweep.states()["orchestrator_b"] == sweep.states()["orchestrator_c"] == "ready"
+    assert stop(["a", "--job", str(sweep.output)]) == 0
+    assert "run a does not run; step 3/?" in capsys.readouterr().out
+
+    assert stop(["b", "--job", str(sweep.output), "--evict", "it diverged"]) == 0
+    assert "run b was evicted after" in capsys.readouterr().out
+    wait_until(lambda: sweep.states()["orchestrator_b"] == "failed", "the supervisor to notice")
+    assert sweep.states()["orchestrator_c"] == "ready"
+    assert status([str(sweep.output)]) == 0
+    shown = capsys.readouterr().out
+    for part in ("not running", "running", "evicted", "run b evicted: it diverged"):
+        assert part in shown
+    job.send_signal(signal.SIGINT)
+    code, _, errors = finish(job)
+    assert code == 130
+    assert "orchestrator_b ended with exit code 3" in errors
+    outcomes = {
+        name: run["outcome"] for name, run in json.loads((sweep.output / "summary.json").read_text())["runs"].items()
+    }
+    assert outcomes == {"a": "stopped after step 3", "b": "evicted: it diverged", "c": "stopped after step 3"}
+
+
+def test_a_run_that_is_not_there_or_no_run_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run_known").mkdir()
+    for name in ("unknown", "../known", "known/../known"):
+        with pytest.raises(UserError, match="its runs are known"):
+            stop([name, "--job", str(tmp_path)])
+    with pytest.raises(UserError, match="--job names the job's directory"):
+        stop(["known", "--job", str(tmp_path / "elsewhere")])
+    with pytest.raises(UserError, match="expected one argument"):
+        stop(["known", "--job"])
+
+
+def test_a_job_waits_for_its_guests(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    job = sweep.start("hang")
+    sweep.wait_for("a", 3)
+    guest = sweep.guest("visitor", "hang")
+    for name in ("a", "b", "c"):
+        assert stop([name, "--job", str(sweep.output)]) == 0
+    wait_until(lambda: sweep.states()["orchestrator_c"] == "stopped", "the supervisor to notice")
+    assert sweep.states()["inference_0"] == "ready"
+    assert status([str(sweep.output)]) == 0
+    assert "running, guest" in capsys.readouterr().out
+    assert stop(["visitor", "--job", str(sweep.output)]) == 0
+    assert guest.wait(DEADLINE_SECONDS) == 0
+    code, output, errors = finish(job)
+    assert (code, errors) == (0, ""), output + errors
+    assert "visitor  step 3/?" in output
+    assert json.loads((sweep.output / "summary.json").read_text())["runs"]["visitor"]["outcome"] == "a guest"
+
+
+def test_a_resumed_job_may_gain_runs_and_leave_some_out(sweep: Sweep) -> None:
+    assert finish(sweep.start("finish"))[0] == 0
+    sweep.settings["runs"] = [{"run_id": "c"}, {"run_id": "d"}]
+    code, output, _ = finish(sweep.start("finish", "--resume"))
+    assert code == 0
+    assert "d  step 20/20" in output
+    assert sweep.steps("a") == 20
+    sweep.settings["runs"] = [{"run_id": "x"}]
+    code, _, errors = finish(sweep.start("finish", "--resume"))
+    assert code == 2
+    assert "began with run_id = 'c', 'd', and now it is 'x'" in errors
+
+
+def test_a_directory_with_a_living_guest_is_not_moved_aside(sweep: Sweep) -> None:
+    assert finish(sweep.start("finish"))[0] == 0
+    guest = sweep.guest("visitor", "hang")
+    code, _, errors = finish(sweep.start("finish", "--fresh"))
+    assert code == 2
+    assert "run 'visitor' still runs in it" in errors
+    guest.terminate()
+    assert guest.wait(DEADLINE_SECONDS) == 0
+    assert finish(sweep.start("finish", "--fresh"))[0] == 0
+
+
+GUEST = """
+run_id = "visitor"
+
+[[environments]]
+name = "guess"
+kind = "guess-number"
+
+[sampling]
+max_tokens = 32
+
+[training]
+lora = { rank = 4 }
+"""
+
+
+def test_a_run_that_joins_has_the_jobs_model_wire_and_servers(
+    sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "guest.toml"
+    file.write_text(GUEST)
+    join = [str(file), "--join", str(sweep.output), "--dry-run"]
+    with pytest.raises(UserError, match=r"there is no job \(job.json is missing\)"):
+        orchestrator(join)
+    job = sweep.start("hang")
+    sweep.wait_for("a", 3)
+    assert orchestrator(join) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        f'output_dir = "{sweep.output}"',
+        f'model = "{sweep.settings["model"]}"',
+        f'"http://127.0.0.1:{sweep.settings["inference"]["port"]}"',
+    ):
+        assert part in shown
+    for change, said in (
+        (["--run_id", "b"], "one of the job's own runs (a, b, c)"),
+        (["--training.lora.rank", "32"], "training.lora.rank = 32 is above inference.lora.max_rank = 4"),
+        (["--training.lora", "null"], "training.lora is not set: runs that share a trainer"),
+        (["--sampling.max_tokens", "999"], "sampling.max_tokens = 999 leaves no room"),
+        (["--output_dir", str(tmp_path)], "is not the directory of the job to join"),
+    ):
+        with pytest.raises(UserError) as caught:
+            orchestrator([*join, *change])
+        assert said in str(caught.value)
+    job.send_signal(signal.SIGTERM)
+    assert finish(job)[0] == 0
+    with pytest.raises(UserError, match="no job runs in"):
+        orchestrator(join)
