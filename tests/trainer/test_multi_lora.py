@@ -242,3 +242,31 @@ def test_a_row_of_another_length_is_noticed(dense_directory: Path) -> None:
     admit(layers, 0, DENSE)
     with pytest.raises(AssertionError, match="23 tokens, of which 22 were announced"):
         values(model, [(0, 22)])
+
+
+@pytest.mark.slow  # imports vllm
+def test_vllm_reads_the_adapters_of_experts(moe_directory: Path, tmp_path: Path) -> None:
+    """By its own reader, since a server on a CPU has no kernel for them; the names are those of its Qwen3-MoE."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of vllm's own imports
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.lora_weights import PackedLoRALayerWeights
+        from vllm.lora.peft_helper import PEFTHelper
+    model, layers = wrapped(moe_directory)
+    admit(layers, 1, ALL)
+    export_adapter(model, 1, ALL, str(moe_directory), tmp_path)
+    helper = PEFTHelper.from_local_dir(str(tmp_path), None)
+    projections = [f"experts.{expert}.{name}_proj" for expert in range(EXPERTS) for name in ("gate", "down", "up")]
+    expected = {"q_proj", "k_proj", "v_proj", "o_proj", "experts", *projections}
+    read = LoRAModel.from_local_checkpoint(str(tmp_path), expected, helper, lora_model_id=1, device="cpu")
+    for layer in range(LAYERS):
+        block = f"model.layers.{layer}.mlp"
+        packed = PackedLoRALayerWeights.pack_moe([read.loras[f"{block}.{name}"] for name in projections], block)
+        ours = layers[f"{block}.experts"].adapter_parameters(1)
+        gate_B, up_B = ours["gate_up_proj.lora_B"].chunk(2, 1)
+        ours_A = [ours["gate_up_proj.lora_A"], ours["down_proj.lora_A"], ours["gate_up_proj.lora_A"]]
+        for found, parameter in zip(packed.lora_a, ours_A, strict=True):
+            assert torch.equal(found, parameter)
+        for found, parameter in zip(packed.lora_b, [gate_B, ours["down_proj.lora_B"], up_B], strict=True):
+            assert torch.equal(found, parameter)
+        assert packed.scaling == [2.0, 2.0, 2.0]
