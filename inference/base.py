@@ -161,10 +161,13 @@ class ServerStatus:
 
     url: str
     state: str
-    """`unknown` (never reached), `loading` (weights or their proof under way), `serving`, `out`."""
+    """`unknown` (never reached), `loading` (weights or their proof under way), `serving`, `draining` (finishes what it has),
+    `out`."""
     reason: str
-    """Why it does not serve; empty while it does."""
+    """Why it does not serve, or takes nothing new; empty while it serves."""
     version: int | None
     """The policy version it is known to hold."""
     in_flight: int
-    """Requests at the server now."""
+    """This run's requests at the server now."""
+    cap: int
+    """How many there may be."""

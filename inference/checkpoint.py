@@ -8,6 +8,7 @@ https://huggingface.co/docs/safetensors (8 bytes little-endian header length, th
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,10 @@ MAX_HEADER_BYTES = 100_000_000
 
 FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 """Bytes of the element types that may stand in for one another: the engine casts what it loads."""
+
+PEFT_PREFIX = "base_model.model."
+
+_ADAPTER_TENSOR = re.compile(rf"{re.escape(PEFT_PREFIX)}(.+)\.lora_([AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,36 @@ def require_same_model(expected: dict[str, TensorEntry], update: dict[str, Tenso
             and not {update[name].dtype, expected[name].dtype} <= FLOATING.keys()
         ):
             problems.append(f"{name} holds {update[name].dtype}, {expected[name].dtype} is expected")
+    _raise(problems, "these are not weights of the model being served")
+
+
+def require_fitting_adapter(base: dict[str, TensorEntry], adapter: dict[str, TensorEntry], max_rank: int) -> None:
+    """Raises `ValueError` unless the tensors of a PEFT adapter, A `[rank, in]` and B `[out, rank]`, fit the linear layers of
+    `base` that they name, with ranks up to `max_rank`: the engine drops the adapter it has before it would notice.
+
+    Layers that `base` does not hold as one matrix (fused experts) are left to the engine.
+    """
+    problems = [] if adapter else ["it holds no tensor"]
+    for name, entry in sorted(adapter.items()):
+        match = _ADAPTER_TENSOR.fullmatch(name)
+        if match is None or entry.dtype not in FLOATING:
+            problems.append(f"{name}, {entry.dtype}, is not the lora_A or lora_B of a layer")
+            continue
+        layer, factor = match.groups()
+        weight = base.get(f"{layer}.weight")
+        if weight is None or len(weight.shape) != 2:
+            continue
+        down = adapter.get(f"{PEFT_PREFIX}{layer}.lora_A.weight")
+        rank = down.shape[0] if down is not None and down.shape else 0
+        if not 1 <= rank <= max_rank:
+            problems.append(f"{name} belongs to rank {rank}; the server takes 1 to {max_rank}")
+        expected = (rank, weight.shape[1]) if factor == "A" else (weight.shape[0], rank)
+        if entry.shape != expected:
+            problems.append(f"{name} has the shape {list(entry.shape)}, {list(expected)} is expected")
+    _raise(problems, "this adapter does not fit the model being served")
+
+
+def _raise(problems: list[str], summary: str) -> None:
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ValueError(f"these are not weights of the model being served: {'; '.join(problems[:3])}{more}")
+        raise ValueError(f"{summary}: {'; '.join(problems[:3])}{more}")

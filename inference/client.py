@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,8 +13,20 @@ import orjson
 
 from inference import wire
 from inference.base import Completion, GenerateRequest, ServerFailure, WeightUpdate
+from inference.capacity import Observation
 from inference.connection import Connections, call
+from inference.load_report import read_load
 from transport.records import Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who answers a health check."""
+
+    instance: str
+    """Names the running instance: it changes with a restart, where one can tell."""
+    draining: bool = False
+    """Whether an operator told the server that it is to get nothing new."""
 
 
 class ServerClient(Protocol):
@@ -22,9 +35,11 @@ class ServerClient(Protocol):
 
     url: str
 
-    async def identify(self) -> str:
-        """Returns if the server is healthy, with a name of the running instance: it changes with a restart, where one can
-        tell."""
+    async def identify(self) -> Identity:
+        """Returns if the server is healthy."""
+
+    async def observe(self) -> Observation | None:
+        """The server's load, or None if it does not tell it."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """One model call, its answer checked against the request."""
@@ -35,6 +50,12 @@ class ServerClient(Protocol):
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
         """Log-probability of each token after the first under `model`, at temperature 1."""
 
+    async def unload(self, adapter: str) -> None:
+        """Ends what the server has under `adapter`, and lets it forget the weights."""
+
+    def close(self) -> None:
+        """Cuts this server's connections."""
+
 
 class BinaryClient:
     """The client of `plugin.routes`."""
@@ -44,10 +65,14 @@ class BinaryClient:
         self._connections = connections
         self._channel = connections.channel(url)
 
-    async def identify(self) -> str:
+    async def identify(self) -> Identity:
         """See `ServerClient`."""
         status = await self._administer(wire.STATUS_PATH, None)
-        return str(status.get("instance"))
+        return Identity(str(status.get("instance")), status.get("draining") is True)
+
+    async def observe(self) -> Observation | None:
+        """See `ServerClient`."""
+        return await read_metrics(self._connections, self.url)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See `ServerClient`."""
@@ -67,9 +92,22 @@ class BinaryClient:
         answer = await self._administer(wire.PROBE_PATH, {"model": model, "token_ids": token_ids})
         return as_log_probabilities(answer.get("log_probabilities"), self.url)
 
+    async def unload(self, adapter: str) -> None:
+        """See `ServerClient`."""
+        await self._administer(wire.UNLOAD_PATH, {"adapter": adapter})
+
+    def close(self) -> None:
+        """See `ServerClient`."""
+        self._connections.forget(self._channel)
+
     async def _administer(self, path: str, fields: dict[str, Any] | None) -> dict[str, Any]:
         body = None if fields is None else orjson.dumps(fields)
         return as_object(await call(self._connections.admin, self.url + path, body), self.url + path)
+
+
+async def read_metrics(connections: Connections, url: str) -> Observation | None:
+    """The load that vLLM tells under `/metrics`; None where something else answers."""
+    return read_load(await call(connections.admin, f"{url}/metrics", None))
 
 
 def as_object(body: bytes | memoryview, url: str) -> dict[str, Any]:

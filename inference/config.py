@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -14,11 +15,27 @@ from transport.config import Config
 class LoraServingConfig(Config):
     """Adapter slots of a server."""
 
-    max_rank: int = Field(default=8, ge=1)
+    max_rank: int = Field(default=8, ge=1, le=512)
     """Largest LoRA rank that an adapter may have."""
 
     max_adapters: int = Field(default=4, ge=1)
-    """Adapters held at once."""
+    """Adapters that compute at once, each with room for its weights. More runs than that take turns."""
+
+    max_adapters_in_memory: int = Field(default=16, ge=1)
+    """Adapters kept in main memory, from where they are put in place at their turn; further ones are read from disk. At least
+    `max_adapters` are."""
+
+    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    """Names of the layers that an adapter may have weights for. `lm_head` cannot be one: vLLM 0.30 then computes the probe of
+    an adapter with the positions of whatever requests run beside it, and its engine dies of it."""
+
+    @model_validator(mode="after")
+    def _spares_the_head(self) -> LoraServingConfig:
+        if "lm_head" in self.target_modules:
+            raise ValueError(
+                f"target_modules = {self.target_modules}: an adapter of lm_head cannot be served; leave it out"
+            )
+        return self
 
 
 class InferenceConfig(Config):
@@ -84,8 +101,15 @@ class InferenceConfig(Config):
 class PoolConfig(Config):
     """The servers an orchestrator sends rollouts to, and how it treats them."""
 
-    urls: list[str] = Field(default=["http://127.0.0.1:8000"], min_length=1)
-    """Base URLs, one a server."""
+    urls: list[str] = ["http://127.0.0.1:8000"]
+    """Base URLs, one a server. Empty unless set where `dns` or `urls_file` is; all that are set count together."""
+
+    dns: str | None = None
+    """`http://NAME:PORT`, where every address that NAME resolves to is a server, looked up again and again."""
+
+    urls_file: Path | None = None
+    """A file with one base URL a line, which is watched. `drain` before a URL lets that server finish what it has and sends it
+    nothing new, as for one whose line is gone; `#` begins a comment. Replace the file by a rename."""
 
     protocol: Literal["binary", "openai"] = "binary"
     """`binary`: our plugin's routes. `openai`: a stock vLLM over JSON (`/v1/completions`), whose weights can be updated
@@ -95,7 +119,11 @@ class PoolConfig(Config):
     """A file holding the bearer token to send."""
 
     max_concurrent_requests_per_server: int = Field(default=256, ge=1)
-    """Requests in flight to one server; further ones wait in the pool."""
+    """Requests in flight to one server; further ones wait in the pool. With `capacity = "adaptive"` the most there may be."""
+
+    capacity: Literal["adaptive", "fixed"] = "adaptive"
+    """`adaptive`: the limit of each server follows its load (KV cache, queue, preemptions), as far as it tells it. `fixed`: it
+    stays at `max_concurrent_requests_per_server`."""
 
     request_timeout_seconds: float = Field(default=600.0, gt=0)
     """Deadline of one request, retries included."""
@@ -107,7 +135,7 @@ class PoolConfig(Config):
     """Further attempts after a lost connection or a failed server; the first comes at once, elsewhere if possible."""
 
     health_interval_seconds: float = Field(default=2.0, gt=0)
-    """Between health checks of one server."""
+    """Between health checks of one server, and between looks at `dns` and `urls_file`."""
 
     startup_timeout_seconds: float = Field(default=600.0, gt=0)
     """How long to wait for the first healthy server."""
@@ -118,3 +146,32 @@ class PoolConfig(Config):
     probe_tolerance: float = Field(default=0.02, gt=0)
     """Largest difference of a probe's log-probability between trainer and server. 0.02 suits float32; bfloat16 needs 0.2 or
     so."""
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> PoolConfig:
+        if self.dns is not None:
+            parts = urlsplit(check_url(self.dns))
+            if parts.scheme != "http" or parts.path:
+                raise ValueError(
+                    f"dns = {self.dns!r}: http://NAME:PORT is expected (with https the certificate would have to name "
+                    "each address)"
+                )
+        if self.dns is None and self.urls_file is None:
+            if not self.urls:
+                raise ValueError("urls is empty, and neither dns nor urls_file is set: no server would be asked")
+        elif "urls" not in self.model_fields_set:
+            self.urls = []
+            self.model_fields_set.discard("urls")
+        return self
+
+
+def check_url(url: str) -> str:
+    """A server's base URL without a `/` at its end. Raises `ValueError` if it is none."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        valid = False
+    if not valid or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r} is no server: http://HOST:PORT is expected")
+    return url.rstrip("/")

@@ -47,6 +47,11 @@ class Connections:
         self._channels.append(channel)
         return channel
 
+    def forget(self, channel: Channel) -> None:
+        """Closes one channel now."""
+        self._channels.remove(channel)
+        channel.close()
+
     async def __aenter__(self) -> Connections:
         self.data, self.admin = self._open(), self._open()
         return self

@@ -1,7 +1,8 @@
 """Which servers there are, which of them may serve, and which one gets the next request: the pool's decisions, without its I/O.
 
 A server is `unknown` until it has been reached; `loading` while it takes weights or proves them; `serving`; or `out`, with
-a reason. Only a serving one is chosen. No sockets, tasks or clock here, so that every rule can be tested by calling it.
+a reason. Only a serving one is chosen, and not if it is to be drained: then it is kept fit for the requests it has. No
+sockets, tasks or clock here, so that every rule can be tested by calling it.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ class Server:
     """What is known of one server. Changed by `Fleet` only."""
 
     url: str
+    cap: int
+    """Requests it may have in flight."""
     state: State = State.UNKNOWN
     reason: str = "not reached yet"
     version: int | None = None
     instance: str | None = None
     """The running process whose weights are `version`; another instance holds nothing we know of."""
+    drained_for: str = ""
+    """Why it is given no new requests, whatever its state."""
     in_flight: int = 0
     failures: int = 0
     """Requests failed since the last success."""
@@ -50,26 +55,40 @@ class Server:
 
     def status(self) -> ServerStatus:
         """A snapshot."""
-        return ServerStatus(self.url, str(self.state), self.reason, self.version, self.in_flight)
+        draining = bool(self.drained_for) and self.state in (State.SERVING, State.LOADING)
+        state, reason = ("draining", self.drained_for) if draining else (str(self.state), self.reason)
+        return ServerStatus(self.url, state, reason, self.version, self.in_flight, self.cap)
 
 
 class Fleet:
     """The servers and the rules of choosing among them."""
 
     def __init__(self, urls: Iterable[str], limit: int) -> None:
-        self.servers = [Server(url) for url in urls]
         self._limit = limit
+        self.servers = [Server(url, limit) for url in urls]
         self._affinities: OrderedDict[str, Server] = OrderedDict()
+
+    def add(self, url: str) -> Server:
+        """A further server, not reached yet."""
+        server = Server(url, self._limit)
+        self.servers.append(server)
+        return server
+
+    def forget(self, server: Server) -> None:
+        """A server that has no requests is one no more."""
+        assert not server.in_flight
+        self.servers.remove(server)
+        self._affinities = OrderedDict((key, value) for key, value in self._affinities.items() if value is not server)
 
     @property
     def capacity(self) -> int:
         """Requests that all servers may have in flight together. A server that only loads new weights still counts."""
-        return self._limit * sum(server.counted for server in self.servers)
+        return sum(server.cap for server in self.servers if server.counted and not server.drained_for)
 
     @property
     def serving(self) -> list[Server]:
         """The servers that take requests."""
-        return [server for server in self.servers if server.state is State.SERVING]
+        return [server for server in self.servers if server.state is State.SERVING and not server.drained_for]
 
     def acquire(self, affinity: str, avoid: Server | None = None) -> Server | None:
         """Takes a place for a request, or returns None if no server has one.
@@ -91,7 +110,7 @@ class Fleet:
         return chosen
 
     def _has_room(self, server: Server) -> bool:
-        return server.state is State.SERVING and server.in_flight < self._limit
+        return server.state is State.SERVING and not server.drained_for and server.in_flight < server.cap
 
     def release(self, server: Server) -> None:
         """Gives a place back."""
@@ -116,6 +135,14 @@ class Fleet:
         server.state, server.reason = State.SERVING, ""
         server.version, server.instance = version, instance
         server.failures, server.counted = 0, True
+
+    def drain(self, server: Server, reason: str) -> None:
+        """It takes no requests while there is a reason; those at it stay there."""
+        server.drained_for = reason
+
+    def set_cap(self, server: Server, cap: int) -> None:
+        """It takes requests while it has fewer than `cap`; those at it stay there."""
+        server.cap = cap
 
     def take_out(self, server: Server, reason: str) -> None:
         """It takes no requests, and what it holds is unknown."""

@@ -1,5 +1,5 @@
-"""Keeps one server fit to serve: looks at its health, brings it to the current weights, has it prove them, takes it out
-when it fails.
+"""Keeps one server fit to serve: looks at its health and its load, brings it to the current weights, has it prove them, takes
+it out when it fails.
 
 Every server of a pool has a keeper, a task that runs for the pool's life. Whatever makes a server need weights (a new
 version, a restart, a failure) takes the same way back into service: healthy, loaded, probed.
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from inference.base import InferenceError, RequestRefused, WeightUpdate
+from inference.capacity import CapacityController
 from inference.client import ServerClient
 from inference.config import PoolConfig
 from inference.fleet import Fleet, Server, State
@@ -61,6 +62,13 @@ class Keeper:
         self._on_change = on_change
         self._attention = asyncio.Event()
         self._held: WeightUpdate | None = None
+        self._controller: CapacityController | None = None
+        """Once the server has told its load."""
+        self._load_asked = config.capacity == "fixed"
+        self._unlisted = ""
+        """Why our own side wants it drained."""
+        self._asked_to_drain = False
+        """Whether the server itself says so."""
         self._slow_checks = 0
         self._not_before = 0.0
 
@@ -69,6 +77,11 @@ class Keeper:
         self.wanted = update
         self._not_before = 0.0
         self._attention.set()
+
+    def drain(self, reason: str) -> None:
+        """No new requests while there is a reason."""
+        self._unlisted = reason
+        self._settle_draining()
 
     def look_now(self) -> None:
         """Something seems wrong with the server: checks its health without waiting for the next interval."""
@@ -89,7 +102,7 @@ class Keeper:
         wanted = self.wanted
         try:
             async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
-                instance = await self.client.identify()
+                identity = await self.client.identify()
         except TimeoutError:
             self._slow_checks += 1
             if self._slow_checks >= SLOW_CHECKS_IN_A_ROW or not self._holds(wanted):
@@ -100,12 +113,57 @@ class Keeper:
             self.take_out(str(error))
         else:
             self._slow_checks = 0
-            if self.server.state is State.SERVING and instance != self.server.instance:
+            self._asked_to_drain = identity.draining
+            self._settle_draining()
+            if self.server.state is State.SERVING and identity.instance != self.server.instance:
                 self.take_out("it was restarted, and holds the weights it was started with")
-            if not self._holds(wanted) and time.monotonic() >= self._not_before:
-                await self._bring_up(wanted, instance)
+            if self._holds(wanted):
+                await self._watch_load()
+            elif time.monotonic() >= self._not_before:
+                if not self._load_asked:
+                    await self._watch_load()
+                await self._bring_up(wanted, identity.instance)
         if self.wanted is wanted:
             self.concluded = wanted
+            self._on_change()
+
+    def _settle_draining(self) -> None:
+        reason = self._unlisted or ("it was told to drain" if self._asked_to_drain else "")
+        if reason == self.server.drained_for:
+            return
+        logger.info("Inference server %s %s", self.server.url, f"is drained: {reason}" if reason else "is in use again")
+        self._fleet.drain(self.server, reason)
+        self._on_change()
+
+    async def _watch_load(self) -> None:
+        """Fits the cap to the load. A server that does not tell its load, or not now, keeps the cap it has."""
+        if self._config.capacity == "fixed":
+            return
+        self._load_asked = True
+        try:
+            async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
+                seen = await self.client.observe()
+        except (InferenceError, TimeoutError) as error:
+            logger.debug(
+                "Inference server %s does not tell its load: %s", self.server.url, error or "no answer in time"
+            )
+            return
+        if seen is None:
+            return
+        if self._controller is None:
+            self._controller = CapacityController(self._config.max_concurrent_requests_per_server)
+        before = self.server.cap
+        reason = self._controller.observe(seen, self.server.in_flight)
+        self._fleet.set_cap(self.server, self._controller.cap)
+        if reason:
+            logger.info(
+                "Inference server %s is given %d requests at once, after %d: %s",
+                self.server.url,
+                self.server.cap,
+                before,
+                reason,
+            )
+        if self.server.cap != before:
             self._on_change()
 
     def _holds(self, wanted: WeightUpdate | None) -> bool:

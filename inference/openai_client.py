@@ -18,7 +18,8 @@ import orjson
 import pybase64
 
 from inference.base import Completion, GenerateRequest, RequestRefused, ServerFailure, WeightUpdate
-from inference.client import as_log_probabilities, as_object
+from inference.capacity import Observation
+from inference.client import Identity, as_log_probabilities, as_object, read_metrics
 from inference.connection import Connections, call
 from transport.records import Float32Array, RoutingArray
 
@@ -40,11 +41,15 @@ class OpenAIClient:
         self._adapters: dict[str, list[str]] = {}
         """Names at the server of each adapter's loaded versions, oldest first."""
 
-    async def identify(self) -> str:
+    async def identify(self) -> Identity:
         """See `ServerClient`. A stock server has no name of its instance; that it was restarted is learnt when it is
         unreachable."""
         await call(self._connections.admin, f"{self.url}/health", None)
-        return self.url
+        return Identity(self.url)
+
+    async def observe(self) -> Observation | None:
+        """See `ServerClient`."""
+        return await read_metrics(self._connections, self.url)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See `ServerClient`."""
@@ -90,6 +95,14 @@ class OpenAIClient:
         for old in loaded[:-KEPT_ADAPTERS]:
             loaded.remove(old)
             await self._unload(old)
+
+    async def unload(self, adapter: str) -> None:
+        """See `ServerClient`. A stock server lets requests end, and its engine keeps the weights until others need the room."""
+        for name in self._adapters.pop(adapter, []):
+            await self._unload(name)
+
+    def close(self) -> None:
+        """See `ServerClient`. Its connections are those of all stock servers."""
 
     async def _unload(self, name: str) -> None:
         try:

@@ -1,8 +1,8 @@
 """Many servers as one: every request finds a server, every failure another, and no answer comes from weights that were not
 proven.
 
-The pool executes what `fleet` decides, and the servers' `keeper`s keep them fit. One pool serves one run's orchestrator, on
-its event loop.
+The pool executes what `fleet` decides, the servers' `keeper`s keep them fit, and `sources` says which there are. One pool serves
+one run's orchestrator, on its event loop.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from inference.connection import Connections
 from inference.fleet import Fleet, Server, State
 from inference.keeper import Keeper
 from inference.openai_client import OpenAIClient
+from inference.sources import Listing, Sources
 from inference.turnstile import Turnstile
 from transport.records import Int32Array, Turn
 
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2
 """Before the second retry, doubled for each further one. The first comes at once."""
+
+UNLOAD_SECONDS = 5.0
+"""How long the servers may take, when the pool closes, to forget the run's adapter."""
 
 STARTS_A_PASS = 4
 """Requests sent in one pass of the loop: a step begins with hundreds at once, which would hold up all else."""
@@ -50,10 +54,15 @@ class InferencePool:
         self._model = model
         self._on_capacity = on_capacity
         self._capacity = 0
-        self._fleet = Fleet((url.rstrip("/") for url in config.urls), config.max_concurrent_requests_per_server)
+        self._fleet = Fleet((), config.max_concurrent_requests_per_server)
+        self._sources = Sources(config)
         self._connections = Connections(config)
         self._keepers: dict[Server, Keeper] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Server, asyncio.Task[None]] = {}
+        """Of the keepers."""
+        self._follower: asyncio.Task[None] | None = None
+        self._opened = False
+        self._wanted: WeightUpdate | None = None
         self._waiting: deque[_Waiter] = deque()
         self._starts = Turnstile(STARTS_A_PASS)
         self._changed = asyncio.Event()
@@ -63,14 +72,11 @@ class InferencePool:
     async def start(self) -> None:
         """Returns when the first server is healthy. Raises `InferenceError` if none is within `startup_timeout_seconds`."""
         await self._connections.__aenter__()
-        kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
-        for server in self._fleet.servers:
-            client: ServerClient = kind(server.url, self._connections)
-            keeper = Keeper(server, client, self._fleet, self._config, self._model, self._on_change)
-            self._keepers[server] = keeper
-            task = asyncio.create_task(keeper.run(), name=f"keeper of {server.url}")
-            task.add_done_callback(partial(self._keeper_ended, keeper))
-            self._tasks.append(task)
+        self._opened = True
+        await self._align(await self._sources.look())
+        if self._sources.changes:
+            self._follower = asyncio.create_task(self._follow_sources(), name="follower of the servers' sources")
+            self._follower.add_done_callback(self._follower_ended)
         try:
             async with asyncio.timeout(self._config.startup_timeout_seconds):
                 await self._until(lambda: bool(self._fleet.serving))
@@ -86,15 +92,75 @@ class InferencePool:
         for waiter in self._waiting:
             if not waiter.place.done():
                 waiter.place.set_exception(InferenceError("the inference pool is closed"))
-        for task in self._tasks:
+        tasks = [*self._tasks.values(), *([self._follower] if self._follower else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._tasks:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._opened:
+            await self._unload_adapter()
             await self._connections.__aexit__(None, None, None)
 
     def status(self) -> list[ServerStatus]:
-        """Every server, in the order of the configuration."""
+        """Every server, in the order in which it became known."""
         return [server.status() for server in self._fleet.servers]
+
+    def describe_sources(self) -> str:
+        """Where the servers come from, for a person."""
+        return self._sources.describe()
+
+    async def _follow_sources(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.health_interval_seconds)
+            await self._align(await self._sources.look())
+
+    async def _align(self, listing: Listing) -> None:
+        """Takes in the servers that are new, and drains those to be drained or gone; what has gone and has no request of ours any
+        more is forgotten. (No request outlasts `request_timeout_seconds`.)"""
+        known = {server.url: server for server in self._fleet.servers}
+        for url, drained_for in listing.items():
+            server = known.pop(url, None) or self._take_in(url)
+            self._keepers[server].drain(drained_for)
+        for server in known.values():
+            self._keepers[server].drain("it is no longer among the servers")
+            if not server.in_flight:
+                await self._forget(server)
+
+    def _take_in(self, url: str) -> Server:
+        server = self._fleet.add(url)
+        kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
+        client: ServerClient = kind(url, self._connections)
+        keeper = self._keepers[server] = Keeper(server, client, self._fleet, self._config, self._model, self._on_change)
+        if self._wanted is not None:
+            keeper.want(self._wanted)
+        task = self._tasks[server] = asyncio.create_task(keeper.run(), name=f"keeper of {url}")
+        task.add_done_callback(partial(self._keeper_ended, keeper))
+        return server
+
+    async def _forget(self, server: Server) -> None:
+        self._fleet.forget(server)
+        keeper, task = self._keepers.pop(server), self._tasks.pop(server)
+        task.cancel()
+        await asyncio.wait([task])
+        keeper.client.close()
+        self._on_change()
+        logger.info("Inference server %s is forgotten", server.url)
+
+    async def _unload_adapter(self) -> None:
+        """Of a run that ends. What a server does not hear of stays until others need the room."""
+        adapter = self._wanted.adapter if self._wanted is not None else None
+        if adapter is None:
+            return
+
+        async def unload(keeper: Keeper) -> None:
+            try:
+                async with asyncio.timeout(UNLOAD_SECONDS):
+                    await keeper.client.unload(adapter)
+            except (InferenceError, TimeoutError) as error:
+                url = keeper.server.url
+                logger.info("Adapter %s was not unloaded from %s: %s", adapter, url, error or "no answer in time")
+
+        reached = [keeper for keeper in self._keepers.values() if keeper.server.state is not State.UNKNOWN]
+        await asyncio.gather(*map(unload, reached))
 
     async def generate(
         self,
@@ -142,6 +208,7 @@ class InferencePool:
         will succeed where the checkpoint or its probe is wrong.
         """
         async with self._updating:
+            self._wanted = update
             for keeper in self._keepers.values():
                 keeper.want(update)
             await self._until(lambda: self._closed or self._concluded(update))
@@ -152,8 +219,7 @@ class InferencePool:
                 raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
 
     def _concluded(self, update: WeightUpdate) -> bool:
-        keepers = zip(self._keepers.values(), self._tasks, strict=True)
-        return all(keeper.concluded is update or task.done() for keeper, task in keepers)
+        return all(keeper.concluded is update or self._tasks[server].done() for server, keeper in self._keepers.items())
 
     async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
@@ -241,7 +307,13 @@ class InferencePool:
             logger.critical("The keeper of %s failed; this is a defect", keeper.server.url, exc_info=error)
             keeper.take_out(f"its keeper failed: {error!r}")
 
+    def _follower_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("The servers' sources are followed no more; this is a defect", exc_info=error)
+
     def _describe(self) -> str:
+        if not self._fleet.servers:
+            return f"no server is known: {self._sources.describe()}"
         return "; ".join(f"{status.url} is {status.state}: {status.reason or 'busy'}" for status in self.status())
 
 

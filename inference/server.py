@@ -35,6 +35,9 @@ POLL_SECONDS = 0.25
 STOP_SECONDS = 15.0
 """How long vLLM may take to end by itself once told to."""
 
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM 0.30 takes for `--max-lora-rank`."""
+
 EXIT_OK, EXIT_FAILED, EXIT_BAD_CONFIG = 0, 1, 2
 
 
@@ -108,7 +111,10 @@ def server_command(config: InferenceConfig) -> list[str]:
         command += ["--weight-transfer-config", '{"backend": "counterpoint"}']
     else:
         lora = config.lora
-        command += ["--enable-lora", "--max-lora-rank", str(lora.max_rank), "--max-loras", str(lora.max_adapters)]
+        rank = next(rank for rank in VLLM_LORA_RANKS if rank >= lora.max_rank)
+        command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(lora.max_adapters)]
+        command += ["--max-cpu-loras", str(max(lora.max_adapters, lora.max_adapters_in_memory))]
+        command += ["--lora-target-modules", *lora.target_modules]
     if config.api_key_file is not None:
         command += ["--middleware", "inference.plugin.authentication.RequireToken"]
     return command + config.extra_args

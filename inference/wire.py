@@ -18,6 +18,8 @@ from transport.atomic import as_bytes_view
 GENERATE_PATH = "/counterpoint/v1/generate"
 PROBE_PATH = "/counterpoint/v1/probe"
 UPDATE_PATH = "/counterpoint/v1/update"
+UNLOAD_PATH = "/counterpoint/v1/unload"
+DRAIN_PATH = "/counterpoint/v1/drain"
 STATUS_PATH = "/counterpoint/v1/status"
 
 REQUEST_OVERHEAD_BYTES = 1 << 16

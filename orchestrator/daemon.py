@@ -143,7 +143,7 @@ class Daemon:
             logger.info("all %d steps of run %s are committed; the trainer may lack some", config.steps, config.run_id)
             self._on_ready()
             return
-        with awaiting("the first healthy inference server", ", ".join(config.inference.urls)):
+        with awaiting("the first healthy inference server", self._pool.describe_sources()):
             await self._pool.start()
         try:
             async with asyncio.timeout(config.trainer_timeout_seconds):
@@ -254,7 +254,7 @@ class Daemon:
             await asyncio.sleep(_CONTROL_SECONDS)
 
     def _on_capacity(self, rollouts: int) -> None:
-        logger.info("inference takes %d requests at once", rollouts)
+        logger.debug("inference takes %d requests at once", rollouts)
         self._dispatcher.handle(CapacityChanged(rollouts))
 
     def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:

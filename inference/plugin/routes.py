@@ -1,4 +1,4 @@
-"""Our HTTP routes inside vLLM's API server: generate, probe, update, status.
+"""Our HTTP routes inside vLLM's API server: generate, probe, update, unload, drain, status.
 
 `generate` answers in raw bytes what the JSON routes answer in text and base64. `update` is one transaction, so that a client that
 dies halfway leaves no server paused. The routes reach the engine through `EngineClient`, as vLLM's own do.
@@ -6,6 +6,7 @@ dies halfway leaves no server paused. The routes reach the engine through `Engin
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from argparse import Namespace
 from http import HTTPStatus
@@ -26,12 +27,16 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference import wire
 from inference.base import Completion, GenerateRequest
-from inference.plugin.update import Updater, UpdateRefused
+from inference.plugin.adapters import UpdateRefused
+from inference.plugin.update import Updater
 
 logger = init_logger(__name__)
 
 MAX_JSON_BYTES = 1 << 20
-"""Of a probe or an update."""
+"""Of anything but a model call."""
+
+MAX_PROBE_TOKENS = 256
+"""Each token of a probe is a request to the engine."""
 
 
 class Refusal(Exception):
@@ -54,6 +59,8 @@ class CounterpointRoutes:
         router.add_api_route(wire.GENERATE_PATH, self.generate, methods=["POST"])
         router.add_api_route(wire.PROBE_PATH, self.probe, methods=["POST"])
         router.add_api_route(wire.UPDATE_PATH, self.update, methods=["POST"])
+        router.add_api_route(wire.UNLOAD_PATH, self.unload, methods=["POST"])
+        router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
         router.add_api_route(wire.STATUS_PATH, self.status, methods=["GET"])
         app.include_router(router)
 
@@ -65,6 +72,7 @@ class CounterpointRoutes:
         self.vocabulary_size = int(engine_client.model_config.get_vocab_size())
         self.updater = Updater(engine_client, self.models)
         self.instance = uuid.uuid4().hex
+        self.draining = False
 
     async def status(self) -> Response:
         """Who this is and what it holds. 503 once the engine is dead. `instance` changes when the server is restarted, and a
@@ -74,7 +82,12 @@ class CounterpointRoutes:
         except EngineDeadError:
             return _answer({"error": "the engine is dead"}, HTTPStatus.SERVICE_UNAVAILABLE)
         return _answer(
-            {"instance": self.instance, "version": self.updater.version, "adapters": self.updater.adapter_versions}
+            {
+                "instance": self.instance,
+                "draining": self.draining,
+                "version": self.updater.version,
+                "adapters": self.updater.adapters.versions,
+            }
         )
 
     async def generate(self, raw_request: Request) -> Response:
@@ -96,11 +109,11 @@ class CounterpointRoutes:
             routed_experts_prompt_start=request.routed_experts_start,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        output = await self._run(request.model, request.prompt_ids, sampling, raw_request)
-        if output is None:
+        outputs = await self._run(request.model, [(request.prompt_ids.tolist(), sampling)], raw_request)
+        if outputs is None:
             # The client has gone, and with it the request; nobody reads this.
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        (choice,) = output.outputs
+        (choice,) = outputs[0].outputs
         if choice.finish_reason == "error":
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the engine failed on this request")
         completion = Completion(
@@ -123,17 +136,16 @@ class CounterpointRoutes:
                     pass
                 case _:
                     raise Refusal(HTTPStatus.BAD_REQUEST, "a probe is {model: name, token_ids: [two or more integers]}")
-            sampling = SamplingParams(
-                max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-            )
-            prompt_ids = np.asarray(token_ids, dtype=np.int64)
-            output = await self._run(model, prompt_ids, sampling, raw_request)
+            if len(token_ids) > MAX_PROBE_TOKENS:
+                raise Refusal(HTTPStatus.BAD_REQUEST, f"a probe has at most {MAX_PROBE_TOKENS} tokens")
+            prompts = [(token_ids[:end], _ask_for(token_ids[end])) for end in range(1, len(token_ids))]
+            outputs = await self._run(model, prompts, raw_request, salt=uuid.uuid4().hex)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
-        if output is None:
+        if outputs is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        rows = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
-        return _answer({"log_probabilities": [row[token].logprob for token, row in rows]})
+        answers = zip(token_ids[1:], (output.outputs[0].logprobs[0] for output in outputs), strict=True)
+        return _answer({"log_probabilities": [row[token].logprob for token, row in answers]})
 
     async def update(self, raw_request: Request) -> Response:
         """`{"version", "directory", "adapter"}`: loads published weights. 422 if they are refused and nothing has changed."""
@@ -155,33 +167,88 @@ class CounterpointRoutes:
             return _answer({"error": str(refused)}, HTTPStatus.UNPROCESSABLE_ENTITY)
         return _answer({"version": version})
 
-    async def _run(self, model: str, prompt_ids: Any, sampling: SamplingParams, raw_request: Request) -> Any:
-        """The engine's final output, or None if the client hung up, which aborts the request."""
-        adapter = self.models.lora_requests.get(model)
-        if adapter is None and not self.models.is_base_model(model):
-            raise Refusal(HTTPStatus.NOT_FOUND, f"model {model!r} is neither the base model nor a loaded adapter")
-        if len(prompt_ids) >= self.max_model_len:
-            raise Refusal(
-                HTTPStatus.BAD_REQUEST,
-                f"a prompt of {len(prompt_ids)} tokens leaves no room in {self.max_model_len} tokens of context",
+    async def unload(self, raw_request: Request) -> Response:
+        """`{"adapter"}` to `{"unloaded"}`: ends its requests and forgets it. Not an error if there is none: it was unloaded."""
+        try:
+            fields = await _read_json(raw_request)
+            match fields:
+                case {"adapter": str(adapter)}:
+                    pass
+                case _:
+                    raise Refusal(HTTPStatus.BAD_REQUEST, "an unloading is {adapter: name}")
+            return _answer({"unloaded": await self.updater.unload(adapter)})
+        except Refusal as refusal:
+            return _answer({"error": str(refusal)}, refusal.status)
+        except TimeoutError:
+            message = (
+                f"the requests of adapter {adapter!r} did not end; it takes no new ones, and its weights stay in memory"
             )
-        if int(prompt_ids.min()) < 0 or int(prompt_ids.max()) >= self.vocabulary_size:
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"token ids must be from 0 to {self.vocabulary_size - 1}")
+            return _answer({"error": message}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
-        @with_cancellation
-        async def run(prompt: Any, raw_request: Request) -> Any:
+    async def drain(self, raw_request: Request) -> Response:
+        """`{"draining": true}`: tells everybody, in `status`, to send no further request here; those here go on. `false` takes it
+        back. The server itself refuses nothing."""
+        try:
+            fields = await _read_json(raw_request)
+            match fields:
+                case {"draining": bool(draining)}:
+                    self.draining = draining
+                case _:
+                    raise Refusal(HTTPStatus.BAD_REQUEST, "a drain is {draining: true or false}")
+        except Refusal as refusal:
+            return _answer({"error": str(refusal)}, refusal.status)
+        logger.info("This server is %s", "to be drained" if draining else "in use again")
+        return _answer({"draining": draining})
+
+    async def _run(
+        self, model: str, prompts: list[tuple[list[int], SamplingParams]], raw_request: Request, salt: str | None = None
+    ) -> list[Any] | None:
+        """The engine's final output of each prompt, or None if the client hung up, which aborts them. `salt`: in place of that
+        by which prompts share prefixes."""
+        for token_ids, _ in prompts:
+            self._check_prompt(token_ids)
+
+        async def generate(token_ids: list[int], sampling: SamplingParams, adapter: Any, shared_salt: str) -> Any:
             final = None
+            prompt = tokens_input(token_ids, cache_salt=salt or shared_salt)
             async for output in self.engine.generate(prompt, sampling, uuid.uuid4().hex, lora_request=adapter):
                 final = output
             return final
 
+        @with_cancellation
+        async def run(model: str, raw_request: Request) -> list[Any]:
+            if self.models.is_base_model(model):
+                return await asyncio.gather(*(generate(*prompt, None, self.updater.cache_salt) for prompt in prompts))
+            if model in self.models.lora_requests:
+                async with self.updater.adapters.using(model) as used:
+                    if used is not None:
+                        return await asyncio.gather(*(generate(*prompt, *used) for prompt in prompts))
+            raise Refusal(HTTPStatus.NOT_FOUND, f"model {model!r} is neither the base model nor a loaded adapter")
+
         try:
-            salt = self.updater.cache_salt(model if adapter is not None else None)
-            return await run(tokens_input(prompt_ids.tolist(), cache_salt=salt), raw_request)
+            outputs: list[Any] | None = await run(model, raw_request)
         except VLLMClientError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
         except EngineDeadError as error:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is dead") from error
+        return outputs
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if len(token_ids) >= self.max_model_len:
+            raise Refusal(
+                HTTPStatus.BAD_REQUEST,
+                f"a prompt of {len(token_ids)} tokens leaves no room in {self.max_model_len} tokens of context",
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.vocabulary_size:
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"token ids must be from 0 to {self.vocabulary_size - 1}")
+
+
+def _ask_for(token_id: int) -> SamplingParams:
+    """For the log-probability of one next token. vLLM's own `prompt_logprobs` ends the engine on a CPU where requests of
+    adapters run beside it (0.30, `PunicaWrapperCPU.add_lora_logits`, which counts one row a request)."""
+    return SamplingParams(
+        max_tokens=1, logprob_token_ids=[token_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )
 
 
 def _answer(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:

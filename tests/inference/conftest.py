@@ -142,7 +142,7 @@ def lora_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
     token = root / "token"
     token.write_text("open sesame\n")
     token.chmod(0o600)
-    lora = LoraServingConfig(max_rank=8, max_adapters=2)
+    lora = LoraServingConfig(max_rank=8, max_adapters=2, max_adapters_in_memory=2)
     yield from run_server(tiny_config(root / "base", root, lora=lora, api_key_file=token), directories, models)
 
 

@@ -21,7 +21,9 @@ ROUTES = (
     ("POST", wire.GENERATE_PATH),
     ("POST", wire.PROBE_PATH),
     ("POST", wire.UPDATE_PATH),
+    ("POST", wire.UNLOAD_PATH),
     ("GET", wire.STATUS_PATH),
+    ("GET", "/metrics"),
 )
 
 
@@ -57,6 +59,12 @@ class FakeServer:
         self.deaf = False
         """Updates answer 200 and change nothing: what a real vLLM was seen to do."""
         self.nan = False
+        self.draining = False
+        self.metrics: str | None = None
+        """What it tells of its load; None: nothing."""
+        self.unloaded: list[str] = []
+        self.unload_gate = asyncio.Event()
+        self.unload_gate.set()
         self.running = 0
         self.most_running = 0
         self._runner: web.AppRunner
@@ -93,7 +101,10 @@ class FakeServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.answers[request.path] += 1
         if request.path == wire.STATUS_PATH:
-            return web.json_response({"instance": self.instance}, status=200 if self.healthy else 503)
+            status = {"instance": self.instance, "draining": self.draining}
+            return web.json_response(status, status=200 if self.healthy else 503)
+        if request.path == "/metrics":
+            return web.Response(text=self.metrics or "", status=200 if self.metrics else 404)
         if request.path == wire.GENERATE_PATH:
             return await self._generate(request)
         fields = await request.json()
@@ -102,6 +113,10 @@ class FakeServer:
             if self.load_status == 200 and not self.deaf:
                 self.version = fields["version"]
             return web.json_response({"error": "these are not weights"}, status=self.load_status)
+        if request.path == wire.UNLOAD_PATH:
+            await self.unload_gate.wait()
+            self.unloaded.append(fields["adapter"])
+            return web.json_response({"unloaded": True})
         await self.probe_gate.wait()
         return web.json_response({"log_probabilities": [-self.version - 1.0] * (len(fields["token_ids"]) - 1)})
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from safetensors.numpy import save_file
 
-from inference.checkpoint import TensorEntry, read_header, read_manifest, require_same_model
+from inference.checkpoint import TensorEntry, read_header, read_manifest, require_fitting_adapter, require_same_model
 
 MODEL = {"a.weight": TensorEntry((2, 3), "F32"), "lm_head.weight": TensorEntry((4, 2), "F32")}
 
@@ -77,3 +77,42 @@ def test_a_tied_head_may_be_left_out_and_an_untied_one_may_not() -> None:
 def test_another_model_is_refused_by_tensor(update: dict[str, TensorEntry], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         require_same_model(MODEL, MODEL | update, tied_embeddings=False)
+
+
+BASE = {
+    "model.layers.0.mlp.up_proj.weight": TensorEntry((96, 32), "BF16"),
+    "experts.weight": TensorEntry((4, 8, 8), "BF16"),
+}
+
+
+def adapter(
+    layer: str = "model.layers.0.mlp.up_proj", rank: int = 4, width: int = 32, height: int = 96
+) -> dict[str, TensorEntry]:
+    return {
+        f"base_model.model.{layer}.lora_A.weight": TensorEntry((rank, width), "F32"),
+        f"base_model.model.{layer}.lora_B.weight": TensorEntry((height, rank), "F32"),
+    }
+
+
+def test_an_adapter_fits_the_layers_it_names() -> None:
+    require_fitting_adapter(BASE, adapter(), max_rank=4)
+    require_fitting_adapter(BASE, adapter() | adapter("experts", width=1), max_rank=4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ({}, "it holds no tensor"),
+        (adapter(rank=8), "lora_A.weight belongs to rank 8; the server takes 1 to 4"),
+        (adapter(rank=0), "lora_A.weight belongs to rank 0"),
+        (adapter(width=31), r"lora_A.weight has the shape \[4, 31\], \[4, 32\] is expected"),
+        (adapter(height=95), r"lora_B.weight has the shape \[95, 4\], \[96, 4\] is expected"),
+        (dict([adapter().popitem()]), "lora_B.weight belongs to rank 0"),
+        ({"model.layers.0.mlp.up_proj.weight": TensorEntry((96, 32), "F32")}, "is not the lora_A or lora_B of a layer"),
+        ({name: TensorEntry(entry.shape, "I8") for name, entry in adapter().items()}, "I8, is not the lora_A"),
+        ({name: TensorEntry((), "F32") for name in adapter()}, "belongs to rank 0"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(tensors: dict[str, TensorEntry], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        require_fitting_adapter(BASE, tensors, max_rank=4)

@@ -131,7 +131,7 @@ async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) ->
             wanted = request(moe_server, GREEDY, start)
             binary = await BinaryClient(moe_server.url, connections).generate(wanted)
             stock = OpenAIClient(moe_server.url, connections)
-            assert await stock.identify() == moe_server.url
+            assert (await stock.identify()).instance == moe_server.url
             json = await stock.generate(wanted)
             assert json.token_ids.tolist() == binary.token_ids.tolist()
             assert json.token_ids.dtype == binary.token_ids.dtype

@@ -1,0 +1,143 @@
+"""The LoRA adapters of one server: loaded in place between two steps of the engine, kept, taken in turns, unloaded.
+
+An update of one adapter does not pause the engine. It reads an adapter whole between two of its steps, before it replaces the
+one it has, so that the requests of others wait for that reading and for nothing else. A request in flight under the same
+adapter goes on by the new weights, on the keys and values of the old; its later fellows share no prefix with it, because the
+cache salt names the load, and changes once it is complete.
+
+vLLM keeps a bounded number of adapters (`max_cpu_loras`) and reads one that it has dropped from its files again, in the middle
+of a step, whose failure would end the engine. So it is never given the files of a broadcast, which the trainer removes, but a
+private copy of the newest, under a path that stays the same: no request in flight can bring an older version back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.engine.protocol import EngineClient
+from vllm.logger import init_logger
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from inference.checkpoint import read_header, read_manifest, require_fitting_adapter
+from inference.plugin.copies import WEIGHTS, PrivateCopies
+from inference.plugin.turns import AdapterTurns
+
+logger = init_logger(__name__)
+
+UNLOAD_SECONDS = 20.0
+"""How long the aborted requests of an adapter may take to end before its weights are left where they are."""
+
+
+class UpdateRefused(Exception):
+    """The weights were not loaded, and what was served before is served still."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """An adapter that requests may name."""
+
+    version: int
+    load: int
+    """Which load of this server it is: no two adapters, and no two versions of one, ever have the same."""
+
+
+class Adapters:
+    """What a server's requests know of its adapters. Loads and unloads are called one at a time, by `Updater`."""
+
+    def __init__(self, engine: EngineClient, models: Any) -> None:
+        self._engine = engine
+        self._models = models
+        self._loaded: dict[str, _Loaded] = {}
+        self._in_use: Counter[str] = Counter()
+        """Requests under each adapter, those that wait for its turn included."""
+        self._loads = 0
+        config = engine.vllm_config.lora_config
+        self._turns = AdapterTurns(config.max_loras if config is not None else 1)
+        self._max_rank = config.max_lora_rank if config is not None else 0
+        self._copies: PrivateCopies | None = None
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version of each adapter."""
+        return {name: adapter.version for name, adapter in self._loaded.items()}
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[tuple[LoRARequest, str] | None]:
+        """For as long as one request under adapter `name` runs: what to give the engine with it, and the cache salt of its
+        prompt. None if there is no such adapter. Waits until it is the adapter's turn."""
+        self._in_use[name] += 1
+        try:
+            async with self._turns.turn(name):
+                # Looked up now, for it may have been unloaded or replaced while this request waited.
+                request, adapter = self._models.lora_requests.get(name), self._loaded.get(name)
+                yield None if request is None else (request, f"{name}@{0 if adapter is None else adapter.load}")
+        finally:
+            self._in_use[name] -= 1
+            if not self._in_use[name]:
+                del self._in_use[name]
+
+    async def load(self, name: str, version: int, directory: Path) -> None:
+        """Loads the PEFT adapter in `directory` as `name`, in the place of an older version. Raises `UpdateRefused`."""
+        known = self._models.lora_requests.get(name)
+        number = known.lora_int_id if known is not None else self._models.lora_id_counter.inc(1)
+        self._loads += 1
+        try:
+            copy = await asyncio.to_thread(self._copy, directory, number, self._loads)
+        except (OSError, ValueError) as error:
+            raise UpdateRefused(f"adapter {name!r}: {error}") from error
+        copies = self._copies
+        assert copies is not None
+        try:
+            await self._engine.add_lora(LoRARequest(name, number, str(copy), load_inplace=True))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            await asyncio.to_thread(copies.discard, copy)
+            raise UpdateRefused(f"adapter {name!r} in {directory}: {error}") from error
+        path = await asyncio.to_thread(copies.adopt, copy, number)
+        # Without `load_inplace`, for which vLLM 0.30 reads the files anew at every step (LRUCacheWorkerLoRAManager.add_adapter).
+        self._models.lora_requests[name] = LoRARequest(name, number, str(path))
+        # Only now: a request that took the new salt before would have left keys and values of the old weights under it.
+        self._loaded[name] = _Loaded(version, self._loads)
+
+    def _copy(self, directory: Path, number: int, load: int) -> Path:
+        """A checked private copy. It costs one reading ahead, which the engine, where others wait for it, is spared."""
+        base = read_manifest(Path(self._engine.model_config.model))
+        require_fitting_adapter(base, read_header(directory / WEIGHTS), self._max_rank)
+        if self._copies is None:
+            self._copies = PrivateCopies()
+        return self._copies.copy(directory, number, load)
+
+    async def unload(self, name: str) -> bool:
+        """Ends the requests under `name` and removes the adapter, so that nothing of it remains. Whether there was one.
+
+        Raises `TimeoutError` if its requests do not end; it can then be asked for no more all the same.
+        """
+        request = self._models.lora_requests.pop(name, None)
+        self._loaded.pop(name, None)
+        if request is None:
+            return False
+        async with asyncio.timeout(UNLOAD_SECONDS):
+            # A request may still be on its way to the engine, and would make it read the files again: none must be left.
+            while await self._abort_requests(name) or self._in_use[name]:  # noqa: ASYNC110  (the engine has no such event)
+                await asyncio.sleep(0.01)
+        await self._engine.remove_lora(request.lora_int_id)
+        if self._copies is not None:
+            await asyncio.to_thread(self._copies.remove, request.lora_int_id)
+        logger.info("Unloaded adapter %s", name)
+        return True
+
+    async def _abort_requests(self, name: str) -> bool:
+        """Whether the engine had any under `name`, by whichever route they came."""
+        states = self._engine.output_processor.request_states
+        numbers = [number for number, state in states.items() if state.lora_name == name]
+        if numbers:
+            await self._engine.abort(numbers, internal=True)
+        return bool(numbers)

@@ -1,0 +1,127 @@
+"""Where the servers of a pool come from: fixed addresses, a name that resolves to many, a file that is watched.
+
+`pool` asks at every look what there should be, and brings the servers it has in line with it. What cannot be learnt (a name
+server that does not answer, a file that is not there) leaves what was known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from inference.config import PoolConfig, check_url
+
+logger = logging.getLogger(__name__)
+
+RESOLVE_SECONDS = 5.0
+"""Deadline of one look-up of the name."""
+
+MAX_FILE_BYTES = 1 << 20
+"""A longer file of addresses is not one."""
+
+Listing = dict[str, str]
+"""Base URL of every server there should be, to why it is to be drained; empty if it is not."""
+
+
+class Sources:
+    """The servers named by `config.urls`, `config.dns` and `config.urls_file` together."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self._config = config
+        self._fixed: Listing = {url.rstrip("/"): "" for url in config.urls}
+        self._resolved: Listing = {}
+        self._listed: Listing = {}
+        self._complaint: dict[str, str] = {}
+        """The last thing said of each source, which is said once."""
+        self._text: bytes | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to look up again."""
+        return self._config.dns is not None or self._config.urls_file is not None
+
+    async def look(self) -> Listing:
+        """The servers there should be now. A line of the file has the last word on draining."""
+        if self._config.dns is not None:
+            await self._resolve(self._config.dns)
+        if self._config.urls_file is not None:
+            await self._read(self._config.urls_file)
+        return self._fixed | self._resolved | self._listed
+
+    async def _resolve(self, name: str) -> None:
+        parts = urlsplit(name)
+        try:
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                found = await asyncio.get_running_loop().getaddrinfo(
+                    parts.hostname, parts.port or 80, type=socket.SOCK_STREAM
+                )
+        except TimeoutError:
+            self._complain("dns", f"{name} was not resolved within {RESOLVE_SECONDS:g} s")
+        except (OSError, UnicodeError) as error:
+            self._complain("dns", f"{name} cannot be resolved: {error}")
+        else:
+            self._complain("dns", "")
+            self._resolved = {_url(str(address[0]), int(address[1])): "" for *_, address in sorted(found)}
+
+    async def _read(self, path: Path) -> None:
+        try:
+            text = await asyncio.to_thread(_read_text, path)
+            if text == self._text:
+                return
+            self._listed, mistakes = parse_listing(text.decode())
+        except (OSError, ValueError) as error:
+            self._complain("urls_file", f"urls_file = {str(path)!r}: {error}")
+            return
+        self._text = text
+        self._complain("urls_file", "".join(f"{path}:{number}: {mistake}; " for number, mistake in mistakes)[:-2])
+
+    def _complain(self, source: str, complaint: str) -> None:
+        if complaint and complaint != self._complaint.get(source):
+            logger.error("Inference servers: %s; what was known before, and all else, counts", complaint)
+        elif not complaint and self._complaint.get(source):
+            logger.info("Inference servers: %s can be read again", source)
+        self._complaint[source] = complaint
+
+    def describe(self) -> str:
+        """The sources, and what is wrong with them, for a person."""
+        named = [*self._fixed, *(str(source) for source in (self._config.dns, self._config.urls_file) if source)]
+        return "; ".join([", ".join(named), *filter(None, self._complaint.values())])
+
+
+def _read_text(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(MAX_FILE_BYTES + 1)
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+    return text
+
+
+def _url(address: str, port: int) -> str:
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def parse_listing(text: str) -> tuple[Listing, list[tuple[int, str]]]:
+    """The servers in `text`, and its mistakes as line number and sentence.
+
+    A line holds a base URL, or `drain` and a base URL: a server that finishes what it has and gets nothing new. What follows a
+    `#` is a comment.
+    """
+    listing: Listing = {}
+    mistakes: list[tuple[int, str]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        drain = words[0] == "drain"
+        try:
+            if len(words) != 1 + drain:
+                raise ValueError(f"{line.strip()!r}: one URL is expected, or `drain` and one URL")
+            url = check_url(words[-1])
+        except ValueError as error:
+            mistakes.append((number, str(error)))
+        else:
+            listing[url] = "the file of servers says so" if drain else ""
+    return listing, mistakes

@@ -1,0 +1,235 @@
+"""A pool whose servers come, go and are drained while it works, against fake servers on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference import wire
+from inference.base import InferenceError
+from inference.config import PoolConfig
+from inference.pool import InferencePool
+from tests.inference.fake_server import FakeServer, weight_update
+from tests.inference.test_pool import generate, pool_of, states, until
+
+
+class Listing:
+    """A watched file of servers, replaced by renames."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, *lines: str) -> None:
+        beside = self.path.with_suffix(".new")
+        beside.write_text("\n".join(lines))
+        os.replace(beside, self.path)
+
+
+@pytest.fixture
+def listing(tmp_path: Path) -> Listing:
+    return Listing(tmp_path / "servers")
+
+
+@asynccontextmanager
+async def pool_by(listing: Listing, **settings: Any) -> AsyncIterator[InferencePool]:
+    defaults = {"health_interval_seconds": 0.02, "startup_timeout_seconds": 10, "request_timeout_seconds": 20}
+    pool = InferencePool(PoolConfig(urls_file=listing.path, **(defaults | settings)), "a-model")
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def test_a_new_server_gets_the_current_weights_and_their_proof_before_its_first_request(listing: Listing) -> None:
+    async with FakeServer() as old, FakeServer() as new:
+        listing.write(old.url)
+        async with pool_by(listing) as pool:
+            await pool.update_weights(weight_update(7, "run"))
+            new.probe_gate.clear()
+            listing.write(old.url, new.url)
+            await until(lambda: new.answers[wire.PROBE_PATH] == 1)
+            turns = [await generate(pool, str(index)) for index in range(4)]
+            assert {turn.server for turn in turns} == {old.url}
+            new.probe_gate.set()
+            await until(lambda: states(pool) == ["serving", "serving"])
+            old.gate.clear()
+            held = asyncio.create_task(generate(pool, "x"))
+            await until(lambda: pool.status()[0].in_flight == 1)
+            turn = await generate(pool, "y")
+            assert (turn.server, turn.policy_version, new.version) == (new.url, 7, 7)
+            old.gate.set()
+            await held
+
+
+async def test_a_server_whose_line_is_gone_ends_what_it_has_and_is_forgotten(listing: Listing) -> None:
+    async with FakeServer() as leaving, FakeServer() as staying:
+        listing.write(leaving.url, staying.url)
+        told: list[int] = []
+        async with pool_by(listing, capacity="fixed", max_concurrent_requests_per_server=8) as pool:
+            pool._on_capacity = told.append
+            await until(lambda: states(pool) == ["serving", "serving"])
+            leaving.gate.clear()
+            request = asyncio.create_task(generate(pool))
+            await leaving.arrived.wait()
+            listing.write(staying.url)
+            await until(lambda: states(pool) == ["draining", "serving"])
+            assert told[-1] == 8
+            assert {(await generate(pool, "a")).server for _ in range(4)} == {staying.url}, "its prefix or not"
+            leaving.gate.set()
+            assert (await request).server == leaving.url
+            await until(lambda: [status.url for status in pool.status()] == [staying.url])
+            listing.write(staying.url, leaving.url)
+            await until(lambda: states(pool) == ["serving", "serving"])
+    assert leaving.answers[wire.GENERATE_PATH] == 1
+
+
+async def test_a_drained_server_still_loads_weights_and_serves_again_when_told_to(listing: Listing) -> None:
+    async with FakeServer() as first, FakeServer() as second:
+        listing.write(f"drain {first.url}", second.url)
+        async with pool_by(listing) as pool:
+            await pool.update_weights(weight_update(3))
+            await until(lambda: states(pool) == ["draining", "serving"])
+            assert pool.status()[0].reason == "the file of servers says so"
+            assert {(await generate(pool, str(index))).server for index in range(4)} == {second.url}
+            listing.write(first.url, f"drain {second.url}")
+            await until(lambda: states(pool) == ["serving", "draining"])
+            turn = await generate(pool)
+            assert (turn.server, turn.policy_version) == (first.url, 3)
+
+
+async def test_a_server_can_say_itself_that_it_is_to_be_drained() -> None:
+    async with FakeServer() as asked, FakeServer() as other, pool_of(asked, other) as pool:
+        await until(lambda: states(pool) == ["serving", "serving"])
+        asked.gate.clear()
+        request = asyncio.create_task(generate(pool))
+        await asked.arrived.wait()
+        asked.draining = True
+        await until(lambda: states(pool) == ["draining", "serving"])
+        assert pool.status()[0].reason == "it was told to drain"
+        assert (await generate(pool, "b")).server == other.url
+        asked.gate.set()
+        assert (await request).server == asked.url, "what it had, it finished"
+        asked.draining = False
+        await until(lambda: states(pool) == ["serving", "serving"])
+
+
+async def test_a_drained_server_that_dies_gives_its_requests_to_another(listing: Listing) -> None:
+    async with FakeServer() as dying, FakeServer() as other:
+        listing.write(dying.url, other.url)
+        async with pool_by(listing) as pool:
+            await until(lambda: states(pool) == ["serving", "serving"])
+            dying.gate.clear()
+            request = asyncio.create_task(generate(pool))
+            await dying.arrived.wait()
+            listing.write(other.url)
+            await until(lambda: states(pool) == ["draining", "serving"])
+            await dying.vanish()
+            assert (await request).server == other.url
+            await until(lambda: [status.url for status in pool.status()] == [other.url])
+
+
+async def test_servers_that_come_and_go_during_an_update_do_not_hold_it_up(listing: Listing) -> None:
+    async with FakeServer() as slow, FakeServer() as other, FakeServer() as new:
+        listing.write(slow.url, other.url)
+        async with pool_by(listing) as pool:
+            await until(lambda: states(pool) == ["serving", "serving"])
+            slow.load_gate.clear()
+            update = asyncio.create_task(pool.update_weights(weight_update(1)))
+            await until(lambda: other.version == 1)
+            listing.write(other.url, new.url)
+            await update
+            assert new.version == 1
+            assert [status.url for status in pool.status()] == [other.url, new.url]
+            slow.load_gate.set()
+
+
+async def test_a_job_may_start_before_there_is_any_server(listing: Listing) -> None:
+    async with FakeServer() as server:
+        pool = InferencePool(
+            PoolConfig(urls_file=listing.path, health_interval_seconds=0.02, startup_timeout_seconds=10), "a-model"
+        )
+        start = asyncio.create_task(pool.start())
+        await asyncio.sleep(0.05)
+        assert not start.done()
+        listing.write(server.url)
+        await start
+        await pool.close()
+        with pytest.raises(InferenceError, match="closed"):
+            await generate(pool)
+
+
+async def test_no_known_server_is_an_error_that_names_the_source(listing: Listing) -> None:
+    pool = InferencePool(PoolConfig(urls_file=listing.path, startup_timeout_seconds=0.05), "a-model")
+    with pytest.raises(InferenceError, match=rf"no server is known: {listing.path}; .*No such file"):
+        await pool.start()
+    await pool.close()
+
+
+async def test_a_run_unloads_its_adapter_at_its_end_and_full_weights_stay() -> None:
+    async with FakeServer() as first, FakeServer() as second:
+        async with pool_of(first, second) as pool:
+            await pool.update_weights(weight_update(1, "run"))
+        assert first.unloaded == second.unloaded == ["run"]
+        async with pool_of(first) as pool:
+            await pool.update_weights(weight_update(2))
+        assert first.unloaded == ["run"]
+
+
+async def test_a_server_that_is_gone_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.pool.UNLOAD_SECONDS", 0.05)
+    async with FakeServer() as gone, FakeServer() as hanging:
+        async with pool_of(gone, hanging) as pool:
+            await pool.update_weights(weight_update(1, "run"))
+            await gone.vanish()
+            hanging.unload_gate.clear()
+        assert gone.unloaded == hanging.unloaded == []
+        hanging.unload_gate.set()
+
+
+def metrics(running: int, waiting: int) -> str:
+    return (
+        f'\nvllm:num_requests_running{{engine="0"}} {running}\nvllm:num_requests_waiting{{engine="0"}} {waiting}\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:num_preemptions_total{engine="0"} 0\n'
+    )
+
+
+async def test_the_capacity_follows_the_load_that_a_server_tells() -> None:
+    told: list[int] = []
+    async with FakeServer() as server:
+        server.metrics = metrics(running=10, waiting=0)
+        config = PoolConfig(urls=[server.url], max_concurrent_requests_per_server=64, health_interval_seconds=0.01)
+        pool = InferencePool(config, "a-model", told.append)
+        await pool.start()
+        await until(lambda: told[-1] == 64)
+        assert told == [32, 40, 48, 56, 64]
+        server.metrics = metrics(running=10, waiting=100)
+        await until(lambda: told[-1] == 4)
+        assert told[5:8] == [48, 36, 27]
+        server.gate.clear()
+        requests = [asyncio.create_task(generate(pool, str(index))) for index in range(12)]
+        await until(lambda: server.running == 4)
+        server.metrics = metrics(running=10, waiting=0)
+        await until(lambda: server.running == 12)
+        server.gate.set()
+        await asyncio.gather(*requests)
+        assert pool.status()[0].cap == told[-1]
+        await pool.close()
+
+
+async def test_a_server_that_does_not_tell_its_load_keeps_the_fixed_cap() -> None:
+    async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=64) as pool:
+        await until(lambda: server.answers["/counterpoint/v1/status"] > 3)
+        assert pool.status()[0].cap == 64
+    async with FakeServer() as server:
+        server.metrics = metrics(running=10, waiting=100)
+        async with pool_of(server, max_concurrent_requests_per_server=64, capacity="fixed") as pool:
+            await until(lambda: server.answers["/counterpoint/v1/status"] > 3)
+            assert pool.status()[0].cap == 64
+        assert server.answers["/metrics"] == 0

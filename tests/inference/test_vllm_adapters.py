@@ -1,0 +1,215 @@
+"""Many runs' adapters at one real vLLM that has two slots, and room in memory for no more: they take turns, none meets another's
+weights, and one that is unloaded leaves nothing behind.
+
+Every answer is held against Hugging Face's log-probabilities of the adapter that should have given it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from inference import wire
+from inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
+from inference.client import BinaryClient
+from inference.config import PoolConfig
+from inference.connection import Connections
+from inference.pool import InferencePool
+from tests.inference.conftest import PROBE_TOKENS, ServerProcess
+from tests.inference.tiny_model import log_probabilities, make_adapter, write_probe
+from transport.records import Int32Array, Turn
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+TOLERANCE = 0.004
+RUNS, VERSIONS = 5, 2
+PROMPT = np.arange(5, 50, dtype=np.int32)
+"""The same for all runs: a prefix shared by mistake would show."""
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24, stop_token_ids=())
+LONG = SamplingParameters(temperature=1.0, max_tokens=400, stop_token_ids=())
+
+
+@dataclass
+class Policy:
+    """One version of one run."""
+
+    directory: Path
+    model: Any
+
+    def update(self, version: int, adapter: str) -> WeightUpdate:
+        return WeightUpdate(version, self.directory, Probe.read(self.directory / "probe.json"), adapter)
+
+    def gave(self, turn: Turn) -> bool:
+        tokens: Int32Array = np.concatenate([turn.prompt_ids, turn.completion_ids])
+        expected = log_probabilities(self.model, tokens)[len(turn.prompt_ids) - 1 :]
+        return bool(np.abs(expected - turn.log_probabilities).max() < TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def policies(lora_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> list[list[Policy]]:
+    """By run and version."""
+    root = tmp_path_factory.mktemp("many")
+
+    def make(run: int, version: int) -> Policy:
+        directory = root / f"{run}.{version}"
+        model = make_adapter(Path(lora_server.config.model), directory, seed=100 + run * VERSIONS + version)
+        write_probe(model, directory, version, PROBE_TOKENS)
+        return Policy(directory, model)
+
+    return [[make(run, version) for version in range(VERSIONS)] for run in range(RUNS)]
+
+
+def config_of(server: ServerProcess) -> PoolConfig:
+    return PoolConfig(
+        urls=[server.url], api_key_file=server.config.api_key_file, probe_tolerance=TOLERANCE, max_retries=0
+    )
+
+
+@asynccontextmanager
+async def pool_at(server: ServerProcess, adapter: str) -> AsyncIterator[InferencePool]:
+    pool = InferencePool(config_of(server), adapter)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def loaded_adapters(server: ServerProcess) -> dict[str, int]:
+    assert server.config.api_key_file is not None
+    headers = {"Authorization": f"Bearer {server.config.api_key_file.read_text().strip()}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(server.url + wire.STATUS_PATH) as answer:
+        adapters: dict[str, int] = (await answer.json())["adapters"]
+        return adapters
+
+
+async def one_life(server: ServerProcess, run: int, policies: list[Policy], scratch: Path) -> list[tuple[int, Turn]]:
+    """A run that generates at all times while its weights change, each broadcast removed as soon as it is loaded."""
+    name, turns = f"run-{run}", []
+    async with pool_at(server, name) as pool:
+        for version, policy in enumerate(policies):
+            broadcast = shutil.copytree(policy.directory, scratch / f"{run}.{version}")
+            await pool.update_weights(Policy(broadcast, policy.model).update(version, name))
+            shutil.rmtree(broadcast)
+            calls = [pool.generate(PROMPT, SAMPLING, affinity=str(index)) for index in range(6)]
+            turns += [(version, turn) for turn in await asyncio.gather(*calls)]
+            if version + 1 < len(policies):
+                crossing = asyncio.create_task(pool.generate(PROMPT, LONG, affinity="crossing"))
+                await asyncio.sleep(0.05)
+        await crossing
+    return turns
+
+
+async def test_more_runs_than_slots_take_turns_and_none_meets_anothers_weights(
+    lora_server: ServerProcess, policies: list[list[Policy]], tmp_path: Path
+) -> None:
+    lives = [one_life(lora_server, run, policies[run], tmp_path) for run in range(RUNS)]
+    results = await asyncio.gather(*lives)
+    for run, turns in enumerate(results):
+        assert len(turns) == 6 * VERSIONS
+        for version, turn in turns:
+            assert turn.policy_version == version
+            assert policies[run][version].gave(turn), f"run {run}, version {version}"
+    assert await loaded_adapters(lora_server) == {}, "each run unloaded its own at its end"
+
+
+async def test_an_update_of_one_run_leaves_the_requests_of_others_alone(
+    lora_server: ServerProcess, policies: list[list[Policy]]
+) -> None:
+    async with pool_at(lora_server, "steady") as steady, pool_at(lora_server, "changing") as changing:
+        await steady.update_weights(policies[0][0].update(0, "steady"))
+        long = asyncio.create_task(steady.generate(PROMPT, LONG, affinity="a"))
+        for version in range(1, 9):
+            await changing.update_weights(policies[1][version % 2].update(version % 2, "changing"))
+        assert policies[0][0].gave(await long), "over 400 tokens and eight updates of another"
+
+
+async def test_a_name_used_again_shows_nothing_of_its_former_owner(
+    lora_server: ServerProcess, policies: list[list[Policy]]
+) -> None:
+    for run in (2, 3):
+        async with pool_at(lora_server, "same-name") as pool:
+            await pool.update_weights(policies[run][0].update(0, "same-name"))
+            for _ in range(2):  # the second by the prefix cache
+                assert policies[run][0].gave(await pool.generate(PROMPT, SAMPLING, affinity="a"))
+        assert await loaded_adapters(lora_server) == {}
+
+
+async def test_unloading_ends_an_adapters_requests_and_nobody_elses(
+    lora_server: ServerProcess, policies: list[list[Policy]]
+) -> None:
+    async with pool_at(lora_server, "stays") as stays, pool_at(lora_server, "goes") as goes:
+        await stays.update_weights(policies[0][0].update(0, "stays"))
+        await goes.update_weights(policies[1][0].update(0, "goes"))
+        staying = asyncio.create_task(stays.generate(PROMPT, LONG, affinity="a"))
+        going = asyncio.create_task(goes.generate(PROMPT, LONG, affinity="a"))
+        await asyncio.sleep(0.2)
+        async with Connections(config_of(lora_server)) as connections:
+            client = BinaryClient(lora_server.url, connections)
+            await client.unload("goes")
+            await client.unload("never-there")
+        with pytest.raises(InferenceError, match="abort"):
+            await going
+        assert policies[0][0].gave(await staying)
+        with pytest.raises(InferenceError, match="404: model 'goes' is neither the base model nor a loaded adapter"):
+            await goes.generate(PROMPT, SAMPLING, affinity="b")
+
+
+@pytest.mark.parametrize("fault", ["shape", "rank", "config"])
+async def test_an_adapter_that_does_not_fit_is_refused_and_the_engine_lives(
+    lora_server: ServerProcess, policies: list[list[Policy]], tmp_path: Path, fault: str
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(policies[1][1].directory, broken)
+    tensors = load_file(broken / "adapter_model.safetensors")
+    down = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    up = down.replace("lora_A", "lora_B")
+    match fault:
+        case "shape":
+            tensors[up] = tensors[up][:-1].clone()
+        case "rank":
+            tensors[down] = tensors[down].repeat(3, 1)
+            tensors[up] = tensors[up].repeat(1, 3)
+        case "config":
+            settings = json.loads((broken / "adapter_config.json").read_text())
+            (broken / "adapter_config.json").write_text(json.dumps(settings | {"r": 4096}))
+    save_file(tensors, broken / "adapter_model.safetensors", metadata={"format": "pt"})
+    async with pool_at(lora_server, "broken") as pool, Connections(config_of(lora_server)) as connections:
+        await pool.update_weights(policies[0][0].update(0, "broken"))
+        with pytest.raises(RequestRefused, match="422: adapter 'broken'"):
+            await BinaryClient(lora_server.url, connections).load(Policy(broken, None).update(1, "broken"))
+        assert policies[0][0].gave(await pool.generate(PROMPT, SAMPLING, affinity="a"))
+
+
+async def test_a_server_tells_its_load_and_that_it_is_to_be_drained(
+    lora_server: ServerProcess, policies: list[list[Policy]]
+) -> None:
+    async with pool_at(lora_server, "loaded") as pool, Connections(config_of(lora_server)) as connections:
+        await pool.update_weights(policies[0][0].update(0, "loaded"))
+        client = BinaryClient(lora_server.url, connections)
+        calls = [asyncio.create_task(pool.generate(PROMPT, LONG, affinity=str(index))) for index in range(40)]
+        async with asyncio.timeout(30):
+            while True:
+                seen = await client.observe()
+                assert seen is not None
+                if seen.running == 32 and seen.waiting == 8 and 0 < seen.cache_use < 1:
+                    break
+        await asyncio.gather(*calls)
+        async with connections.admin.post(lora_server.url + wire.DRAIN_PATH, json={"draining": True}) as answer:
+            assert answer.status == 200
+        assert (await client.identify()).draining
+        async with connections.admin.post(lora_server.url + wire.DRAIN_PATH, json={"draining": False}) as answer:
+            assert answer.status == 200
+        assert not (await client.identify()).draining
