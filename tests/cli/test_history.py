@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,11 @@ from cli.history import History
 from cli.plot import plot
 from cli.progress import LiveProgress, PlainProgress, choose, describe_step
 from cli.status import main as status
-from cli.summary import duration, lag_quantiles, print_summary, summarise
+from cli.summary import duration, lag_quantiles, print_summary, summarise, summarise_runs
 from cluster.events import State
 from cluster.job import WorkerView
 from tests.cli.conftest import shipped_line, trained_line
+from transport.exclusive import lock_place
 
 Write = Callable[[Path, list[dict[str, Any]]], None]
 
@@ -191,6 +193,65 @@ def test_curves_are_drawn(past: Path, tmp_path: Path, suffix: str) -> None:
     assert path.stat().st_size > 10_000
 
 
+@pytest.fixture
+def two(past: Path, write_lines: Write) -> dict[str, History]:
+    """The past run, and another that has come to its third step; by their ids."""
+    write_lines(past / "run_late" / "metrics.jsonl", [shipped_line(step, 200.0 + step) for step in range(1, 4)])
+    return {name: History.of(past, name, steps) for name, steps in (("test", 20), ("late", 9))}
+
+
+def test_plain_progress_says_which_run_took_a_step_and_what_died(two: dict[str, History]) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, two)
+    dead = WorkerView("trainer", State.RESTARTING, 0.0, None, "", restarts=1, last_death="was killed by SIGKILL")
+    fresh = [(history, line) for history in two.values() for line in history.refresh()]
+    progress.update([dead, WorkerView("orchestrator_late", State.STARTING, 0.0, 7, "waiting for a place")], fresh)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in (
+        "trainer was killed by SIGKILL: restarting",
+        "orchestrator_late: waiting for a place",
+        "test  step 20/20",
+        "late  step 3/9",
+    ):
+        assert part in shown
+
+
+def test_live_progress_has_a_line_for_each_of_several_runs(two: dict[str, History]) -> None:
+    for history in two.values():
+        history.refresh()
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    progress = choose(console, two)
+    progress.update([worker(State.READY)], [])
+    progress.close()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("test", "20/20", "late", "3/9"):
+        assert part in shown
+
+
+def test_the_summary_of_several_runs_has_a_line_for_each(two: dict[str, History], past: Path) -> None:
+    for history in two.values():
+        history.refresh()
+    endings = {"test": "done", "late": "evicted: it sent NaN"}
+    summary = summarise_runs(list(two.values()), endings, past, 61.0, "done")
+    assert {name: run["steps"]["shipped"] for name, run in summary["runs"].items()} == {"test": 20, "late": 3}
+    json.dumps(summary)
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summary, {}, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("done, 1 min 01 s", "evicted: it sent NaN", "19/20", "0/3", "0.150 → 0.900"):
+        assert part in shown
+
+
+@pytest.mark.slow
+def test_curves_of_several_runs_are_drawn(two: dict[str, History], tmp_path: Path) -> None:
+    for history in two.values():
+        history.refresh()
+    path = plot(list(two.values()), tmp_path / "curves.svg", "two")
+    text = path.read_text()
+    assert "<!-- test -->" in text
+    assert "<!-- late -->" in text
+
+
 def of_a_job(output: Path, **worker: Any) -> None:
     """Makes `output` a job's directory, whose trainer was as given."""
     (output / "job.json").write_text(json.dumps({"orchestrator": {"run_id": "test", "steps": 20}}))
@@ -240,6 +301,29 @@ def test_status_of_roles_that_were_started_one_by_one(past: Path, capsys: pytest
 def test_status_of_a_directory_that_holds_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds neither a job"):
         status([str(tmp_path)])
+
+
+def test_status_shows_others_runs_evictions_and_restarts(
+    past: Path, write_lines: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_a_job(past, restarts=2, last_death="was killed by SIGKILL")
+    write_lines(past / "run_visitor" / "metrics.jsonl", [shipped_line(1, 200.0)])
+    (past / "run_visitor" / "orchestrator.log").write_text("12:00 ERROR   no more disk\n")
+    (past / "run_visitor" / "control").mkdir()
+    (past / "run_visitor" / "control" / "evicted.txt").write_text("it diverged\n")
+    shown = shown_by_status(past, capsys)
+    for part in (
+        "visitor",
+        "evicted",
+        "run visitor evicted: it diverged",
+        "not running",
+        "2, it was killed by SIGKILL",
+    ):
+        assert part in shown
+    assert "last error of run visitor: 12:00 ERROR   no more disk" in shown
+    descriptor = lock_place(past / "run_test" / "orchestrator.lock", "taken")
+    assert "running" in shown_by_status(past, capsys).replace("not running", "")
+    os.close(descriptor)
 
 
 def test_durations_read_well() -> None:

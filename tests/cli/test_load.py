@@ -204,7 +204,7 @@ def test_gpus_must_suffice(job_file: Path) -> None:
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.mark.parametrize("name", ["demo", "gpu"])
+@pytest.mark.parametrize("name", ["demo", "demo-multi", "gpu"])
 def test_the_job_files_are_valid(name: str) -> None:
     assert load(JobConfig, CONFIGS / f"{name}.toml", []).output_dir == Path("outputs") / name
 

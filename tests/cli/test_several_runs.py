@@ -203,9 +203,7 @@ def test_a_directory_with_a_living_guest_is_not_moved_aside(sweep: Sweep) -> Non
     code, _, errors = finish(sweep.start("finish", "--fresh"))
     assert code == 2
     assert "run 'visitor' still runs in it" in errors
-    guest.terminate()
-    assert guest.wait(DEADLINE_SECONDS) == 0
-    assert finish(sweep.start("finish", "--fresh"))[0] == 0
+    assert guest.poll() is None
 
 
 GUEST = """
