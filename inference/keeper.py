@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 HEALTH_DEADLINE_SECONDS = 10.0
 """Of one health check. Generous: a server that is starved of CPU by its neighbours is not dead."""
 
+LOAD_DEADLINE_SECONDS = 2.0
+"""Of one look at the load, which new weights may have to wait for."""
+
 SLOW_CHECKS_IN_A_ROW = 3
 """Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
 
@@ -65,7 +68,7 @@ class Keeper:
         self._controller: CapacityController | None = None
         """Once the server has told its load."""
         self._load_asked = config.capacity == "fixed"
-        self._unlisted = ""
+        self._drained_for = ""
         """Why our own side wants it drained."""
         self._asked_to_drain = False
         """Whether the server itself says so."""
@@ -80,7 +83,7 @@ class Keeper:
 
     def drain(self, reason: str) -> None:
         """No new requests while there is a reason."""
-        self._unlisted = reason
+        self._drained_for = reason
         self._settle_draining()
 
     def look_now(self) -> None:
@@ -96,7 +99,9 @@ class Keeper:
                 async with asyncio.timeout(self._config.health_interval_seconds):
                     await self._attention.wait()
             except TimeoutError:
-                continue
+                # Only at the regular looks: two that follow a failure at once would see the same burst twice.
+                if self._holds(self.wanted):
+                    await self._watch_load()
 
     async def _look(self) -> None:
         wanted = self.wanted
@@ -117,9 +122,7 @@ class Keeper:
             self._settle_draining()
             if self.server.state is State.SERVING and identity.instance != self.server.instance:
                 self.take_out("it was restarted, and holds the weights it was started with")
-            if self._holds(wanted):
-                await self._watch_load()
-            elif time.monotonic() >= self._not_before:
+            if not self._holds(wanted) and time.monotonic() >= self._not_before:
                 if not self._load_asked:
                     await self._watch_load()
                 await self._bring_up(wanted, identity.instance)
@@ -128,7 +131,7 @@ class Keeper:
             self._on_change()
 
     def _settle_draining(self) -> None:
-        reason = self._unlisted or ("it was told to drain" if self._asked_to_drain else "")
+        reason = self._drained_for or ("it was told to drain" if self._asked_to_drain else "")
         if reason == self.server.drained_for:
             return
         logger.info("Inference server %s %s", self.server.url, f"is drained: {reason}" if reason else "is in use again")
@@ -141,7 +144,7 @@ class Keeper:
             return
         self._load_asked = True
         try:
-            async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
+            async with asyncio.timeout(LOAD_DEADLINE_SECONDS):
                 seen = await self.client.observe()
         except (InferenceError, TimeoutError) as error:
             logger.debug(
