@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,7 @@ async def test_a_turn_that_nobody_waits_for_never_ends() -> None:
     await asyncio.gather(first.task, second.task)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 3),
     st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from(["start", "end", "cancel", "wait"])), max_size=60),
