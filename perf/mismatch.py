@@ -39,6 +39,7 @@ from inference.pool import InferencePool
 from orchestrator.config import OrchestratorConfig
 from orchestrator.judge import find_fault
 from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play
+from orchestrator.run_directory import write_config
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
@@ -46,6 +47,8 @@ from trainer.make_model import resolve_model
 from trainer.model import log_probabilities
 from trainer.packer import pack, plan
 from trainer.ranks import Ranks
+from trainer.runs import MultiRunManager
+from trainer.step import train_step
 from transport.records import Batch, Rollout
 
 DEMO = Path(__file__).parent.parent / "configs" / "demo.toml"
@@ -58,10 +61,10 @@ def measure(model: Path, run: OrchestratorConfig, dtype: str, rollouts: int, dir
         batch = asyncio.run(_sample(model, run, url, rollouts))
     config = TrainerConfig(output_dir=directory, model=str(model), device="cpu")
     ranks = Ranks(0, 1, torch.device("cpu"), None)
-    plain = Learner(config.model_copy(update={"router_replay": False}), ranks)
-    plain.admit(run.run_id, run.model_dump_json(), 0)
-    replaying = Learner(config, ranks)
-    replaying.admit(run.run_id, run.model_dump_json(), 0)
+    (run.run_dir / "control").mkdir(parents=True, exist_ok=True)
+    write_config(run)
+    plain = _learner(config.model_copy(update={"router_replay": False}), ranks)
+    replaying = _learner(config, ranks)
     rows = [_row(dtype, "off", 1, _mismatch(plain, batch), _differing_routing(replaying, batch))]
     # The metrics of a step are those of the weights before its update: the first is on-policy, each later one a step older.
     rows += [_row(dtype, "on", 1 + update, _mismatch(replaying, batch), 0.0) for update in range(UPDATES + 1)]
@@ -78,8 +81,19 @@ def _row(dtype: str, replay: str, staleness: int, mismatch: float, differing: fl
     }
 
 
+def _learner(config: TrainerConfig, ranks: Ranks) -> Learner:
+    """With the run in its first place, from the model as given."""
+    manager = MultiRunManager(config.output_dir, config.max_runs, ranks.device, config.seed)
+    learner = Learner(config, ranks, manager)
+    manager.discover_runs()
+    learner.synchronize()
+    return learner
+
+
 def _mismatch(learner: Learner, batch: Batch) -> float:
-    return float(learner.train(replace(batch, step=1))["mismatch_kl"])
+    run, again = learner.runs[0], replace(batch, step=1)
+    metrics = train_step(learner.model, learner.replay, learner.limits, run, again, learner.ranks)
+    return float(metrics["mismatch_kl"])
 
 
 def _differing_routing(learner: Learner, batch: Batch) -> float:

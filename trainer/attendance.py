@@ -36,11 +36,16 @@ class Attendance:
         standing.present, standing.unreachable_since = True, math.inf
 
     def left(self, run_id: str, now: float) -> None:
-        """Its orchestrator has said `BYE`, or was told that there is nothing here for it."""
+        """Its orchestrator has said `BYE`."""
         standing = self._standing(run_id)
         standing.present = False
         if standing.farewell_before < math.inf:
             standing.farewell_before = now
+
+    def sent_away(self, run_id: str) -> None:
+        """Its orchestrator was told that the run is not trained as it is; it may come back mended."""
+        standing = self._standing(run_id)
+        standing.present, standing.farewell_before = False, math.inf
 
     def unreachable(self, run_id: str, now: float, patience: float) -> None:
         """A message did not reach it; killed, it may come back. Counts as present for `patience` seconds."""

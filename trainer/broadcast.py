@@ -11,11 +11,11 @@ from pathlib import Path
 
 from torch import nn
 
-from orchestrator.config import LoraConfig
-from trainer.lora import export_adapter
+from trainer.control import run_directory
+from trainer.multi_lora import export_adapter
 from trainer.probe import write_probe
 from trainer.router_replay import RouterReplay
-from trainer.runs import run_directory
+from trainer.runs import Run
 from transport.atomic import publish_directory, published_steps, remove_directory
 
 _TOKENIZER_FILES = (
@@ -40,22 +40,24 @@ class Broadcaster:
         self._base_model = base_model
         self._keep = keep
 
-    def publish(self, model: nn.Module, replay: RouterReplay | None, lora: LoraConfig | None, version: int) -> None:
-        """Publishes the model's present weights as `version`, unless they are, and removes all but the newest versions.
+    def publish(self, model: nn.Module, replay: RouterReplay | None, run: Run) -> None:
+        """Publishes the run's present weights, unless they are, and removes all but the newest versions.
 
         Raises:
-            OSError: disk full, no permission; nothing appears.
+            OSError: disk full, no permission, or the run's directory is gone; nothing appears.
             BrokenWeights: the weights give results that are not finite; nothing appears.
         """
+        version, lora = run.progress.step, run.config.training.lora
         if version in published_steps(self.directory):
             return
+        self.directory.parent.stat()  # a run's directory that was deleted is not made again
         with publish_directory(self.directory / f"step_{version}") as directory:
             if lora is None:
                 model.save_pretrained(directory)
                 self._copy_tokenizer(directory)
             else:
-                export_adapter(model, lora, self._base_model, directory)
-            write_probe(model, replay, version, directory / "probe.json")
+                export_adapter(model, run.index, lora, self._base_model, directory)
+            write_probe(model, replay, version, directory / "probe.json", run.index)
         for old in published_steps(self.directory)[: -self._keep]:
             remove_directory(self.directory / f"step_{old}")
 

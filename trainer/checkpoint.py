@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orchestrator.config import OrchestratorConfig
-from trainer.runs import Progress, Run, known_config
+from trainer import control
+from trainer.runs import Progress, Run
 from transport.atomic import publish_directory, published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
@@ -51,17 +53,33 @@ def holds_any(output_dir: Path) -> Path | None:
     return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
 
 
-def last_finished(output_dir: Path) -> OrchestratorConfig | None:
-    """The configuration of a run under `output_dir` that its checkpoint says is trained to its end, the most patient one where
-    there are several; None where any run is not, or there is none."""
+def finished_runs(output_dir: Path) -> list[OrchestratorConfig]:
+    """The configurations of the runs under `output_dir`, evicted ones left out, if the checkpoints say of every one that it is
+    trained to its end; else none."""
     finished: list[OrchestratorConfig] = []
-    for directory in output_dir.glob("run_*/control"):
-        run_id = directory.parent.name.removeprefix("run_")
-        config = known_config(output_dir, run_id)
+    for run_id, sighting in control.scan(output_dir).items():
+        if sighting.evicted:
+            continue
+        try:
+            config = control.read_config(output_dir, run_id)
+        except control.InvalidConfig:
+            return []  # the gate will say what is wrong with it
         if config is None or newest_step(output_dir, run_id) < config.steps:
-            return None
+            return []
         finished.append(config)
-    return max(finished, key=lambda config: config.trainer_timeout_seconds, default=None)
+    return finished
+
+
+def set_aside(output_dir: Path, run_id: str) -> None:
+    """Moves the checkpoints of a run whose directory was deleted to `trainer/.deleted-<run_id>/`, in place of any that are there.
+
+    A new run of that name begins anew, and what was deleted by mistake is not lost.
+    """
+    former = output_dir / "trainer" / run_id
+    aside = former.with_name(f".deleted-{run_id}")
+    if former.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
+        former.rename(aside)
 
 
 def save(run: Run, output_dir: Path, keep: int) -> None:
@@ -82,32 +100,46 @@ def save(run: Run, output_dir: Path, keep: int) -> None:
         remove_directory(parent / f"step_{old}")
 
 
-def load(run: Run, output_dir: Path, step: int) -> None:
-    """Puts the run, and the random state of this process, where they were after `step`.
+def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
+    """Puts the run where it was after `step`, and with `random_state` this process's generators, too, which runs share.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, or is of another model, adapter or format.
+        CheckpointError: the checkpoint cannot be read, or is of another model, adapter, optimizer or format.
     """
+    progress = _read_progress(output_dir, run.run_id, step)
     directory = checkpoints_directory(output_dir, run.run_id) / f"step_{step}"
     try:
+        tensors = load_file(directory / "state.safetensors")
+        run.optimizer.load_state(tensors)
+        if random_state:
+            _restore_random_state(tensors)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _unusable(directory, error) from error
+    run.progress = progress
+    logger.info("run %s goes on after step %d, from %s", run.run_id, step, directory)
+
+
+def _read_progress(output_dir: Path, run_id: str, step: int) -> Progress:
+    directory = checkpoints_directory(output_dir, run_id) / f"step_{step}"
+    try:
         description = json.loads((directory / "state.json").read_text())
-        if description["format"] != FORMAT or description["run_id"] != run.run_id:
+        if description["format"] != FORMAT or description["run_id"] != run_id:
             raise ValueError(
-                f"format {description['format']} of run {description['run_id']!r}; expected format {FORMAT} of {run.run_id!r}"
+                f"format {description['format']} of run {description['run_id']!r}; expected format {FORMAT} of {run_id!r}"
             )
         progress = Progress(**description["progress"])
         if progress.step != step:
             raise ValueError(f"it says it is of step {progress.step}")
-        tensors = load_file(directory / "state.safetensors")
-        run.optimizer.load_state(tensors)
-        _restore_random_state(tensors)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"the checkpoint {directory} cannot be used: {error}. If it is damaged, remove that directory to go on from the "
-            "one before"
-        ) from error
-    run.progress = progress
-    logger.info("run %s goes on after step %d, from %s", run.run_id, step, directory)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unusable(directory, error) from error
+    return progress
+
+
+def _unusable(directory: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {directory} cannot be used: {error}. If it is damaged, remove that directory to go on from the "
+        "one before"
+    )
 
 
 def _random_state() -> dict[str, Tensor]:

@@ -50,8 +50,8 @@ class TrainerConfig(Config):
     """Highest rank of a run's adapter."""
 
     max_waiting_bytes: int = Field(default=16 * 2**30, gt=0)
-    """Memory for batches that wait to be trained, of all runs together. A run whose batches, when there are several, take more than
-    its share, which is this over `max_runs`, is evicted."""
+    """Memory for batches that wait to be trained, of all runs together. A run whose batches take more than its share, which is
+    this over `max_runs`, is evicted; one batch it may have whatever its size."""
 
     stay: bool = False
     """Stay when every run is finished, until told to stop: others may come. False: end by itself then."""

@@ -20,7 +20,7 @@ from transport.config import IDENTIFIER_PATTERN
 
 logger = logging.getLogger(__name__)
 
-_EVICTED = "evicted.txt"
+EVICTED = "evicted.txt"
 _REFUSED = "config_validation_error.txt"
 
 MAX_CONFIG_BYTES = 2**20
@@ -58,7 +58,7 @@ def run_directory(output_dir: Path, run_id: str) -> Path:
 def scan(output_dir: Path) -> dict[str, Sighting]:
     """The runs in a job's directory by id. One that appears or goes meanwhile is there or not, and either is right."""
     seen: dict[str, Sighting] = {}
-    for directory in output_dir.glob("run_*"):
+    for directory in sorted(output_dir.glob("run_*")):
         run_id = directory.name.removeprefix("run_")
         if re.fullmatch(IDENTIFIER_PATTERN, run_id) and (sighting := _look(directory, run_id, output_dir)) is not None:
             seen[run_id] = sighting
@@ -76,7 +76,7 @@ def _look(directory: Path, run_id: str, output_dir: Path) -> Sighting | None:
         logger.debug("%s leads out of %s; it is no run", directory, output_dir)
         return None
     return Sighting(
-        run_id, inode, (found.st_mtime_ns, found.st_size, found.st_ino), evicted=(control / _EVICTED).exists()
+        run_id, inode, (found.st_mtime_ns, found.st_size, found.st_ino), evicted=(control / EVICTED).exists()
     )
 
 
@@ -106,12 +106,12 @@ def refuse_config(output_dir: Path, run_id: str, message: str) -> None:
 def evict(output_dir: Path, run_id: str, reason: str) -> None:
     """Writes `control/evicted.txt`: the trainer takes nothing more from this run until an operator removes the file. Raises
     `OSError`, as when there is no such run."""
-    _write(output_dir, run_id, _EVICTED, reason)
+    _write(output_dir, run_id, EVICTED, reason)
 
 
 def eviction(output_dir: Path, run_id: str) -> str | None:
     """Why the run was evicted; None where it was not."""
-    path = run_directory(output_dir, run_id) / "control" / _EVICTED
+    path = run_directory(output_dir, run_id) / "control" / EVICTED
     try:
         return path.read_text(errors="replace").strip() or "no reason given"
     except (FileNotFoundError, NotADirectoryError):

@@ -1,31 +1,36 @@
-"""What every rank holds and does alike: the model, the run being trained, and the two commands, admit and train.
+"""What every rank holds and does alike: the model, the runs that are trained, and the commands about them.
 
 Rank 0 is led by the wire (`trainer/train.py`) and leads the others: each command goes to all ranks first and is then carried out
 by all, so that collective calls inside meet. A command is msgpack, `{"kind": ...}`; a batch travels as its own wire frames.
+Which runs there are goes by the manager (`trainer/runs.py`), whose hooks make and unmake here what a run consists of.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import torch
+from torch import nn
 
 from orchestrator.config import OrchestratorConfig
 from trainer import checkpoint
 from trainer.config import TrainerConfig
-from trainer.lora import attach_adapter
+from trainer.fair_share import Row
 from trainer.loss import load_loss
 from trainer.metrics import MetricValue
 from trainer.model import load_model, trainable_parameters
+from trainer.multi_lora import check_targets, wrap_linears
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.ranks import Ranks
 from trainer.router_replay import RouterReplay
-from trainer.runs import Run, RunRefused
-from trainer.step import train_step
+from trainer.runs import MultiRunManager, Run
+from trainer.step import OpenStep, finish, train_row
 from transport import codec
 from transport.atomic import as_bytes_view
 from transport.records import Batch
@@ -36,50 +41,60 @@ logger = logging.getLogger(__name__)
 class Learner:
     """One rank's part. The methods that take a command's arguments are called on rank 0; the other ranks call `follow`."""
 
-    def __init__(self, config: TrainerConfig, ranks: Ranks) -> None:
-        """Loads the model.
+    def __init__(self, config: TrainerConfig, ranks: Ranks, manager: MultiRunManager) -> None:
+        """Loads the model, and lets the manager make and unmake runs here.
 
         Raises:
-            ValueError: it cannot be loaded, or its router cannot be replayed.
+            ValueError: the model cannot be loaded, or its router cannot be replayed.
         """
         torch.manual_seed(config.seed)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.config = config
         self.ranks = ranks
-        self.model = load_model(config.model, config.dtype, ranks.device)
-        self.replay = RouterReplay(self.model) if config.router_replay else None
-        self.limits = ModelLimits(
-            vocabulary=self.model.config.vocab_size,
-            max_tokens=config.max_tokens,
-            layers=self.replay.layers if self.replay else 0,
-            experts=self.replay.experts if self.replay else 0,
-            top_k=self.replay.top_k if self.replay else 0,
-        )
-        self.run: Run | None = None
+        self.manager = manager
+        self.runs: dict[int, Run] = {}
+        """By index. A place whose run could not be made is in `failures` instead."""
+        self.failures: dict[int, str] = {}
+        self._open: dict[int, OpenStep] = {}
+        self._trained_in_full = False
+        self._load_model()
+        manager.register_config_validation_hook(self._fits_the_places)
+        manager.register_config_validation_hook(self._fits_the_model)
+        manager.register_config_validation_hook(_has_a_loss)
+        manager.register_creation_hook(self._create)
+        manager.register_deletion_hook(self._delete)
 
-    def admit(self, run_id: str, run_config: str, resume_step: int) -> Run:
-        """Takes a run in, on every rank, at its checkpoint of `resume_step` (0: from the model as given).
+    # --- commands, on rank 0 ---
 
-        Raises:
-            RunRefused: the configuration does not fit the model.
-            CheckpointError: the checkpoint cannot be used.
-        """
-        self._command({"kind": "admit", "run_id": run_id, "config": run_config, "resume_step": resume_step})
-        return self._admit(run_id, run_config, resume_step)
+    def synchronize(self) -> None:
+        """Takes over the manager's places: runs that lost theirs go, and those that got one are made, at their checkpoints."""
+        self._command({"kind": "synchronize"})
+        self.manager.synchronize_state()
 
-    def train(self, batch: Batch) -> dict[str, MetricValue]:
-        """Trains the run on a batch, on every rank, and returns the metrics.
-
-        Raises:
-            InvalidBatch: the batch cannot be trained; the run is as before.
-        """
+    def open_step(self, index: int, batch: Batch) -> OpenStep:
+        """Opens the step of a run's batch. Raises `InvalidBatch` when it cannot be trained; nothing is open then."""
         check(batch, self.limits)
         if self.ranks.count > 1:
             frames = [as_bytes_view(frame) for frame in codec.encode(batch)]
-            self._command({"kind": "train", "sizes": [frame.nbytes for frame in frames]})
+            self._command({"kind": "open", "index": index, "sizes": [frame.nbytes for frame in frames]})
             self.ranks.share(b"".join(frames))
-        return self._train(batch)
+        return self._begin(index, batch)
+
+    def train_rows(self, rows: Sequence[Row]) -> None:
+        """Trains one micro-batch on each rank: samples of open steps by index."""
+        self._command({"kind": "rows", "rows": rows})
+        self._train(rows)
+
+    def finish_step(self, index: int) -> dict[str, MetricValue]:
+        """Updates a run whose samples are trained; its metrics. Raises `InvalidBatch`: the run is as before its step."""
+        self._command({"kind": "finish", "index": index})
+        return finish(self._open.pop(index), self.ranks)
+
+    def drop_step(self, index: int) -> None:
+        """Forgets the run's open step, if it has one: the run is as before it."""
+        self._command({"kind": "drop", "index": index})
+        self._drop(index)
 
     def keep_alive(self) -> None:
         """Lets the other ranks know that there is nothing to do, before their wait for a command runs out."""
@@ -89,60 +104,134 @@ class Learner:
         """Lets the other ranks end."""
         self._command({"kind": "stop"})
 
-    def follow(self) -> None:
-        """On every rank but 0: carries out rank 0's commands until it says stop."""
-        while True:
-            command = msgpack.unpackb(self.ranks.share(None))
-            match command["kind"]:
-                case "admit":
-                    self._follow_admit(command["run_id"], command["config"], command["resume_step"])
-                case "train":
-                    frames = _split(self.ranks.share(None), command["sizes"])
-                    self._follow_train(codec.decode(frames, self.config.transport.max_batch_bytes))
-                case "stop":
-                    return
-
-    def _follow_admit(self, run_id: str, run_config: str, resume_step: int) -> None:
-        try:
-            self._admit(run_id, run_config, resume_step)
-        except (RunRefused, checkpoint.CheckpointError) as error:  # rank 0 meets the same and acts on it
-            logger.debug("rank %d: %s", self.ranks.index, error)
-
-    def _follow_train(self, batch: Batch) -> None:
-        try:
-            self._train(batch)
-        except InvalidBatch as error:  # as above
-            logger.debug("rank %d: %s", self.ranks.index, error)
-
-    def _command(self, command: dict[str, object]) -> None:
+    def _command(self, command: dict[str, Any]) -> None:
         if self.ranks.count > 1:
             self.ranks.share(msgpack.packb(command))
 
-    def _admit(self, run_id: str, run_config: str, resume_step: int) -> Run:
-        config = OrchestratorConfig.model_validate_json(run_config)
-        training = config.training
-        try:
-            loss = load_loss(training.loss)
-            if training.lora is not None:
-                attach_adapter(self.model, training.lora, self.config.seed)
-        except ValueError as error:
-            raise RunRefused(str(error)) from error
-        optimizer = Optimizer(trainable_parameters(self.model), training, config.steps)
-        run = Run(0, run_id, config, optimizer, loss)
-        if resume_step:
-            checkpoint.load(run, self.config.output_dir, resume_step)
-        self.run = run
-        return run
+    # --- on every rank but 0 ---
 
-    def _train(self, batch: Batch) -> dict[str, MetricValue]:
-        assert self.run is not None
-        return train_step(
-            self.model, self.replay, self.limits, self.run, batch, self.ranks, self._export_directory(self.run)
-        )
+    def follow(self) -> None:
+        """Carries out rank 0's commands until it says stop."""
+        while True:
+            command = msgpack.unpackb(self.ranks.share(None))
+            match command["kind"]:
+                case "synchronize":
+                    self.manager.synchronize_state()
+                case "open":
+                    frames = _split(self.ranks.share(None), command["sizes"])
+                    self._begin(command["index"], codec.decode(frames, self.config.transport.max_batch_bytes))
+                case "rows":
+                    self._train(command["rows"])
+                case "finish":
+                    try:
+                        finish(self._open.pop(command["index"]), self.ranks)
+                    except InvalidBatch as error:  # rank 0 meets the same and acts on it
+                        logger.debug("rank %d: %s", self.ranks.index, error)
+                case "drop":
+                    self._drop(command["index"])
+                case "stop":
+                    return
+
+    # --- on every rank ---
+
+    def _begin(self, index: int, batch: Batch) -> OpenStep:
+        run = self.runs[index]
+        step = OpenStep(run, batch, self.ranks.device, self._export_directory(run))
+        self._open[index] = step
+        return step
+
+    def _train(self, rows: Sequence[Row]) -> None:
+        own = [(self._open[index], samples) for index, samples in rows[self.ranks.index]]
+        if own:
+            train_row(self.model, self.replay, self.limits, own)
+
+    def _drop(self, index: int) -> None:
+        if self._open.pop(index, None) is not None:
+            self.runs[index].optimizer.zero_grad()
 
     def _export_directory(self, run: Run) -> Path | None:
         exported = run.config.training.token_export
         return self.config.output_dir / "trainer" / "tokens" / run.run_id if exported else None
+
+    # --- what the manager's hooks do ---
+
+    def _fits_the_places(self, config: OrchestratorConfig) -> tuple[bool, str]:
+        if config.training.lora is None and self.config.max_runs > 1:
+            return False, (
+                f"training.lora is not set: full weights are trained by a trainer with max_runs = 1, and this one has "
+                f"max_runs = {self.config.max_runs}; add [training.lora], or give the run a trainer of its own"
+            )
+        return True, ""
+
+    def _fits_the_model(self, config: OrchestratorConfig) -> tuple[bool, str]:
+        try:
+            if config.training.lora is not None:
+                check_targets(self.model, config.training.lora, self.config.max_lora_rank)
+        except ValueError as error:
+            return False, str(error)
+        return True, ""
+
+    def _create(self, index: int, run_id: str, config: OrchestratorConfig) -> None:
+        """Makes a run at the step that rank 0 has found. What is wrong with it is its own concern: `failures` on all ranks."""
+        try:
+            parameters = self._full_weights() if config.training.lora is None else self._adapter(index)
+            optimizer = Optimizer(parameters, config.training, config.steps)
+            progress = self.manager.progress[index]
+            run = Run(index, run_id, config, optimizer, load_loss(config.training.loss), progress)
+            if progress.step:
+                checkpoint.load(run, self.config.output_dir, progress.step, random_state=self.config.max_runs == 1)
+                self.manager.progress[index] = run.progress
+            failure = ""
+        except (ValueError, checkpoint.CheckpointError, torch.OutOfMemoryError) as error:
+            failure = str(error)
+        failed = torch.tensor([float(bool(failure))], device=self.ranks.device)
+        self.ranks.maximum(failed)
+        if float(failed):
+            self.failures[index] = failure or "it could not be made on another rank, whose log says why"
+            logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, self.failures[index])
+        else:
+            self.runs[index] = run
+
+    def _delete(self, index: int, run_id: str) -> None:
+        self._drop(index)
+        self.runs.pop(index, None)
+        self.failures.pop(index, None)
+        self.manager.release_run_parameters(index)
+
+    def _adapter(self, index: int) -> dict[str, nn.Parameter]:
+        if self._trained_in_full:
+            self._load_model()
+        for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
+            self.manager.register_module(prefix, layer)
+        self.manager.reset_run_parameters(index)
+        return self.manager.get_named_parameters_for_run(index)
+
+    def _full_weights(self) -> dict[str, nn.Parameter]:
+        if self._trained_in_full or not trainable_parameters(self.model):
+            self._load_model()  # a former run has changed it, or put adapters into it
+        self._trained_in_full = True
+        return trainable_parameters(self.model)
+
+    def _load_model(self) -> None:
+        config = self.config
+        self.model = load_model(config.model, config.dtype, self.ranks.device)
+        self._trained_in_full = False
+        self.replay = RouterReplay(self.model) if config.router_replay else None
+        self.limits = ModelLimits(
+            vocabulary=self.model.config.vocab_size,
+            max_tokens=config.max_tokens,
+            layers=self.replay.layers if self.replay else 0,
+            experts=self.replay.experts if self.replay else 0,
+            top_k=self.replay.top_k if self.replay else 0,
+        )
+
+
+def _has_a_loss(config: OrchestratorConfig) -> tuple[bool, str]:
+    try:
+        load_loss(config.training.loss)
+    except ValueError as error:
+        return False, str(error)
+    return True, ""
 
 
 def _split(data: bytes, sizes: list[int]) -> list[memoryview]:

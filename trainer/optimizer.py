@@ -1,12 +1,14 @@
-"""One run's optimizer: AdamW in float32 over its trainable parameters, its learning-rate schedule, and gradient clipping.
+"""One run's optimizer: AdamW or SGD in float32 over its trainable parameters, its learning-rate schedule, and gradient clipping.
 
-Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. Parameters of lower precision get a float32 master
-copy, and their gradients accumulate in float32: in bfloat16, an update of a thousandth of a weight would round to nothing.
+Source of AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. Parameters of lower precision get a
+float32 master copy, and their gradients accumulate in float32: in bfloat16, an update of a thousandth of a weight would round
+to nothing.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,10 @@ def learning_rate(config: TrainingConfig, steps: int, step: int) -> float:
     return config.learning_rate * remaining
 
 
+STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
+"""What each kind keeps of a parameter beside its value."""
+
+
 class Optimizer:
     """Owns the gradients of `parameters`: backward passes accumulate into it until `step` or `zero_grad`."""
 
@@ -37,9 +43,7 @@ class Optimizer:
         matrices = [master for master in self.masters.values() if master.ndim >= 2]
         vectors = [master for master in self.masters.values() if master.ndim < 2]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=config.learning_rate, betas=config.betas, fused=True
-        )
+        self._optimizer = _make(config, [group for group in groups if group["params"]])
 
     def _master(self, parameter: nn.Parameter) -> Tensor:
         if parameter.dtype == torch.float32:
@@ -70,9 +74,9 @@ class Optimizer:
         """Clips the gradients, whose norm is `norm`, and applies update number `step`. Returns the learning rate it used."""
         torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.config.max_grad_norm, norm)
         rate = learning_rate(self.config, self.steps, step)
-        for group in self._adamw.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._adamw.step()
+        self._optimizer.step()
         self.zero_grad()
         self._publish_masters()
         return rate
@@ -83,19 +87,20 @@ class Optimizer:
             master.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """All state as named tensors: `master.<name>`, and `exp_avg.<name>`, `exp_avg_sq.<name>`, `step.<name>` once stepped."""
+        """All state as named tensors: `master.<name>`, and once stepped `<key>.<name>` for each of `STATE_KEYS` that there is."""
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
             tensors[f"master.{name}"] = master.detach()
-            for key, value in self._adamw.state.get(master, {}).items():
-                tensors[f"{key}.{name}"] = value
+            for key, value in self._optimizer.state.get(master, {}).items():
+                if value is not None:  # as SGD's momentum is where it has none
+                    tensors[f"{key}.{name}"] = value
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Takes over what `state` returned, and sets the parameters from it.
 
         Raises:
-            ValueError: a tensor is missing or of another shape: the state is of another model or adapter.
+            ValueError: a tensor is missing or of another shape: the state is of another model, adapter or optimizer.
         """
         for name, master in self.masters.items():
             saved = tensors.get(f"master.{name}")
@@ -105,10 +110,17 @@ class Optimizer:
             with torch.no_grad():
                 master.copy_(saved)
             state = {
-                key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step") if f"{key}.{name}" in tensors
+                key: tensors[f"{key}.{name}"] for key in STATE_KEYS[self.config.optimizer] if f"{key}.{name}" in tensors
             }
+            other = [
+                key for keys in STATE_KEYS.values() for key in keys if f"{key}.{name}" in tensors and key not in state
+            ]
+            if other:
+                raise ValueError(
+                    f"it holds {other[0]}, which training.optimizer = {self.config.optimizer!r} does not have"
+                )
             if state:
-                self._adamw.state[master] = {key: value.to(master.device) for key, value in state.items()}
+                self._optimizer.state[master] = {key: value.to(master.device) for key, value in state.items()}
         self._publish_masters()
 
     @torch.no_grad()
@@ -116,3 +128,9 @@ class Optimizer:
         for name, parameter in self.parameters.items():
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
+
+
+def _make(config: TrainingConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)

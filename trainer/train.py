@@ -1,10 +1,11 @@
-"""The trainer: receives batches, trains them in step order, publishes the weights, and says what is durable.
+"""The trainer: receives the batches of its runs, trains them side by side, publishes weights, and says what is durable.
 
-`train` reads like a table of contents. A run is admitted when its orchestrator says `HELLO`: its configuration is read, its
-state taken from the newest checkpoint, its weights published, and only then is it told `READY`. A batch is acknowledged when
-its turn has come, so that at most `transport.credit` of them wait here. After each step: weights, metrics line, then (at the
-interval and at the end) the checkpoint, and an acknowledgement that names as durable what the oldest of the checkpoints kept
-covers. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`).
+`Trainer.serve` reads like a table of contents. A run is admitted when its orchestrator calls and there is a place: its state is
+taken from the newest checkpoint, its weights published, and only then is it told `READY`. A step is opened when its batch's turn
+has come, trained in rows that it may share with other runs, and finished by itself. After it: weights, metrics line, then (at
+the interval and at the end) the checkpoint, and an acknowledgement that names as durable what the oldest of the checkpoints
+kept covers. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`). What is wrong
+with one run ends that run alone.
 """
 
 from __future__ import annotations
@@ -14,28 +15,34 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
+import numpy as np
 from safetensors import SafetensorError
 
 from orchestrator.config import OrchestratorConfig
-from trainer import checkpoint, ranks
+from trainer import checkpoint, control, ranks
+from trainer.attendance import Attendance
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
+from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model import choose_device
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
-from trainer.runs import Run, RunRefused, evict, read_run_config, refuse_config
+from trainer.reception import Reception
+from trainer.runs import HookError, Progress, Run, setup_multi_run_manager
 from trainer.stop import StopRequest
+from transport.atomic import published_steps
 from transport.base import BatchReceiver
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
 from transport.open import open_receiver
-from transport.records import Batch
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 """Longest wait for a message before looking at the stop request again."""
+
+DISCOVERY_SECONDS, PROMPT_DISCOVERY_SECONDS = 1.0, 0.1
+"""Between two looks at the runs' directories: when nothing is known to have changed, and when somebody called."""
 
 EVICTED = 3
 """Exit code; the orchestrator's is the same, so that a job's does not depend on which of them ends first."""
@@ -45,7 +52,7 @@ WAITING_REPORT_SECONDS = 30.0
 
 
 def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
-    """Runs the trainer until its run is done, it is told to stop, or it fails. Call it from the main thread.
+    """Runs the trainer until its runs are done, it is told to stop, or it fails. Call it from the main thread, once a process.
 
     With `processes` above 1, this process only starts and watches that many ranks.
 
@@ -54,7 +61,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         on_ready: called once the model is loaded and the wire is open.
 
     Returns:
-        0 done, or stopped with a checkpoint; 1 failed; 2 bad configuration; 3 the run was evicted.
+        0 done, or stopped with a checkpoint; 1 failed; 2 bad configuration; 3 every run was evicted.
     """
     if (problem := _unusable(config)) is not None:
         logger.error("%s", problem)
@@ -66,10 +73,10 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             device = choose_device(config.device)
             stop = stack.enter_context(StopRequest())
             group = stack.enter_context(ranks.join(config, device))
-            learner = Learner(config, group)
+            manager = setup_multi_run_manager(config.output_dir, config.max_runs, device, config.seed)
+            learner = Learner(config, group, manager)
             if group.index > 0:
-                learner.follow()
-                return 0
+                return _follow(learner)
             receiver = stack.enter_context(closing(open_receiver(config.transport, config.output_dir)))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
@@ -77,8 +84,8 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         on_ready()
         try:
             code = Trainer(config, learner, receiver).serve(stop)
-        except (checkpoint.CheckpointError, BrokenWeights) as error:
-            logger.error("%s", error)
+        except HookError:
+            logger.exception("the trainer ends")
             return 1
         except (OSError, SafetensorError) as error:
             logger.error("cannot write to %s: %s. What was published before is intact", config.output_dir, error)
@@ -87,10 +94,17 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         return code
 
 
+def _follow(learner: Learner) -> int:
+    try:
+        learner.follow()
+    except Exception:
+        logger.exception("rank %d of %d failed, and with it the trainer", learner.ranks.index, learner.ranks.count)
+        return 1
+    return 0
+
+
 def _unusable(config: TrainerConfig) -> str | None:
     """What is wrong with the configuration or the directory, for a person; None when nothing is."""
-    if config.max_runs > 1:
-        return f"max_runs = {config.max_runs}: this version trains one run at a time; set max_runs = 1"
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         return (
             f"{found} is from an earlier training; --resume (in a file: resume = true) goes on from it, or use another "
@@ -109,167 +123,177 @@ class Trainer:
     def __init__(self, config: TrainerConfig, learner: Learner, receiver: BatchReceiver) -> None:
         self._config = config
         self._learner = learner
-        self._receiver = receiver
+        self._manager = learner.manager
+        self._attendance = Attendance()
+        self._reception = Reception(config, receiver, self._manager, self._attendance)
+        self._shares = FairShare(config.max_tokens, learner.ranks.count)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
-        self._broadcaster: Broadcaster | None = None
-        self._evicted = False
-        self._farewell_before: float | None = None
-        """Deadline of the orchestrator's `BYE`, once everything is durable. One that missed the acknowledgement, killed at that
-        very moment, has as long to come back as it would wait for us: `trainer_timeout_seconds` of its run."""
-        if config.resume and (last := checkpoint.last_finished(config.output_dir)) is not None:
-            self._expect_farewell(last, finished=True)
-        self._idle_since = time.monotonic()
-        self._reported = self._kept_alive = self._idle_since
+        self._broadcasters: dict[int, Broadcaster] = {}
+        """By index, of the runs that have been admitted to the end."""
+        self._waited: dict[int, float] = {}
+        """By index, how long the batch of a run's open step was waited for; no entry where none is open."""
+        self._idle_since: dict[int, float] = {}
+        self._looked = 0.0
+        self._look_again = True
+        """Whether a place is known to be about to change."""
+        self._reported = self._kept_alive = time.monotonic()
+        self._manager.register_discovered_hook(self._on_discovered)
+        self._manager.register_forgotten_hook(self._on_forgotten)
+        if config.resume:
+            for finished in checkpoint.finished_runs(config.output_dir):
+                self._attendance.finished(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
 
     def serve(self, stop: StopRequest) -> int:
-        """Until the run is finished or evicted, or `stop`; the exit code."""
-        while not (stop.requested or self._evicted or self._over()):
-            batch = self._next_batch()
-            self._receive(0.0 if batch is not None else POLL_SECONDS)
-            if batch is not None:
-                self._train(batch)
-        run = self._learner.run
-        if run is not None and run.progress.step > checkpoint.newest_step(self._config.output_dir, run.run_id):
+        """Until the runs have ended, or `stop`; the exit code."""
+        while not (stop.requested or self._over()):
+            self._receive()
+            self._discover_if_due()
+            self._open_steps()
+            self._train_rows()
+            self._finish_steps()
+        while self._waited:
+            self._train_rows()
+            self._finish_steps()
+        for run in self._learner.runs.values():
             self._make_durable(run)
-        logger.info("the trainer ends%s", f" after step {run.progress.step} of {run.config.steps}" if run else "")
-        return EVICTED if self._evicted else 0
+        steps = ", ".join(f"{run.run_id} at step {run.progress.step}" for run in self._learner.runs.values())
+        logger.info("the trainer ends%s", f": {steps}" if steps else "")
+        return EVICTED if self._attendance.all_evicted() and not stop.requested else 0
 
     def _over(self) -> bool:
-        if self._config.stay:
-            return False
-        return self._farewell_before is not None and time.monotonic() > self._farewell_before
+        return not (self._config.stay or self._manager.waiting) and self._attendance.over(time.monotonic())
 
-    # --- messages ---
-
-    def _receive(self, timeout: float) -> None:
-        """Takes in every message that is there, waiting `timeout` seconds for the first."""
-        received = self._receiver.receive(timeout)
-        if received is None and timeout:
+    def _receive(self) -> None:
+        patience = 0.0 if self._waited else min(max(self._look_due() - time.monotonic(), 0.0), POLL_SECONDS)
+        for run, offence in self._reception.take_in(patience):
+            self._evict(run, offence)
+        if not self._waited:
             self._report_waiting()
-        while received is not None:
-            run_id, message = received
-            match message:
-                case Hello():
-                    self._on_hello(run_id)
-                case Batch():
-                    self._on_batch(run_id, message)
-                case Bye():
-                    self._on_bye(run_id)
-            received = self._receiver.receive(0.0)
 
-    def _on_hello(self, run_id: str) -> None:
-        run = self._learner.run
-        if run is not None and run.run_id != run_id:
-            self._refuse(
-                run_id, f"this trainer trains run {run.run_id!r}, and only one (max_runs = {self._config.max_runs})"
-            )
-            return
-        if run is None:
-            try:
-                run = self._admit(run_id)
-            except RunRefused as error:
-                self._refuse(run_id, str(error))
-                return
-        self._receiver.send(run_id, Ready(run.progress.step + 1, self._config.transport.credit))
-        if run.durable_step:
-            self._receiver.send(run_id, Acknowledged(run.durable_step, run.durable_step))
-        self._expect_farewell(run.config, run.finished)
+    # --- runs come and go ---
 
-    def _refuse(self, run_id: str, reason: str) -> None:
-        logger.error("run %s is refused: %s", run_id, reason)
-        self._receiver.send(run_id, Evicted(reason))
+    def _look_due(self) -> float:
+        prompt = self._look_again or self._reception.calls
+        return self._looked + (PROMPT_DISCOVERY_SECONDS if prompt else DISCOVERY_SECONDS)
 
-    def _admit(self, run_id: str) -> Run:
-        run_config = read_run_config(self._config.output_dir, run_id)
-        newest = checkpoint.newest_step(self._config.output_dir, run_id)
-        try:
-            run = self._learner.admit(run_id, run_config, newest)
-        except RunRefused as error:
-            refuse_config(self._config.output_dir, run_id, str(error))
-            raise
-        self._metrics.truncate(run_id, newest)
-        self._broadcaster = Broadcaster(
-            self._config.output_dir, run_id, self._config.model, self._config.keep_broadcasts
-        )
-        self._broadcaster.remove_beyond(newest or -1)
-        self._publish(run)
-        run.durable_step = self._durable_step(run)
-        if run.finished:
-            logger.info("run %s is trained to its end, step %d of %d", run_id, newest, run.config.steps)
-        else:
-            logger.info("run %s is ready for step %d of %d", run_id, newest + 1, run.config.steps)
-        return run
-
-    def _on_batch(self, run_id: str, batch: Batch) -> None:
-        run = self._learner.run
-        if run is None or run.run_id != run_id:
-            logger.warning("a batch of step %d of run %s came before its READY; dropped", batch.step, run_id)
-        elif batch.step <= run.progress.step:
-            logger.info("step %d of run %s is trained already; dropped", batch.step, run_id)
-            self._receiver.send(run_id, Acknowledged(batch.step, run.durable_step))
-        elif batch.step > run.progress.step + (credit := self._config.transport.credit):
-            reason = (
-                f"step {batch.step}: this trainer trains step {run.progress.step + 1} next and holds {credit} batches"
-            )
-            logger.warning("run %s sends more than its credit: %s", run_id, reason)
-            self._receiver.send(run_id, Rejected(batch.step, reason))
-        else:
-            run.waiting[batch.step] = batch
-
-    def _on_bye(self, run_id: str) -> None:
-        run = self._learner.run
-        logger.info("the orchestrator of run %s left", run_id)
-        if run is not None and run.run_id == run_id and run.finished:
-            self._farewell_before = time.monotonic()
-
-    def _report_waiting(self) -> None:
+    def _discover_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._kept_alive > ranks.HEARTBEAT_SECONDS:
-            self._kept_alive = now
-            self._learner.keep_alive()
-        if now - self._reported > WAITING_REPORT_SECONDS:
-            self._reported = now
-            run = self._learner.run
-            what = (
-                "an orchestrator's HELLO"
-                if run is None
-                else f"the batch of step {run.progress.step + 1} of run {run.run_id}"
-            )
-            if run is not None and run.finished:
-                what = f"the BYE of run {run.run_id}"
-            logger.info("waiting for %s since %.0f s", what, now - self._idle_since)
-
-    # --- training ---
-
-    def _next_batch(self) -> Batch | None:
-        run = self._learner.run
-        return None if run is None or run.finished else run.waiting.pop(run.progress.step + 1, None)
-
-    def _train(self, batch: Batch) -> None:
-        run = self._learner.run
-        assert run is not None
-        waited = time.monotonic() - self._idle_since
-        self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
-        try:
-            metrics = self._learner.train(batch)
-        except InvalidBatch as error:
-            self._evict(run, f"step {batch.step}: {error}")
+        if now < self._look_due():
             return
-        metrics["phase/wait"] = waited
-        metrics["phase/broadcast"] = self._publish(run)
-        self._report(run, metrics)
-        if run.finished or batch.step % run.config.training.checkpoint_interval == 0:
-            self._make_durable(run)
-        self._expect_farewell(run.config, run.finished)
-        self._idle_since = self._reported = self._kept_alive = time.monotonic()
+        self._look_again = False
+        if self._manager.discover_runs(self._attendance.present(now)):
+            self._learner.synchronize()
+            for index, reason in self._learner.failures.items():
+                self._manager.refuse_run(index, reason)
+                self._look_again = True
+            for index in self._learner.runs.keys() - self._broadcasters.keys():
+                self._admit(self._learner.runs[index])
+        self._reception.answer()
+        self._looked = time.monotonic()
 
-    def _publish(self, run: Run) -> float:
-        started = time.perf_counter()
-        assert self._broadcaster is not None
-        self._broadcaster.publish(
-            self._learner.model, self._learner.replay, run.config.training.lora, run.progress.step
-        )
-        return time.perf_counter() - started
+    def _on_discovered(self, index: int, run_id: str, config: OrchestratorConfig) -> None:
+        self._manager.progress[index] = Progress(step=checkpoint.newest_step(self._config.output_dir, run_id))
+
+    def _on_forgotten(self, index: int, run_id: str) -> None:
+        self._reception.dismiss(run_id)
+        self._close_step(index)
+        self._broadcasters.pop(index, None)
+        if self._manager.is_deleted(index):
+            logger.info("the directory of run %s was deleted: the run ends", run_id)
+            checkpoint.set_aside(self._config.output_dir, run_id)
+            self._attendance.removed(run_id, "deleted")
+            return
+        if index in self._learner.runs:
+            self._save(self._learner.runs[index])
+        if control.eviction(self._config.output_dir, run_id) is not None:
+            self._attendance.removed(run_id, "evicted")
+        logger.info("run %s has no place any more", run_id)
+
+    def _admit(self, run: Run) -> None:
+        step = run.progress.step
+        broadcaster = Broadcaster(self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts)
+        self._broadcasters[run.index] = broadcaster
+        self._metrics.truncate(run.run_id, step)
+        broadcaster.remove_beyond(step or -1)
+        if not self._publish(run):
+            return
+        run.durable_step = self._durable_step(run)
+        self._idle_since[run.index] = time.monotonic()
+        self._reception.admit(run)
+        if run.finished:
+            logger.info("run %s is trained to its end, step %d of %d", run.run_id, step, run.config.steps)
+        else:
+            logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, run.config.steps)
+
+    def _evict(self, run: Run, reason: str) -> None:
+        """Nothing more is taken from the run; what it has trained stays."""
+        self._close_step(run.index)
+        try:
+            self._manager.evict_run(run.index, reason)
+        except FileNotFoundError:
+            logger.info("run %s is gone already, directory and all", run.run_id)
+        self._reception.send_away(run.run_id, reason)
+        self._look_again = True
+
+    # --- steps ---
+
+    def _open_steps(self) -> None:
+        for index, run in self._learner.runs.items():
+            if index in self._waited or run.finished or (batch := self._reception.next_batch(run)) is None:
+                continue
+            self._waited[index] = time.monotonic() - self._idle_since[index]
+            try:
+                step = self._learner.open_step(index, batch)
+            except InvalidBatch as error:
+                self._evict(run, f"step {batch.step}: {error}")
+                continue
+            lengths = np.diff(batch.sample_offsets)
+            self._shares.add(index, run.config.training.weight, {each: int(lengths[each]) for each in step.samples})
+
+    def _train_rows(self) -> None:
+        rows = self._shares.rows()
+        if any(rows):
+            self._learner.train_rows(rows)
+
+    def _finish_steps(self) -> None:
+        for index in [index for index in self._waited if not self._shares.left(index)]:
+            run = self._learner.runs[index]
+            try:
+                metrics = self._learner.finish_step(index)
+            except InvalidBatch as error:
+                self._evict(run, f"step {run.progress.step + 1}: {error}")
+                continue
+            metrics["phase/wait"] = self._waited.pop(index)
+            self._idle_since[index] = started = time.monotonic()
+            if not self._publish(run):
+                continue
+            metrics["phase/broadcast"] = time.monotonic() - started
+            self._report(run, metrics)
+            if run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
+                self._make_durable(run)
+            self._reception.trained(run)
+
+    def _close_step(self, index: int) -> None:
+        """Forgets the run's open step, if there is one."""
+        self._shares.remove(index)
+        if self._waited.pop(index, None) is not None:
+            self._learner.drop_step(index)
+
+    # --- the disk ---
+
+    def _publish(self, run: Run) -> bool:
+        """Whether the weights are published; if not, the run is on its way out."""
+        try:
+            self._broadcasters[run.index].publish(self._learner.model, self._learner.replay, run)
+        except BrokenWeights as error:
+            self._evict(run, str(error))
+            return False
+        except FileNotFoundError:
+            if not self._manager.is_deleted(run.index):
+                raise
+            self._look_again = True
+            return False
+        return True
 
     def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
         line: dict[str, MetricValue] = {"run_id": run.run_id, "step": run.progress.step, "time": time.time()}
@@ -281,9 +305,18 @@ class Trainer:
         )  # fmt: skip
 
     def _make_durable(self, run: Run) -> None:
+        if self._save(run):
+            run.durable_step = self._durable_step(run)
+            self._reception.durable(run)
+
+    def _save(self, run: Run) -> bool:
+        """Whether there was something to save: weights that have been trained, and have not been found broken."""
+        newest = checkpoint.newest_step(self._config.output_dir, run.run_id)
+        published = published_steps(control.run_directory(self._config.output_dir, run.run_id) / "broadcast")
+        if run.progress.step <= newest or run.progress.step not in published:
+            return False
         checkpoint.save(run, self._config.output_dir, self._config.keep_checkpoints)
-        run.durable_step = self._durable_step(run)
-        self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
+        return True
 
     def _durable_step(self, run: Run) -> int:
         """What its checkpoints make durable: at the end all, before only what the oldest of them covers."""
@@ -291,12 +324,15 @@ class Trainer:
             return run.progress.step
         return checkpoint.fallback_step(self._config.output_dir, run.run_id, self._config.keep_checkpoints)
 
-    def _expect_farewell(self, config: OrchestratorConfig, finished: bool) -> None:
-        self._farewell_before = time.monotonic() + config.trainer_timeout_seconds if finished else None
-
-    def _evict(self, run: Run, reason: str) -> None:
-        """Nothing more is taken from the run; what it has trained stays."""
-        logger.error("run %s is evicted: %s", run.run_id, reason)
-        evict(self._config.output_dir, run.run_id, reason)
-        self._receiver.send(run.run_id, Evicted(reason))
-        self._evicted = True
+    def _report_waiting(self) -> None:
+        now = time.monotonic()
+        if now - self._kept_alive > ranks.HEARTBEAT_SECONDS:
+            self._kept_alive = now
+            self._learner.keep_alive()
+        if now - self._reported > WAITING_REPORT_SECONDS:
+            self._reported = now
+            awaited = [
+                f"the BYE of run {run.run_id}" if run.finished else f"step {run.progress.step + 1} of run {run.run_id}"
+                for run in self._learner.runs.values()
+            ]
+            logger.info("waiting for %s", ", ".join(awaited) or "an orchestrator's HELLO")

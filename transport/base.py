@@ -40,11 +40,15 @@ class BatchReceiver(Protocol):
 
     def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
         """The next valid message with its run id, or None after `timeout` seconds. A bad one is counted, logged with its
-        sender, answered with `Rejected`, and never returned."""
+        sender, answered with `Rejected`, and never returned. So that a flood of them cannot keep the caller here, None may
+        come early, too."""
 
-    def send(self, run_id: str, message: ToOrchestrator) -> None:
-        """Sends to a run that has said `Hello`; to any other it is a logged no-op. After `Evicted` or `Bye` a run has to say
-        `Hello` again before anything of it is let through."""
+    def take_offences(self) -> dict[str, str]:
+        """The runs that have sent an invalid batch since the last call, and what was wrong with it."""
+
+    def send(self, run_id: str, message: ToOrchestrator) -> bool:
+        """Sends to a run that has said `Hello`; to any other it is a logged no-op. Whether it is connected, which does not mean
+        that the message arrives. After `Evicted` or `Bye` a run has to say `Hello` again before anything of it is let through."""
 
     @property
     def rejected(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
 from transport.atomic import Buffer, as_bytes_view, write_buffers
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
 from transport.records import Batch, SampleInfo
 from transport.validation import MAX_NAME_LENGTH, validate
 
@@ -43,7 +43,7 @@ __all__ = [
     "write_file",
 ]
 
-Message = Hello | Ready | Acknowledged | Rejected | Evicted | Bye
+Message = Hello | Ready | Waiting | Acknowledged | Rejected | Evicted | Bye
 
 BATCH = b"BATCH"
 
@@ -56,6 +56,7 @@ MAX_REASON_LENGTH = 2**10
 _KINDS: dict[bytes, type[Message]] = {
     b"HELLO": Hello,
     b"READY": Ready,
+    b"WAITING": Waiting,
     b"ACK": Acknowledged,
     b"REJECTED": Rejected,
     b"EVICTED": Evicted,

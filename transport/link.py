@@ -20,7 +20,7 @@ from typing import Protocol
 
 from transport import codec
 from transport.atomic import Buffer
-from transport.messages import Bye, Hello, Ready, ToOrchestrator
+from transport.messages import Bye, Hello, Ready, ToOrchestrator, Waiting
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -201,6 +201,7 @@ class ThreadedLink:
             return
         if isinstance(message, Ready):
             self._ready = True
+        if isinstance(message, Ready | Waiting):
             self._failures = 0
             self._patience.satisfied()
         self._post(lambda: self._inbox.put_nowait(message))

@@ -28,6 +28,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """To the orchestrator: the run cannot be trained yet, and why. Said again every few seconds, so that silence means a loss."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledged:
     """To the orchestrator: the batch of `step` has arrived; `durable` is the last step a checkpoint covers."""
 
@@ -58,4 +65,4 @@ class Bye:
 
 
 ToTrainer = Hello | Bye
-ToOrchestrator = Ready | Acknowledged | Rejected | Evicted | Bye
+ToOrchestrator = Ready | Waiting | Acknowledged | Rejected | Evicted | Bye

@@ -7,6 +7,7 @@ logged with its sender, answered with `Rejected`, and dropped; nothing a peer se
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -24,7 +25,10 @@ from transport.records import Batch
 logger = logging.getLogger(__name__)
 
 _LOG_LINES, _LOG_WINDOW_SECONDS = 10, 10.0
-"""At most so many lines about refused messages in so many seconds: a flood must not fill the disk."""
+"""At most so many lines in so many seconds about what peers do: a flood of it must not fill the disk."""
+
+_REFUSALS_A_CALL = 256
+"""Refused messages that one call of `receive` goes through beyond its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Receiver:
         self._runs: dict[bytes, str] = {}
         self._senders: dict[str, bytes] = {}
         self._rejected = 0
-        self._window_start, self._window_rejected = 0.0, 0
+        self._offences: dict[str, str] = {}
+        self._chronicle = _Chronicle()
 
     @property
     def rejected(self) -> int:
@@ -71,23 +76,34 @@ class Receiver:
     def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
         """See `BatchReceiver`."""
         deadline = time.monotonic() + timeout
-        while True:
+        refusals = 0
+        while refusals < _REFUSALS_A_CALL or time.monotonic() < deadline:
             arrival = self._listener.poll(max(0.0, deadline - time.monotonic()))
-            if arrival is not None:
-                try:
-                    return self._judge(arrival)
-                except CodecError as error:
-                    self._reject(arrival, error)
-            if time.monotonic() >= deadline:
+            if arrival is None:
                 return None
+            try:
+                return self._judge(arrival)
+            except CodecError as error:
+                refusals += 1
+                self._reject(arrival, error)
+        return None
 
-    def send(self, run_id: str, message: ToOrchestrator) -> None:
+    def take_offences(self) -> dict[str, str]:
+        """See `BatchReceiver`."""
+        taken, self._offences = self._offences, {}
+        return taken
+
+    def send(self, run_id: str, message: ToOrchestrator) -> bool:
         """See `BatchReceiver`. After `Evicted` or `Bye` the run has to say `Hello` again."""
         sender = self._senders.get(run_id)
-        if sender is None or not self._listener.write(sender, codec.encode_message(message)):
-            logger.info("run %s is not connected; it is not told %s", run_id, type(message).__name__)
+        connected = sender is not None and self._listener.write(sender, codec.encode_message(message))
+        if not connected:
+            self._chronicle.note(
+                logging.INFO, f"run {run_id} is not connected; it is not told {type(message).__name__}"
+            )
         if isinstance(message, Evicted | Bye):
             self._forget(run_id)
+        return connected
 
     def close(self) -> None:
         """See `BatchReceiver`."""
@@ -102,7 +118,12 @@ class Receiver:
         if arrival.frames and arrival.frames[0] == codec.BATCH:
             if run_id is None:
                 raise CodecError("a batch from a sender that has not said HELLO, or whose run has since connected anew")
-            batch = codec.decode(arrival.frames, self._max_batch_bytes)
+            try:
+                batch = codec.decode(arrival.frames, self._max_batch_bytes)
+            except CodecError as error:
+                where = f"step {error.step}: " if error.step is not None else ""
+                self._offences[run_id] = f"{where}{error}"
+                raise
             if batch.run_id != run_id:
                 raise CodecError(f"a batch of run {batch.run_id!r} from the sender of run {run_id!r}", batch.step)
             return run_id, batch
@@ -129,7 +150,7 @@ class Receiver:
             self._forget(other)
         self._runs[arrival.sender] = hello.run_id
         self._senders[hello.run_id] = arrival.sender
-        logger.info("run %s connected from %s", hello.run_id, arrival.origin)
+        self._chronicle.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
         return hello.run_id
 
     def _forget(self, run_id: str) -> None:
@@ -139,15 +160,25 @@ class Receiver:
 
     def _reject(self, arrival: Arrival, error: CodecError) -> None:
         self._rejected += 1
-        now = time.monotonic()
-        if now - self._window_start >= _LOG_WINDOW_SECONDS:
-            if self._window_rejected > _LOG_LINES:
-                logger.warning("refused %d further messages", self._window_rejected - _LOG_LINES)
-            self._window_start, self._window_rejected = now, 0
-        self._window_rejected += 1
-        if self._window_rejected <= _LOG_LINES:
-            run_id = self._runs.get(arrival.sender)
-            who = f"run {run_id}" if run_id is not None else "a stranger"
-            logger.warning("refused a message from %s (%s): %s", who, arrival.origin, error)
+        run_id = self._runs.get(arrival.sender)
+        who = f"run {run_id}" if run_id is not None else "a stranger"
+        self._chronicle.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
             self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error))))
+
+
+class _Chronicle:
+    """Logs what peers do, as far as a window of time has room for it; the rest is counted, and said when the next begins."""
+
+    def __init__(self) -> None:
+        self._since, self._noted = -math.inf, 0
+
+    def note(self, level: int, line: str) -> None:
+        now = time.monotonic()
+        if now - self._since >= _LOG_WINDOW_SECONDS:
+            if self._noted > _LOG_LINES:
+                logger.warning("%d further lines about what peers did were left out", self._noted - _LOG_LINES)
+            self._since, self._noted = now, 0
+        self._noted += 1
+        if self._noted <= _LOG_LINES:
+            logger.log(level, "%s", line)

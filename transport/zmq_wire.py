@@ -170,7 +170,7 @@ class ZmqListener:
         """See `Listener`."""
         assert self._socket is not None, "the receiver is closed"
         ready = dict(self._poller.poll(_milliseconds(timeout)))
-        if self._monitor in ready:
+        if self._monitor in ready and self._socket not in ready:  # failed handshakes do not hold up who has succeeded
             event = recv_monitor_message(self._monitor)
             failure = _handshake_failure(zmq.Event(event["event"]))
             return Arrival(b"", event["endpoint"].decode(errors="replace"), CodecError(failure))

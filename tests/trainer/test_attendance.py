@@ -58,3 +58,13 @@ def test_all_evicted_means_all() -> None:
     assert runs.all_evicted()
     assert runs.over(0.0)
     assert runs.ended("b") == "evicted"
+
+
+def test_a_finished_run_that_is_sent_away_is_waited_for() -> None:
+    """Its checkpoint was damaged, say: it is not done."""
+    runs = Attendance()
+    runs.finished("a", farewell_before=100.0)
+    runs.called("a")
+    runs.sent_away("a")
+    assert runs.present(0.0) == set()
+    assert not runs.over(1e9)

@@ -9,21 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.conftest import make_batch, make_run_config
-from tests.trainer.test_step import make_learner, weights
+from tests.trainer.conftest import make_batch
+from tests.trainer.lone_run import make_lone_run
 from trainer import checkpoint
 from trainer.broadcast import Broadcaster
 from trainer.checkpoint import CheckpointError
-from trainer.learner import Learner
 from trainer.metrics import MetricsFile
 from trainer.probe import BrokenWeights
-from trainer.runs import Run
 from transport.atomic import published_steps
-
-
-def run_of(learner: Learner) -> Run:
-    assert learner.run is not None
-    return learner.run
 
 
 @pytest.mark.parametrize(
@@ -37,36 +30,32 @@ def run_of(learner: Learner) -> Run:
 def test_training_goes_on_bit_for_bit(
     moe_directory: Path, tmp_path: Path, trainer: dict[str, Any], training: dict[str, Any]
 ) -> None:
-    first = make_learner(tmp_path, moe_directory, trainer, **training)
+    first = make_lone_run(tmp_path, moe_directory, trainer, **training)
     for step in (1, 2):
         first.train(make_batch(step, routed=True))
-    checkpoint.save(run_of(first), tmp_path, keep=2)
+    checkpoint.save(first.run, tmp_path, keep=2)
     random_after = torch.rand(3)
-    second = make_learner(tmp_path, moe_directory, trainer, **training)
-    config = make_run_config(tmp_path, moe_directory, **training)
-    second = Learner(second.config, second.ranks)
-    second.admit("default", config.model_dump_json(), checkpoint.newest_step(tmp_path, "default"))
+    second = make_lone_run(tmp_path, moe_directory, trainer, resume=True, **training)
     assert torch.equal(torch.rand(3), random_after)
-    assert run_of(second).progress == run_of(first).progress
-    assert run_of(second).progress.total_samples == 8
+    assert second.run.progress == first.run.progress
+    assert second.run.progress.total_samples == 8
     for step in (3, 4):
-        expected, found = (learner.train(make_batch(step, routed=True)) for learner in (first, second))
+        expected, found = (lone.train(make_batch(step, routed=True)) for lone in (first, second))
         assert found["loss"] == expected["loss"]
         assert found["learning_rate"] == expected["learning_rate"]
-    former, latter = weights(first), weights(second)
+    former, latter = first.weights(), second.weights()
     assert all(torch.equal(former[name], latter[name]) for name in former)
-    assert any(
-        not torch.equal(former[name], start) for name, start in weights(make_learner(tmp_path, moe_directory)).items()
-    )
+    start = make_lone_run(tmp_path / "again", moe_directory, trainer, **training).weights()
+    assert any(not torch.equal(former[name], start[name]) for name in former)
 
 
 def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, dense_directory)
+    lone = make_lone_run(tmp_path, dense_directory)
     broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
     for step in (1, 2, 3):
-        learner.train(make_batch(step))
-        checkpoint.save(run_of(learner), tmp_path, keep=2)
-        broadcaster.publish(learner.model, learner.replay, None, step)
+        lone.train(make_batch(step))
+        checkpoint.save(lone.run, tmp_path, keep=2)
+        broadcaster.publish(lone.model, lone.learner.replay, lone.run)
     assert published_steps(checkpoint.checkpoints_directory(tmp_path, "default")) == [2, 3]
     assert published_steps(broadcaster.directory) == [2, 3]
     broadcaster.remove_beyond(2)
@@ -74,33 +63,33 @@ def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None
 
 
 def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_directory: Path, tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, dense_directory)
-    learner.train(make_batch(1))
-    checkpoint.save(run_of(learner), tmp_path, keep=1)
-    other = make_learner(tmp_path, moe_directory)
+    lone = make_lone_run(tmp_path, dense_directory)
+    lone.train(make_batch(1))
+    checkpoint.save(lone.run, tmp_path, keep=1)
+    other = make_lone_run(tmp_path, moe_directory)
     with pytest.raises(CheckpointError, match=r"step_1 cannot be used: weight .* is missing"):
-        checkpoint.load(run_of(other), tmp_path, 1)
+        checkpoint.load(other.run, tmp_path, 1, random_state=False)
     state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
     description = json.loads(state.read_text())
     state.write_text(json.dumps(description | {"format": 99}))
     with pytest.raises(CheckpointError, match="format 99 of run 'default'; expected format 1"):
-        checkpoint.load(run_of(learner), tmp_path, 1)
+        checkpoint.load(lone.run, tmp_path, 1, random_state=False)
 
 
 def test_broken_weights_are_not_published(dense_directory: Path, tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, dense_directory)
+    lone = make_lone_run(tmp_path, dense_directory)
     with torch.no_grad():
-        next(learner.model.parameters()).fill_(torch.nan)
+        next(lone.model.parameters()).fill_(torch.nan)
     broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
-    with pytest.raises(BrokenWeights, match="version 7: the probe's log-probabilities are not finite"):
-        broadcaster.publish(learner.model, learner.replay, None, 7)
+    with pytest.raises(BrokenWeights, match="version 0: the probe's log-probabilities are not finite"):
+        broadcaster.publish(lone.model, lone.learner.replay, lone.run)
     assert list(broadcaster.directory.iterdir()) == []
 
 
 def test_a_broadcast_carries_the_tokenizer_of_its_model(dense_directory: Path, tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, dense_directory)
+    lone = make_lone_run(tmp_path, dense_directory)
     (dense_directory / "tokenizer.json").write_text("{}")
-    Broadcaster(tmp_path, "default", str(dense_directory), keep=2).publish(learner.model, None, None, 0)
+    Broadcaster(tmp_path, "default", str(dense_directory), keep=2).publish(lone.model, None, lone.run)
     names = {path.name for path in (tmp_path / "run_default" / "broadcast" / "step_0").iterdir()}
     assert {"tokenizer.json", "config.json", "model.safetensors", "probe.json", "STABLE"} <= names
     (dense_directory / "tokenizer.json").unlink()

@@ -54,3 +54,32 @@ def test_state_of_another_model_is_refused() -> None:
         Optimizer({"w": nn.Parameter(torch.zeros(3))}, TrainingConfig(), 1).load_state(state)
     with pytest.raises(ValueError, match="weight v is missing"):
         Optimizer({"v": nn.Parameter(torch.zeros(2))}, TrainingConfig(), 1).load_state(state)
+
+
+def test_sgd_steps_against_the_gradient_with_its_momentum() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    config = TrainingConfig(optimizer="sgd", learning_rate=0.1, momentum=0.5, max_grad_norm=10)
+    optimizer = Optimizer({"w": parameter}, config, 2)
+    for step, expected in ((1, -0.1), (2, -0.25)):
+        parameter.grad = torch.tensor([1.0, 0.0])
+        optimizer.step(step, optimizer.gradient_norm())
+        torch.testing.assert_close(parameter.detach(), torch.tensor([expected, 0.0]))
+    state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    assert set(state) == {"master.w", "momentum_buffer.w"}
+    resumed = Optimizer({"w": nn.Parameter(torch.zeros(2))}, config, 3)
+    resumed.load_state(state)
+    for each in (optimizer, resumed):
+        each.masters["w"].grad = torch.tensor([1.0, 0.0])
+        each.step(3, each.gradient_norm())
+    assert torch.equal(resumed.masters["w"], optimizer.masters["w"])
+    with pytest.raises(
+        ValueError, match=r"it holds momentum_buffer, which training\.optimizer = 'adamw' does not have"
+    ):
+        Optimizer({"w": nn.Parameter(torch.zeros(2))}, TrainingConfig(), 1).load_state(state)
+
+
+def test_sgd_without_momentum_keeps_nothing_but_the_weights() -> None:
+    optimizer = Optimizer({"w": nn.Parameter(torch.zeros(2))}, TrainingConfig(optimizer="sgd"), 1)
+    optimizer.masters["w"].grad = torch.ones(2)
+    optimizer.step(1, optimizer.gradient_norm())
+    assert set(optimizer.state()) == {"master.w"}

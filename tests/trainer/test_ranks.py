@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from cluster.launch import descendants
 from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
     ended,
     feeder,
@@ -24,7 +25,6 @@ from tests.trainer.orchestrator_end import (
     trainer_process,
     write_run,
 )
-from tests.trainer.test_step import make_learner, weights
 from trainer.config import TrainerConfig
 from trainer.ranks import _buckets
 from trainer.train import EVICTED
@@ -57,7 +57,7 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
     config = TrainerConfig(
         output_dir=tmp_path, model=str(moe_directory), processes=2, max_tokens=20, threads=1, keep_checkpoints=1
     )
-    alone = make_learner(tmp_path / "alone", moe_directory, **training)
+    alone = make_lone_run(tmp_path / "alone", moe_directory, **training)
     expected = [alone.train(make_batch(step, routed=True)) for step in (1, 2, 3)]
     with trainer_process(config) as process:
         async with feeder(config) as end:
@@ -82,7 +82,7 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
         ):
             assert line[name] == pytest.approx(metrics[name], abs=1e-5)
     saved = load_file(tmp_path / "trainer" / "default" / "checkpoints" / "step_3" / "state.safetensors")
-    for name, weight in weights(alone).items():
+    for name, weight in alone.weights().items():
         torch.testing.assert_close(saved[f"master.{name}"], weight, rtol=0, atol=1e-5)
 
 

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 import torch
 
-from tests.trainer.conftest import make_batch, make_run_config
-from trainer.config import TrainerConfig
-from trainer.learner import Learner
+from tests.trainer.conftest import make_batch
+from tests.trainer.lone_run import make_lone_run
 from trainer.loss import LossInputs, LossOutputs
 from trainer.packer import InvalidBatch
-from trainer.ranks import Ranks
-
-ALONE = Ranks(0, 1, torch.device("cpu"), None)
-
-
-def make_learner(output_dir: Path, model: Path, trainer: dict[str, Any] | None = None, **training: Any) -> Learner:
-    """A learner with an admitted run."""
-    learner = Learner(TrainerConfig(output_dir=output_dir, model=str(model), threads=1, **(trainer or {})), ALONE)
-    learner.admit("default", make_run_config(output_dir, model, **training).model_dump_json(), 0)
-    return learner
-
-
-def weights(learner: Learner) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in learner.model.named_parameters()}
 
 
 def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, dense_directory)
+    lone = make_lone_run(tmp_path, dense_directory)
     batch = make_batch()
     trained = batch.loss_mask_T == 1
     rows = []
@@ -41,9 +25,7 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
         span = slice(*batch.sample_offsets[index : index + 2])
         tokens = torch.from_numpy(batch.token_ids_T[span]).long()
         with torch.no_grad():
-            logits = (
-                learner.model(input_ids=tokens[None], use_cache=False, sample_lengths=[len(tokens)]).logits[0] / 0.9
-            )
+            logits = lone.model(input_ids=tokens[None], use_cache=False, sample_lengths=[len(tokens)]).logits[0] / 0.9
         distribution = torch.distributions.Categorical(logits=logits[:-1])
         keep = torch.from_numpy(trained[span][1:])
         log_p = distribution.log_prob(tokens[1:])[keep].numpy()
@@ -57,7 +39,7 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
             (info.environment, *values)
             for values in zip(loss, entropy, np.exp(difference) - 1 - difference, ratio, masked, strict=True)
         ]
-    metrics = learner.train(batch)
+    metrics = lone.train(batch)
     for suffix, chosen in [("", rows)] + [
         (f"/{name}", [r for r in rows if r[0] == name]) for name in ("guess", "reverse")
     ]:
@@ -75,21 +57,21 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
 def test_packing_does_not_change_the_step(dense_directory: Path, tmp_path: Path, lora: dict[str, int] | None) -> None:
-    wide = make_learner(tmp_path, dense_directory, lora=lora)
-    narrow = make_learner(tmp_path, dense_directory, {"max_tokens": 18}, lora=lora)
+    wide = make_lone_run(tmp_path, dense_directory, lora=lora)
+    narrow = make_lone_run(tmp_path, dense_directory, {"max_tokens": 18}, lora=lora)
     for step in (1, 2, 3):
         together, apart = wide.train(make_batch(step)), narrow.train(make_batch(step))
         for name in ("loss", "mismatch_kl", "grad_norm", "loss/guess"):
             assert apart[name] == pytest.approx(together[name], abs=1e-5)
-    former, latter = weights(wide), weights(narrow)
+    former, latter = wide.weights(), narrow.weights()
     assert max(float((former[name] - latter[name]).abs().max()) for name in former) < 1e-5
 
 
 def test_replay_is_used_where_the_batch_has_routing(moe_directory: Path, tmp_path: Path) -> None:
     batch = make_batch(routed=True)
-    replayed = make_learner(tmp_path, moe_directory).train(batch)
-    free = make_learner(tmp_path, moe_directory, {"router_replay": False}).train(batch)
-    plain = make_learner(tmp_path, moe_directory).train(replace(batch, routed_experts=()))
+    replayed = make_lone_run(tmp_path, moe_directory).train(batch)
+    free = make_lone_run(tmp_path, moe_directory, {"router_replay": False}).train(batch)
+    plain = make_lone_run(tmp_path, moe_directory).train(replace(batch, routed_experts=()))
     assert replayed["replayed_share"] == 1.0
     assert free["replayed_share"] == plain["replayed_share"] == 0.0
     assert free["loss"] == plain["loss"]
@@ -97,18 +79,17 @@ def test_replay_is_used_where_the_batch_has_routing(moe_directory: Path, tmp_pat
 
 
 def test_a_batch_with_nothing_to_train_leaves_the_weights(dense_directory: Path, tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, dense_directory)
-    learner.train(make_batch(1))
-    before = weights(learner)
+    lone = make_lone_run(tmp_path, dense_directory)
+    lone.train(make_batch(1))
+    before = lone.weights()
     empty = make_batch(2)
     empty.loss_mask_T[:] = 0
-    metrics = learner.train(empty)
+    metrics = lone.train(empty)
     assert metrics["grad_norm"] == metrics["loss"] == 0.0
-    learner.train(make_batch(3, lengths=()))
-    after = weights(learner)
+    lone.train(make_batch(3, lengths=()))
+    after = lone.weights()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert learner.run is not None
-    assert learner.run.progress.step == 3
+    assert lone.run.progress.step == 3
 
 
 def broken(inputs: LossInputs) -> LossOutputs:
@@ -120,24 +101,23 @@ def broken(inputs: LossInputs) -> LossOutputs:
 @pytest.mark.parametrize("case", ["loss", "gradient"])
 def test_what_is_not_finite_is_refused_and_changes_nothing(dense_directory: Path, tmp_path: Path, case: str) -> None:
     loss = {"kind": f"{__name__}:broken"} if case == "gradient" else {}
-    learner = make_learner(tmp_path, dense_directory, loss=loss)
-    before = weights(learner)
+    lone = make_lone_run(tmp_path, dense_directory, loss=loss)
+    before = lone.weights()
     batch = make_batch(1)
     if case == "loss":
         batch.advantages_T[4] = np.inf
     with pytest.raises(InvalidBatch, match=f"the {case} of step 1 is not finite"):
-        learner.train(batch)
-    after = weights(learner)
+        lone.train(batch)
+    after = lone.weights()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert learner.run is not None
-    assert learner.run.progress.step == 0
-    assert all(parameter.grad is None for parameter in learner.model.parameters())
+    assert lone.run.progress.step == 0
+    assert all(parameter.grad is None for parameter in lone.model.parameters())
 
 
 def test_token_export_lists_every_trained_token(dense_directory: Path, tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, dense_directory, {"max_tokens": 18}, token_export=True)
+    lone = make_lone_run(tmp_path, dense_directory, {"max_tokens": 18}, token_export=True)
     batch = make_batch(1)
-    learner.train(batch)
+    lone.train(batch)
     lines = (tmp_path / "trainer" / "tokens" / "default" / "step_1.rank_0.jsonl").read_bytes().splitlines()
     found = {line["sample"]: line for line in map(orjson.loads, lines)}
     assert sorted(found) == [0, 1, 2, 3]

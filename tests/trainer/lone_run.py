@@ -1,0 +1,68 @@
+"""A learner in this process with one run in its first place, as a trainer would have it, and whole steps of that run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.trainer.conftest import make_run_config
+from tests.trainer.orchestrator_end import write_run
+from trainer import checkpoint
+from trainer.config import TrainerConfig
+from trainer.fair_share import FairShare
+from trainer.learner import Learner
+from trainer.metrics import MetricValue
+from trainer.ranks import Ranks
+from trainer.runs import MultiRunManager, Progress, Run
+from transport.records import Batch
+
+ALONE = Ranks(0, 1, torch.device("cpu"), None)
+
+
+class LoneRun:
+    """The run of `learner`."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self._shares = FairShare(learner.config.max_tokens, 1)
+
+    @property
+    def run(self) -> Run:
+        return self.learner.runs[0]
+
+    @property
+    def model(self) -> nn.Module:
+        return self.learner.model
+
+    def train(self, batch: Batch) -> dict[str, MetricValue]:
+        """A whole step."""
+        step = self.learner.open_step(0, batch)
+        lengths = np.diff(batch.sample_offsets)
+        self._shares.add(0, 1.0, {sample: int(lengths[sample]) for sample in step.samples})
+        while self._shares.left(0):
+            self.learner.train_rows(self._shares.rows())
+        return self.learner.finish_step(0)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Copies of what is trained."""
+        return {name: parameter.detach().clone() for name, parameter in self.run.optimizer.parameters.items()}
+
+
+def make_lone_run(
+    output_dir: Path, model: Path, trainer: dict[str, Any] | None = None, *, resume: bool = False, **training: Any
+) -> LoneRun:
+    """From the model as given, or with `resume` from the newest checkpoint; `training` are keys of `[training]`."""
+    config = TrainerConfig(output_dir=output_dir, model=str(model), threads=1, **(trainer or {}))
+    manager = MultiRunManager(output_dir, config.max_runs, ALONE.device, config.seed)
+    learner = Learner(config, ALONE, manager)
+    write_run(make_run_config(output_dir, model, **training))
+    assert manager.discover_runs()
+    if resume:
+        manager.progress[0] = Progress(step=checkpoint.newest_step(output_dir, "default"))
+    learner.synchronize()
+    assert not learner.failures
+    return LoneRun(learner)

@@ -1,0 +1,103 @@
+"""Who may come in: the runs in the job's directory whose configurations can be trained, and why the others cannot.
+
+A configuration is judged once, and again when its file has changed; `trainer/runs.py` gives places to those that pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.config import OrchestratorConfig
+from trainer import control
+from trainer.control import InvalidConfig, Sighting
+
+logger = logging.getLogger(__name__)
+
+ConfigValidationHook = Callable[[OrchestratorConfig], tuple[bool, str]]
+"""Answers whether a configuration can be trained and, if not, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admissible:
+    """A run that may have a place."""
+
+    sighting: Sighting
+    config: OrchestratorConfig
+
+
+class Gate:
+    """The verdicts on the runs of one job. Writes `control/config_validation_error.txt`, which the orchestrator shows."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._output_dir = output_dir
+        self._passed: dict[str, Admissible] = {}
+        self._failed: dict[str, tuple[Sighting, str]] = {}
+        self.hooks: list[ConfigValidationHook] = []
+        self.refused: dict[str, str] = {}
+        """Runs that may not come in as they are, and why, for people."""
+
+    def look(self) -> dict[str, Admissible]:
+        """Scans the directory; the runs that may come in, by id."""
+        seen = control.scan(self._output_dir)
+        for judged in (self._passed, self._failed):
+            for run_id in judged.keys() - seen.keys():
+                del judged[run_id]
+        evicted = {run_id: self._eviction(run_id) for run_id, sighting in seen.items() if sighting.evicted}
+        for run_id in seen.keys() - evicted.keys():
+            self._judge(seen[run_id])
+        self.refused = {run_id: reason for run_id, (_, reason) in self._failed.items()} | evicted
+        return {run_id: passed for run_id, passed in self._passed.items() if run_id not in evicted}
+
+    def refuse(self, run_id: str, reason: str) -> None:
+        """Takes a configuration that passed for one that cannot be trained after all."""
+        self._refuse(self._passed[run_id].sighting, reason)
+
+    def _judge(self, sighting: Sighting) -> None:
+        run_id = sighting.run_id
+        passed, failed = self._passed.get(run_id), self._failed.get(run_id)
+        if (passed is not None and passed.sighting == sighting) or (failed is not None and failed[0] == sighting):
+            return
+        try:
+            config = control.read_config(self._output_dir, run_id)
+            if config is None:
+                return  # gone since the scan, or about to be replaced: the next look will tell
+            for hook in self.hooks:
+                ok, message = _ask(hook, config)
+                if not ok:
+                    raise InvalidConfig(message)
+        except InvalidConfig as error:
+            self._refuse(sighting, str(error))
+        else:
+            self._failed.pop(run_id, None)
+            self._passed[run_id] = Admissible(sighting, config)
+
+    def _refuse(self, sighting: Sighting, reason: str) -> None:
+        logger.error("run %s is refused: %s", sighting.run_id, reason)
+        self._passed.pop(sighting.run_id, None)
+        self._failed[sighting.run_id] = (sighting, reason)
+        self.refused[sighting.run_id] = reason
+        try:
+            control.refuse_config(self._output_dir, sighting.run_id, reason)
+        except FileNotFoundError:
+            logger.info("the directory of run %s is gone; it is not told", sighting.run_id)
+
+    def _eviction(self, run_id: str) -> str:
+        path = control.run_directory(self._output_dir, run_id) / "control" / control.EVICTED
+        reason = control.eviction(self._output_dir, run_id) or "no reason is left"
+        return f"{reason} ({path}: mend its cause and remove that file to let the run in again)"
+
+
+def hook_name(hook: Callable[..., object]) -> str:
+    """How a hook is called in messages."""
+    return f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', repr(hook))}"
+
+
+def _ask(hook: ConfigValidationHook, config: OrchestratorConfig) -> tuple[bool, str]:
+    """The hook's answer; one that raises says no, as it is this configuration that it could not judge."""
+    try:
+        return hook(config)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns one run
+        return False, f"the config validation hook {hook_name(hook)} failed: {error!r}"

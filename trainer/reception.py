@@ -1,0 +1,224 @@
+"""Rank 0's side of the wire: who calls, what they are told, and which of their batches wait to be trained.
+
+Nothing here trains or decides about places. A run that has one is told `READY` and may send as many batches as its credit; one
+without hears every few seconds what it waits for, or why it is sent away. Each pass takes in only what comes within a moment,
+so that no flood of one peer's messages keeps the others' steps from going on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+from trainer.attendance import Attendance
+from trainer.config import TrainerConfig
+from trainer.control import run_directory
+from trainer.runs import MultiRunManager, Run
+from transport.base import BatchReceiver
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
+from transport.records import Batch
+
+logger = logging.getLogger(__name__)
+
+INTAKE_SECONDS = 0.1
+"""Longest time that one pass takes messages in."""
+
+WORD_SECONDS = 5.0
+"""Between two words to a run that waits, and between two looks whether those that have a place can be reached."""
+
+GRACE_SECONDS = 10.0
+"""How long a run that calls may be without a configuration, as on a shared disk that takes its time."""
+
+MAX_REFUSALS = 8
+"""Batches beyond its credit for which a run is only told off."""
+
+
+class Reception:
+    """The runs that have a place are made known by `admit` and `dismiss`; the others are answered by `answer`."""
+
+    def __init__(
+        self, config: TrainerConfig, receiver: BatchReceiver, manager: MultiRunManager, attendance: Attendance
+    ) -> None:
+        self._config = config
+        self._receiver = receiver
+        self._manager = manager
+        self._attendance = attendance
+        self._runs: dict[str, Run] = {}
+        self._training: dict[str, int] = {}
+        """The step that a run's open step is: its batch waits no more, and has not been trained."""
+        self._refusals: dict[str, int] = {}
+        self._called: dict[str, float] = {}
+        """Since when a run without a place waits for an answer."""
+        self._words: dict[str, tuple[str, float]] = {}
+        """What a run that waits was last told, and when."""
+        self._looked = 0.0
+        self.calls = False
+        """Whether somebody has called since the last `answer`."""
+
+    def take_in(self, timeout: float) -> Iterator[tuple[Run, str]]:
+        """Takes in what comes, waiting `timeout` seconds for the first message. Yields runs that send invalid data, and why."""
+        received = self._receiver.receive(timeout)
+        deadline = time.monotonic() + INTAKE_SECONDS
+        while received is not None:
+            run_id, message = received
+            match message:
+                case Hello():
+                    self._on_hello(run_id)
+                case Batch():
+                    if (run := self._runs.get(run_id)) is None:
+                        logger.warning(
+                            "a batch of step %d of run %s came before its READY; dropped", message.step, run_id
+                        )
+                    elif (offence := self._on_batch(run, message)) is not None:
+                        yield run, offence
+                case Bye():
+                    logger.info("the orchestrator of run %s left", run_id)
+                    self._attendance.left(run_id, time.monotonic())
+                    self.calls = True
+            received = self._receiver.receive(0.0) if time.monotonic() < deadline else None
+        for run_id, reason in self._receiver.take_offences().items():
+            if (run := self._runs.get(run_id)) is not None:
+                yield run, reason
+
+    # --- runs with a place ---
+
+    def admit(self, run: Run) -> None:
+        """From now on its batches are taken; its orchestrator, if it is there, is told so."""
+        self._runs[run.run_id] = run
+        self._called.pop(run.run_id, None)
+        self._words.pop(run.run_id, None)
+        self._expect_farewell(run)
+        if run.run_id in self._attendance.present(time.monotonic()):
+            self._welcome(run)
+
+    def dismiss(self, run_id: str) -> None:
+        """Nothing more is taken from it, and what waits is forgotten."""
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            run.waiting.clear()
+        self._training.pop(run_id, None)
+        self._refusals.pop(run_id, None)
+
+    def next_batch(self, run: Run) -> Batch | None:
+        """The batch that the run is to be trained on next, which is acknowledged, as there is now room for another."""
+        batch = run.waiting.pop(run.progress.step + 1, None)
+        if batch is not None:
+            self._training[run.run_id] = batch.step
+            self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
+        return batch
+
+    def trained(self, run: Run) -> None:
+        """Its open step is over."""
+        self._training.pop(run.run_id, None)
+        self._expect_farewell(run)
+
+    def durable(self, run: Run) -> None:
+        """A checkpoint was written."""
+        self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
+
+    def _on_hello(self, run_id: str) -> None:
+        self._attendance.called(run_id)
+        if (run := self._runs.get(run_id)) is not None:
+            self._welcome(run)
+        else:
+            self._called.setdefault(run_id, time.monotonic())
+            self._words.pop(run_id, None)
+            self.calls = True
+
+    def _welcome(self, run: Run) -> None:
+        self._receiver.send(run.run_id, Ready(run.progress.step + 1, self._config.transport.credit))
+        if run.durable_step:
+            self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
+        self._expect_farewell(run)
+
+    def _expect_farewell(self, run: Run) -> None:
+        if run.finished:
+            self._attendance.finished(run.run_id, time.monotonic() + run.config.trainer_timeout_seconds)
+        else:
+            self._attendance.admitted(run.run_id)
+
+    def _on_batch(self, run: Run, batch: Batch) -> str | None:
+        """Keeps the batch, or drops it and says so; the reason where nothing more is to be taken from the run."""
+        credit = self._config.transport.credit
+        if batch.step <= run.progress.step or batch.step == self._training.get(run.run_id):
+            logger.info("step %d of run %s is here already; dropped", batch.step, run.run_id)
+            self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
+        elif batch.step > run.progress.step + credit:
+            reason = (
+                f"step {batch.step}: this trainer trains step {run.progress.step + 1} next and holds {credit} batches"
+            )
+            self._refusals[run.run_id] = refusals = self._refusals.get(run.run_id, 0) + 1
+            if refusals > MAX_REFUSALS:
+                return f"{reason}, as it was told {MAX_REFUSALS} times"
+            logger.warning("run %s sends more than its credit: %s", run.run_id, reason)
+            self._receiver.send(run.run_id, Rejected(batch.step, reason))
+        else:
+            run.waiting[batch.step] = batch
+            return self._too_much(run)
+        return None
+
+    def _too_much(self, run: Run) -> str | None:
+        share = self._config.max_waiting_bytes // self._config.max_runs
+        held = sum(batch.nbytes for batch in run.waiting.values())
+        if held <= share or len(run.waiting) == 1:
+            return None
+        return (
+            f"its {len(run.waiting)} batches that wait take {held} bytes, and a run's share is {share}; ship smaller batches, "
+            "lower transport.credit, or raise the trainer's max_waiting_bytes"
+        )
+
+    # --- runs without a place ---
+
+    def answer(self) -> None:
+        """Tells every run without a place how it stands since the last discovery; looks whether the others are still there."""
+        self.calls = False
+        now = time.monotonic()
+        for run_id in sorted(self._attendance.present(now) - self._runs.keys()):
+            if (reason := self._no(run_id, now)) is not None:
+                self.send_away(run_id, reason)
+            else:
+                self._let_wait(run_id, self._why_not_yet(run_id), now)
+        if self._manager.waiting and now - self._looked > WORD_SECONDS:
+            self._looked = now
+            for run in self._runs.values():
+                if not self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step)):
+                    self._attendance.unreachable(run.run_id, now, run.config.trainer_timeout_seconds)
+
+    def send_away(self, run_id: str, reason: str) -> None:
+        """Takes nothing more from a run, until it calls again."""
+        logger.error("run %s is sent away: %s", run_id, reason)
+        self._receiver.send(run_id, Evicted(reason))
+        self._attendance.sent_away(run_id)
+        self._called.pop(run_id, None)
+        self._words.pop(run_id, None)
+        self.dismiss(run_id)
+
+    def _no(self, run_id: str, now: float) -> str | None:
+        """Why there is nothing to wait for; None where there is."""
+        if (reason := self._manager.refused.get(run_id)) is not None:
+            return reason
+        directory = run_directory(self._config.output_dir, run_id)
+        if self._attendance.ended(run_id) == "deleted" and not directory.exists():
+            return f"its directory {directory} was deleted"
+        known = run_id in self._manager.waiting or self._manager.index_of(run_id) is not None
+        if not known and now - self._called.setdefault(run_id, now) > GRACE_SECONDS:
+            return f"it has no {directory / 'control' / 'orch.toml'}; do orchestrator and trainer have the same output_dir?"
+        return None
+
+    def _why_not_yet(self, run_id: str) -> str:
+        waiting = self._manager.waiting
+        if run_id in waiting:
+            return (
+                f"all {self._config.max_runs} places (trainer.max_runs) are taken; it is number {waiting.index(run_id) + 1} of "
+                f"{len(waiting)} that wait"
+            )
+        return "its control/orch.toml is not there yet"
+
+    def _let_wait(self, run_id: str, reason: str, now: float) -> None:
+        told, when = self._words.get(run_id, ("", 0.0))
+        if told == reason and now - when < WORD_SECONDS:
+            return
+        self._words[run_id] = (reason, now)
+        if not self._receiver.send(run_id, Waiting(reason)):
+            self._attendance.unreachable(run_id, now, 0.0)
