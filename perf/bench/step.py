@@ -35,7 +35,7 @@ COPY_THREADS = 2
 
 def measure(quick: bool) -> list[Case]:
     """The case of the step boundary."""
-    shape = Shape(16 if quick else 64, 32, 16_384, even=True)
+    shape = Shape(8 if quick else 64, 32, 16_384, even=True)
     rounds = 2 if quick else 5
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         # Through a dump, so that every turn's bytes are its own: the synthetic ones share theirs.
