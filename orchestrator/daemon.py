@@ -44,12 +44,14 @@ from orchestrator.run_directory import (
     RunEvictedError,
     check_control,
     config_is_refused,
+    finish_deletion,
+    is_deleted,
     rewind,
     taken_over,
     write_config,
 )
 from orchestrator.scheduler import Scheduler
-from orchestrator.sender import EvictedError, MissingBatchError, NoTrainerError, RejectedError, Sender
+from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
 from orchestrator.signals import StopSignals
 from orchestrator.step import StepBoundary
 from orchestrator.threads import give_environments_threads, in_thread, prompt_switching
@@ -145,11 +147,7 @@ class Daemon:
             return
         with awaiting("the first healthy inference server", self._pool.describe_sources()):
             await self._pool.start()
-        try:
-            async with asyncio.timeout(config.trainer_timeout_seconds):
-                ready = await self._sender.wait_ready()
-        except TimeoutError:
-            raise NoTrainerError(config.run_id, config.trainer_timeout_seconds) from None
+        ready = await self._sender.wait_ready(config.trainer_timeout_seconds)
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
@@ -177,7 +175,9 @@ class Daemon:
             raise ConfigurationError(str(error)) from error
         resources.push_async_callback(self._pool.close)
         newest_step = checkpoint.step if checkpoint is not None else 0
-        self._sender = Sender(link, config.run_dir, config.run_id, newest_step, config.transport.max_batch_bytes)
+        self._sender = Sender(
+            link, config.run_dir, config.run_id, newest_step, config.transport.max_batch_bytes, self._report_waiting
+        )
         resources.push_async_callback(self._sender.close)
 
         sizes = {name: len(environment.environment) for name, environment in environments.items()}
@@ -257,6 +257,10 @@ class Daemon:
         logger.debug("inference takes %d requests at once", rollouts)
         self._dispatcher.handle(CapacityChanged(rollouts))
 
+    def _report_waiting(self, reason: str) -> None:
+        self._watchdog.progress()
+        notify(f"STATUS=waiting for the trainer: {reason}")
+
     def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
         self._watchdog.progress()
         self._dispatcher.handle(event)
@@ -332,6 +336,10 @@ _EXPECTED = (
 
 def _report(error: Exception, run_dir: Path) -> int:
     """Logs what ended the run and answers the exit code."""
+    if is_deleted(run_dir):  # of which anything else is a consequence
+        logger.error("the run's directory %s was deleted: the run ends", run_dir)
+        finish_deletion(run_dir)
+        return 3
     leaves = _leaves(error)
     expected = [leaf for leaf in leaves if isinstance(leaf, _EXPECTED)]
     if not expected:

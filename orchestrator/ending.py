@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.5
 async def until_durable(sender: Sender, config: OrchestratorConfig, on_progress: Callable[[], None]) -> None:
     """Until a checkpoint of the trainer covers the last step, by its word or by what lies in its directory.
 
-    A trainer that went away is waited for without a limit. Raises `NoTrainerError` when none has come within
+    A trainer that went away is waited for without a limit. Raises `NoTrainerError` when none has been heard of for
     `trainer_timeout_seconds` and there is no such checkpoint either.
     """
     durable = asyncio.ensure_future(sender.wait_durable(config.steps))
@@ -46,7 +46,8 @@ async def until_durable(sender: Sender, config: OrchestratorConfig, on_progress:
                 logger.info("the trainer says nothing, but has left its checkpoint of the last step")
                 await sender.forget_up_to(config.steps)
                 return
-            if silence > config.trainer_timeout_seconds and not sender.had_trainer:
+            unheard = time.monotonic() - max(since, sender.last_word)
+            if unheard > config.trainer_timeout_seconds and not sender.had_trainer:
                 raise NoTrainerError(config.run_id, config.trainer_timeout_seconds)
     finally:
         durable.cancel()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from transport.exclusive import lock_place
 logger = logging.getLogger(__name__)
 
 _REFUSAL = "config_validation_error.txt"
+_LOCK = "orchestrator.lock"
 
 
 class ConfigurationError(ValueError):
@@ -27,7 +29,7 @@ class ConfigurationError(ValueError):
 
 
 class RunEvictedError(RuntimeError):
-    """`control/evicted.txt` says that this run is to end."""
+    """This run is to end: `control/evicted.txt` says so, or the directory is gone."""
 
 
 @contextmanager
@@ -43,7 +45,7 @@ def taken_over(config: OrchestratorConfig) -> Iterator[None]:
             )
         for name in ("control", "checkpoints", "rollouts", "broadcast"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
-        lock = lock_place(run_dir / "orchestrator.lock", "another orchestrator runs in it; stop that one first")
+        lock = lock_place(run_dir / _LOCK, "another orchestrator runs in it; stop that one first")
     except OSError as error:
         raise ConfigurationError(
             f"output_dir = {config.output_dir}: cannot write {run_dir}: {error.strerror}"
@@ -63,7 +65,9 @@ def write_config(config: OrchestratorConfig) -> None:
 
 
 def check_control(run_dir: Path) -> None:
-    """Raises `RunEvictedError` or `ConfigurationError` with the reason when `control/` holds one."""
+    """Raises `RunEvictedError` or `ConfigurationError` with the reason when `control/` holds one, or is gone itself."""
+    if is_deleted(run_dir):
+        raise RunEvictedError(f"the run's directory {run_dir} was deleted")
     verdicts: tuple[tuple[str, Callable[[str], Exception]], ...] = (
         ("evicted.txt", lambda reason: RunEvictedError(f"this run was evicted: {reason}")),
         (
@@ -81,6 +85,18 @@ def check_control(run_dir: Path) -> None:
 def config_is_refused(run_dir: Path) -> bool:
     """Whether the trainer has refused the configuration of this life."""
     return (run_dir / "control" / _REFUSAL).exists()
+
+
+def is_deleted(run_dir: Path) -> bool:
+    """Whether somebody has deleted the directory of a running run. Its `control/` tells, as nobody makes that anew."""
+    return not (run_dir / "control").is_dir()
+
+
+def finish_deletion(run_dir: Path) -> None:
+    """Removes what a run that noticed late has written where its directory was, and nothing else: a directory with the lock in it
+    is the old one. Raises nothing: it is the last thing that the run does."""
+    if not (run_dir / _LOCK).exists():
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def rewind(run_dir: Path, newest_step: int) -> None:

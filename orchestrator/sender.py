@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.threads import in_thread
 from orchestrator.watchdog import awaiting
 from transport import codec
 from transport.base import TrainerLink
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -43,9 +45,18 @@ class MissingBatchError(RuntimeError):
 
 
 class Sender:
-    """`newest_step` is the last committed step (0 for none), whose batches up to the durable one are on disk."""
+    """`newest_step` is the last committed step (0 for none), whose batches up to the durable one are on disk. `on_waiting` hears
+    why the trainer lets the run wait, every few seconds while it does."""
 
-    def __init__(self, link: TrainerLink, run_dir: Path, run_id: str, newest_step: int, max_batch_bytes: int) -> None:
+    def __init__(
+        self,
+        link: TrainerLink,
+        run_dir: Path,
+        run_id: str,
+        newest_step: int,
+        max_batch_bytes: int,
+        on_waiting: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self._link = link
         self._rollouts_dir = run_dir / "rollouts"
         self._run_id = run_id
@@ -53,6 +64,11 @@ class Sender:
         self._max_batch_bytes = max_batch_bytes
         self._in_memory: dict[int, Batch] = {}
         self._unacknowledged: set[int] = set()
+        self._on_waiting = on_waiting
+        self._waiting = ""
+        """Why the trainer last said that the run has to wait."""
+        self.last_word = time.monotonic()
+        """When the trainer last said anything, or this was made."""
         self._ready: Ready | None = None
         """The trainer's last READY; None while it is away."""
         self._next_step = 0
@@ -80,10 +96,13 @@ class Sender:
         await self._link.start(Hello(self._run_id, last_acknowledged=0))
         while True:
             message = await self._link.receive()
+            self.last_word = time.monotonic()
             match message:
                 case Ready():
                     self._on_ready(message)
                     await self._flush()
+                case Waiting(reason):
+                    self._on_let_wait(reason)
                 case Acknowledged():
                     await self._on_acknowledged(message)
                     await self._flush()
@@ -98,12 +117,18 @@ class Sender:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def wait_ready(self) -> Ready:
-        """The trainer's READY. Waits for as long as it takes: the caller owns the deadline."""
+    async def wait_ready(self, patience: float) -> Ready:
+        """The trainer's READY. Raises `NoTrainerError` after `patience` seconds without a word from it; one that has no place for
+        the run yet says so again and again."""
         with awaiting("the trainer's READY", f"run {self._run_id}"):
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._ready is not None)
-        assert self._ready is not None
+            while self._ready is None:
+                left = self.last_word + patience - time.monotonic()
+                try:
+                    async with asyncio.timeout(max(left, 0.0)), self._changed:
+                        await self._changed.wait()
+                except TimeoutError:
+                    if time.monotonic() - self.last_word >= patience:
+                        raise NoTrainerError(self._run_id, patience) from None
         return self._ready
 
     async def wait_durable(self, step: int) -> None:
@@ -140,9 +165,16 @@ class Sender:
             "the trainer is ready for step %d with credit %d%s",
             ready.next_step, ready.credit, f"; sending {again} batches again" if again else "",
         )  # fmt: skip
-        self._ready = ready
+        self._ready, self._waiting = ready, ""
         self._next_step = ready.next_step
         self._unacknowledged.clear()
+
+    def _on_let_wait(self, reason: str) -> None:
+        self._ready = None
+        if reason != self._waiting:
+            self._waiting = reason
+            logger.info("the trainer lets run %s wait: %s", self._run_id, reason)
+        self._on_waiting(reason)
 
     async def _on_acknowledged(self, message: Acknowledged) -> None:
         self._unacknowledged.discard(message.step)

@@ -100,7 +100,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """The parts, connected to their consumer. Steps count from the recorded one. Everything is written below `output_dir`.
 
-    Raises `ValueError` for a configuration that names nothing, `TimeoutError` when the consumer does not answer.
+    Raises `ValueError` for a configuration that names nothing, `NoTrainerError` when the consumer does not answer.
     """
     header, transport = recording.header, TransportConfig()
     run_dir = output_dir / f"run_{header.run_id}"
@@ -113,8 +113,7 @@ async def rig(
         tasks = await resources.enter_async_context(asyncio.TaskGroup())
         serving = tasks.create_task(sender.run())
         resources.callback(serving.cancel)
-        async with asyncio.timeout(_READY_SECONDS):
-            await sender.wait_ready()
+        await sender.wait_ready(_READY_SECONDS)
         boundary = StepBoundary(
             run_dir,
             header.run_id,

@@ -53,7 +53,7 @@ async def _send(directory: Path, samples: int, rounds: int) -> Case:
     with consumer(transport, directory), bare_consumer(address):
         sender = Sender(open_link(transport, directory, RUN_ID), directory, RUN_ID, 0, transport.max_batch_bytes)
         serving = asyncio.create_task(sender.run())
-        await sender.wait_ready()
+        await sender.wait_ready(60.0)
         async with LagTrace() as trace:
             with trace.span("idle"):
                 await asyncio.sleep(IDLE_SECONDS)

@@ -167,6 +167,21 @@ def test_a_verdict_in_control_ends_the_run(
     assert "because" in (config.run_dir / "orchestrator.log").read_text()
 
 
+def test_a_run_whose_directory_is_deleted_ends_and_does_not_make_it_again(
+    make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config()
+
+    def delete() -> None:
+        config.run_dir.rename(config.output_dir / "deleted")
+
+    with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.5):
+        assert run(config, delete) == 3
+    assert f"directory {config.run_dir} was deleted" in capsys.readouterr().err
+    assert not (config.run_dir / "control").exists()
+    assert not (config.run_dir / "checkpoints").exists()
+
+
 def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config(environments=[EnvironmentConfig(name="toy", kind="revers-text")])
     assert run(config, lambda: None) == 2

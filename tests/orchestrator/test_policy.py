@@ -11,7 +11,7 @@ import pytest
 
 from inference.base import InferenceError, WeightUpdate
 from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
-from orchestrator.policy import ForeignBroadcastError, PolicyWatcher
+from orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher
 from transport.atomic import publish_directory, remove_directory
 
 
@@ -84,6 +84,26 @@ async def test_a_version_that_is_withdrawn_while_it_loads_is_none(tmp_path: Path
         publish(tmp_path, version)
     await asyncio.wait_for(watcher.load_first(1), 10)
     assert watcher.version == 1
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_begins_again_before_what_is_served_is_caught_up_with(tmp_path: Path) -> None:
+    """Its newer broadcasts are withdrawn and published again: what is served is not loaded a second time, nor an older one."""
+    pool = RecordingPool()
+    watcher = make_watcher(tmp_path, pool, 9)
+    directories = [publish(tmp_path, version) for version in (4, 5)]
+    await asyncio.wait_for(watcher.load_first(4), 10)
+    task = asyncio.create_task(watcher.run())
+    pool.loaded.clear()
+    for directory in directories:
+        remove_directory(directory)
+    for version in (3, 4, 5):
+        publish(tmp_path, version)
+        await asyncio.sleep(2 * POLL_SECONDS)
+    publish(tmp_path, 6)
+    await asyncio.wait_for(pool.loaded.wait(), 10)
+    assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [5, 6]
+    task.cancel()
 
 
 async def test_weights_that_no_server_takes_end_the_run(tmp_path: Path) -> None:

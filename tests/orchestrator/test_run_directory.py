@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from orchestrator.run_directory import (
     ConfigurationError,
     RunEvictedError,
     check_control,
+    finish_deletion,
     rewind,
     taken_over,
     write_config,
@@ -61,6 +63,21 @@ def test_verdicts(tmp_path: Path) -> None:
     (config.run_dir / "control" / "evicted.txt").write_text("")
     with pytest.raises(RunEvictedError, match="no reason given"):
         check_control(config.run_dir)
+
+
+def test_a_deleted_directory_is_noticed_and_stays_deleted(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with taken_over(config):
+        write_config(config)
+        finish_deletion(config.run_dir)
+        assert config.run_dir.is_dir(), "it is not deleted, and nothing of it goes"
+        shutil.rmtree(config.run_dir)
+        with publish_directory(config.run_dir / "rollouts" / "step_1"):
+            pass  # by a thread that has not noticed
+        with pytest.raises(RunEvictedError, match="was deleted"):
+            check_control(config.run_dir)
+        finish_deletion(config.run_dir)
+        assert not config.run_dir.exists()
 
 
 def test_rewinding(tmp_path: Path) -> None:

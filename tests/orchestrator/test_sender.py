@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
+from orchestrator.sender import EvictedError, MissingBatchError, NoTrainerError, RejectedError, Sender
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from tests.orchestrator.rollout_examples import make_rollout
 from transport import codec
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.records import Batch
 
 LIMIT = 1 << 30
@@ -64,9 +65,11 @@ def make_batch(step: int) -> Batch:
 
 
 @asynccontextmanager
-async def running(run_dir: Path, newest_step: int = 0) -> AsyncIterator[tuple[Sender, PlayedLink]]:
+async def running(
+    run_dir: Path, newest_step: int = 0, on_waiting: Callable[[str], None] = lambda reason: None
+) -> AsyncIterator[tuple[Sender, PlayedLink]]:
     link = PlayedLink()
-    sender = Sender(link, run_dir, "one", newest_step, LIMIT)
+    sender = Sender(link, run_dir, "one", newest_step, LIMIT, on_waiting)
     task = asyncio.create_task(sender.run())
     try:
         yield sender, link
@@ -150,3 +153,38 @@ async def test_what_ends_the_run(tmp_path: Path, message: ToOrchestrator, error:
     await link.say(message)
     with pytest.raises(error, match=said):
         await asyncio.wait_for(task, 10)
+
+
+async def test_a_run_that_has_to_wait_is_patient_for_as_long_as_the_trainer_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The patience counts from its last word: many words, each within it, last longer than it."""
+    heard: list[str] = []
+    async with running(tmp_path, on_waiting=heard.append) as (sender, link):
+        ready = asyncio.create_task(sender.wait_ready(0.5))
+        with caplog.at_level(logging.INFO):
+            began = sender.last_word
+            while sender.last_word - began < 1.0:
+                await link.say(Waiting("all places are taken"))
+                await asyncio.sleep(0.01)
+                assert not ready.done()
+        assert sum("all places are taken" in record.message for record in caplog.records) == 1
+        assert len(heard) > 1
+        await link.say(Ready(1, credit=2))
+        assert (await asyncio.wait_for(ready, 10)).credit == 2
+
+
+async def test_a_run_that_is_sent_to_wait_keeps_its_batches(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4))
+        await link.say(Waiting("its place was given away"))
+        await sender.submit(make_batch(1))
+        assert link.steps == []
+        await link.say(Ready(1, credit=4))
+        assert link.steps == [1]
+
+
+async def test_a_silent_trainer_is_not_waited_for_beyond_the_patience(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, _):
+        with pytest.raises(NoTrainerError, match=r"trainer_timeout_seconds = 0\.05"):
+            await asyncio.wait_for(sender.wait_ready(0.05), 10)
