@@ -1,0 +1,318 @@
+"""One worker's walk over targets, with functions and coroutines: what is skipped, tried again, given back and raised."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sweep.claim import SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
+from sweep.lock import Claim, PreviousTaskFailed, step_lock
+from sweep.status import sweep_status
+from sweep.store import StoreError, open_store
+from sweep.stores.memory import MemoryStore
+
+DEADLINE_SECONDS = 30.0
+_numbers = itertools.count()
+
+QUICK: dict[str, Any] = {"heartbeat": 0.02, "lease": 30.0}
+
+
+@pytest.fixture
+def root() -> str:
+    return f"memory://claim-{next(_numbers)}"
+
+
+def targets(*ids: str) -> list[SweepTarget[int]]:
+    return [SweepTarget(target_id, index) for index, target_id in enumerate(ids)]
+
+
+def states(root: str) -> dict[str, tuple[str, int]]:
+    return {found.target_id: (found.state, found.attempts) for found in sweep_status(root)}
+
+
+def in_a_loop(*arguments: Any, **keywords: Any) -> None:
+    """The async form, as the sync form is called."""
+    asyncio.run(claim_and_run_async(*arguments, **keywords))
+
+
+both_forms = pytest.mark.parametrize("run", [claim_and_run, in_a_loop])
+
+
+@both_forms
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_targets_run_in_order_each_once_with_their_config(root: str, run: Callable[..., None], kind: str) -> None:
+    seen: list[tuple[str, int, int, int]] = []
+
+    def function(target: SweepTarget[int], claim: Claim) -> None:
+        seen.append((target.target_id, target.config, claim.token, claim.attempt))
+
+    async def coroutine(target: SweepTarget[int], claim: Claim) -> None:
+        await asyncio.sleep(0)
+        function(target, claim)
+
+    for _ in range(2):
+        run(root, targets("b", "a", "c"), function if kind == "function" else coroutine)
+    assert seen == [("b", 0, 1, 1), ("a", 1, 1, 1), ("c", 2, 1, 1)]
+    assert states(root) == {"a": ("SUCCESS", 1), "b": ("SUCCESS", 1), "c": ("SUCCESS", 1)}
+
+
+@both_forms
+def test_a_failing_target_is_tried_up_to_its_limit_and_the_rest_go_on(root: str, run: Callable[..., None]) -> None:
+    tried: list[str] = []
+
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        tried.append(target.target_id)
+        if target.target_id == "bad":
+            raise RuntimeError(f"attempt {claim.attempt}")
+
+    with pytest.raises(SweepFailed, match="1 of 3 targets failed: bad") as raised:
+        run(root, targets("good", "bad", "fine"), body, max_attempts=3, **QUICK)
+    assert [str(error) for error in raised.value.exceptions] == ["attempt 3"]
+    assert tried == ["good", "bad", "fine", "bad", "bad"]
+    assert states(root) == {"good": ("SUCCESS", 1), "bad": ("FAILED", 3), "fine": ("SUCCESS", 1)}
+
+
+def test_without_a_limit_each_worker_tries_a_failing_target_once(root: str) -> None:
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        raise RuntimeError(f"attempt {claim.attempt}")
+
+    for attempt in (1, 2):
+        with pytest.raises(SweepFailed) as raised:
+            claim_and_run(root, targets("bad"), body, **QUICK)
+        assert [str(error) for error in raised.value.exceptions] == [f"attempt {attempt}"]
+
+
+def test_a_target_that_comes_right_is_a_success_for_all(root: str) -> None:
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        if claim.attempt == 1:
+            raise RuntimeError("not yet")
+
+    claim_and_run(root, targets("late"), body, max_attempts=2, **QUICK)
+    (found,) = sweep_status(root)
+    assert (found.state, found.attempts, found.token, found.error) == ("SUCCESS", 2, 2, None)
+
+
+def test_what_failed_before_can_be_left_alone(root: str) -> None:
+    with pytest.raises(ZeroDivisionError), step_lock(f"{root}/bad"):
+        raise ZeroDivisionError("of another worker")
+    with pytest.raises(SweepFailed) as raised:
+        claim_and_run(root, targets("bad", "good"), lambda target, claim: None, force_run_failed=False)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, PreviousTaskFailed)
+    assert "ZeroDivisionError: of another worker" in str(error)
+    assert states(root)["good"] == ("SUCCESS", 1)
+
+
+@pytest.mark.slow
+def test_what_a_peer_holds_is_passed_over_and_waited_for(root: str) -> None:
+    order: list[str] = []
+    released = threading.Event()
+
+    def hold() -> None:
+        with step_lock(f"{root}/held", **QUICK):
+            holding.set()
+            released.wait(DEADLINE_SECONDS)
+            order.append("held")
+
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        order.append(target.target_id)
+        released.set()
+
+    holding = threading.Event()
+    peer = threading.Thread(target=hold)
+    peer.start()
+    assert holding.wait(DEADLINE_SECONDS)
+    claim_and_run(root, targets("held", "free"), body, **QUICK)
+    peer.join()
+    assert order == ["free", "held"]
+
+
+def test_a_damaged_record_fails_its_target_alone_and_is_left_as_it_is(root: str) -> None:
+    store = open_store(root)
+    store.write("damaged", b'{"half": ', None)
+    with pytest.raises(SweepFailed, match=r"1 of 2 .*: damaged") as raised:
+        claim_and_run(root, targets("damaged", "good"), lambda target, claim: None)
+    assert "move it away to run its target afresh" in str(raised.value.exceptions[0])
+    assert states(root) == {"damaged": ("UNREADABLE", 0), "good": ("SUCCESS", 1)}
+    stored = store.read("damaged")
+    assert stored is not None
+    assert stored.data == b'{"half": '
+
+
+@pytest.mark.parametrize("interruption", [SystemExit, KeyboardInterrupt])
+def test_a_body_that_ends_the_process_gives_its_claim_back(root: str, interruption: type[BaseException]) -> None:
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        raise interruption
+
+    with pytest.raises(interruption):
+        claim_and_run(root, targets("a", "b"), body)
+    assert states(root) == {"a": ("INTERRUPTED", 0)}
+
+
+def test_a_coroutine_in_disguise_is_not_taken_for_a_success(root: str) -> None:
+    async def never_run() -> None: ...
+
+    made: list[Awaitable[None]] = []
+
+    def body(target: SweepTarget[int], claim: Claim) -> Awaitable[None]:
+        made.append(never_run())
+        return made[-1]
+
+    with pytest.raises(SweepFailed) as raised:
+        claim_and_run(root, targets("a"), body, **QUICK)
+    assert "pass a coroutine function" in str(raised.value.exceptions[0])
+    for coroutine in made:
+        coroutine.close()  # type: ignore[attr-defined]
+    assert states(root) == {"a": ("FAILED", 1)}
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords", "message"),
+    [
+        (["a", "b", "a"], {}, "targets given more than once: a"),
+        (["a"], {"lease": 30.0}, "it must be at least twice the heartbeat"),
+        (["a"], {"max_attempts": 0}, "max_attempts is 0"),
+    ],
+)
+def test_bad_calls_are_refused_before_anything_is_written(
+    root: str, given: list[str], keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        claim_and_run(root, targets(*given), lambda target, claim: None, **{"heartbeat": 20.0, **keywords})
+    assert sweep_status(root) == []
+
+
+def test_no_targets_are_no_work(root: str) -> None:
+    claim_and_run(root, [], lambda target, claim: None)
+
+
+def test_a_storage_out_of_reach_ends_a_worker_after_ten_leases(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = itertools.count()
+    real_read = MemoryStore.read
+
+    def read(store: MemoryStore, key: str) -> Any:
+        if key == "a":
+            next(reads)
+            raise StoreError("injected: out of reach")
+        return real_read(store, key)
+
+    monkeypatch.setattr(MemoryStore, "read", read)
+    with pytest.raises(StoreError, match="out of reach"):
+        claim_and_run(root, targets("a"), lambda target, claim: None, heartbeat=0.005, lease=0.01)
+    assert next(reads) > 2
+
+
+# --- coroutines ---
+
+
+class Cut:
+    """A store whose writes fail from a moment on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = False
+        real_write = MemoryStore.write
+
+        def write(store: MemoryStore, key: str, data: bytes, version: str | None) -> str:
+            if self.now and not key.startswith("probe"):
+                raise StoreError("injected: cut off")
+            return real_write(store, key, data, version)
+
+        monkeypatch.setattr(MemoryStore, "write", write)
+
+
+@pytest.mark.slow
+async def test_a_lost_lease_cancels_the_coroutine_and_the_target_is_run_again(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, ends = Cut(monkeypatch), []
+
+    async def body(target: SweepTarget[int], claim: Claim) -> None:
+        if claim.token == 1:
+            cut.now = True
+            try:
+                await asyncio.sleep(DEADLINE_SECONDS)
+            except asyncio.CancelledError:
+                cut.now = False
+                ends.append("cancelled")
+                raise
+        ends.append(f"token {claim.token}")
+
+    await claim_and_run_async(root, targets("a"), body, heartbeat=0.05, lease=0.5)
+    assert ends == ["cancelled", "token 2"]
+    assert states(root) == {"a": ("SUCCESS", 2)}
+
+
+@pytest.mark.slow
+async def test_a_lost_lease_tells_the_function_and_what_it_returns_does_not_count(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, ends = Cut(monkeypatch), []
+
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        if claim.token == 1:
+            cut.now = True
+            assert claim.stop.wait(DEADLINE_SECONDS)
+            cut.now = False
+        ends.append(claim.token)
+
+    await claim_and_run_async(root, targets("a"), body, heartbeat=0.05, lease=0.5)
+    assert ends == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+async def test_cancelling_waits_for_the_body_and_gives_the_claim_back(root: str, kind: str) -> None:
+    started, ended = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def function(target: SweepTarget[int], claim: Claim) -> None:
+        loop.call_soon_threadsafe(started.set)
+        assert claim.stop.wait(DEADLINE_SECONDS)
+        ended.set()
+
+    async def coroutine(target: SweepTarget[int], claim: Claim) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(DEADLINE_SECONDS)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.set()
+
+    task = asyncio.create_task(
+        claim_and_run_async(root, targets("a", "b"), function if kind == "function" else coroutine)
+    )
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+    assert states(root) == {"a": ("INTERRUPTED", 0)}
+
+
+async def test_cancelling_at_any_moment_leaves_no_claim_behind(root: str) -> None:
+    """Also between the claim and its body, and while its end is being written."""
+
+    async def body(target: SweepTarget[int], claim: Claim) -> None:
+        await asyncio.sleep(0)
+
+    for turns in range(60):
+        task = asyncio.create_task(claim_and_run_async(root, targets(f"t{turns}", f"u{turns}"), body))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert {found.state for found in sweep_status(root)} <= {"SUCCESS", "INTERRUPTED"}
+
+
+async def test_a_timeout_around_it_is_one(root: str) -> None:
+    async def body(target: SweepTarget[int], claim: Claim) -> None:
+        await asyncio.sleep(DEADLINE_SECONDS)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await claim_and_run_async(root, targets("a"), body)
+    assert states(root) == {"a": ("INTERRUPTED", 0)}
