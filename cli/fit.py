@@ -27,7 +27,7 @@ def fit(job: JobConfig, runs: Mapping[str, OrchestratorConfig]) -> None:
         for key in ("output_dir", "model", "resume", "transport"):
             if getattr(run, key) != getattr(job, key):
                 raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
-    places = len(runs) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
+    places = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
     job.trainer = job.trainer.model_copy(update={"max_runs": places, "stay": True})
     _fit_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
@@ -101,8 +101,9 @@ def _pool_of(job: JobConfig, name: str, pool: PoolConfig) -> PoolConfig:
 
 def _fit_adapters(job: JobConfig, runs: Mapping[str, OrchestratorConfig]) -> None:
     """What trainer and servers hold of adapters, unless the file says it: those of the largest rank, and a place at the servers
-    for each run that has one at the trainer."""
-    ranks = [run.training.lora.rank for run in runs.values() if run.training.lora is not None]
+    for each run that has one at the trainer. A job without runs is made for such as `[orchestrator]` describes."""
+    expected = list(runs.values()) or [job.orchestrator]
+    ranks = [run.training.lora.rank for run in expected if run.training.lora is not None]
     if ranks and "max_lora_rank" not in job.trainer.model_fields_set:
         largest = max(*ranks, job.trainer.max_lora_rank)
         job.trainer = job.trainer.model_copy(update={"max_lora_rank": largest})
@@ -110,6 +111,11 @@ def _fit_adapters(job: JobConfig, runs: Mapping[str, OrchestratorConfig]) -> Non
         slots = max(job.trainer.max_runs, LoraServingConfig().max_adapters)
         lora = LoraServingConfig(max_rank=max(ranks), max_adapters=slots)
         job.inference = job.inference.model_copy(update={"lora": lora})
+    if not runs and job.inference.lora is None:
+        raise ValueError(
+            "stay = true without a run of the job's own: those who join train an adapter each; write "
+            "[orchestrator.training.lora] with the largest rank there will be"
+        )
 
 
 def _fit_gpus(job: JobConfig) -> None:

@@ -92,6 +92,10 @@ class JobConfig(Config):
     """The runs: each a `run_id`, and what it has otherwise than `[orchestrator]`. Tables are merged, anything else is
     replaced."""
 
+    stay: bool = False
+    """Trainer and servers stay for runs that join, until told to stop. Such a job needs no run of its own: it has none where
+    there are neither `[[runs]]` nor `[[orchestrator.environments]]`."""
+
     @model_validator(mode="before")
     @classmethod
     def _fill_sections(cls, given: Any) -> Any:
@@ -135,13 +139,17 @@ class JobConfig(Config):
     @model_validator(mode="after")
     def _derive(self) -> JobConfig:
         named = {f"runs[{position}]": run for position, run in enumerate(self.runs)}
-        fit(self, named or {"orchestrator": self.orchestrator})
+        if self.every_run and not self.runs:
+            named = {"orchestrator": self.orchestrator}
+        fit(self, named)
         return self
 
     @property
     def every_run(self) -> list[OrchestratorConfig]:
-        """The runs, of which there is at least one."""
-        return self.runs or [self.orchestrator]
+        """The runs, of which there is at least one unless the job stays for others."""
+        if self.runs or (self.stay and not self.orchestrator.environments):
+            return self.runs
+        return [self.orchestrator]
 
     def server(self, position: int) -> InferenceConfig:
         """One of the servers, as its role's file has it."""

@@ -12,7 +12,7 @@ from typing import Any
 from cli.errors import UserError
 from cli.fit import check_run
 from cli.job import ServersConfig
-from cli.record import JOB_FILE, is_running, read_json
+from cli.record import JOB_FILE, is_running, own_runs, read_json
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
 
@@ -36,7 +36,7 @@ def check_joins(run: OrchestratorConfig, directory: Path) -> None:
         )
     if not is_running(directory):
         raise UserError(f"no job runs in {directory}: start it with `counterpoint run`, and then join")
-    own = [one["run_id"] for one in job["runs"] or [job["orchestrator"]]]
+    own = [run["run_id"] for run in own_runs(job)]
     if run.run_id in own and not run.resume:
         raise UserError(
             f"run_id = {run.run_id!r} is one of the job's own runs ({', '.join(own)}): choose another, or go on with that one, "

@@ -17,7 +17,7 @@ from pathlib import Path
 from cli.errors import UserError
 from cli.job import JobConfig, ServersConfig
 from cli.load import to_toml
-from cli.record import JOB_FILE, JOB_LOCK, orchestrator_of, read_json, run_ids_in
+from cli.record import JOB_FILE, JOB_LOCK, orchestrator_of, own_runs, read_json, run_ids_in
 from cli.workers import sections_of
 from orchestrator.checkpoint import CheckpointError, check_resumable
 from orchestrator.run_directory import ConfigurationError
@@ -77,13 +77,13 @@ def _check_same_job(config: JobConfig) -> None:
     path = config.output_dir / JOB_FILE
     before = read_json(path)
     try:
-        model, known = before["model"], [run["run_id"] for run in before.get("runs") or [before["orchestrator"]]]
+        model, known = before["model"], [run["run_id"] for run in own_runs(before)]
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} lacks {error}, so the job cannot be resumed; --fresh starts anew") from None
     now = [run.run_id for run in config.every_run]
     for key, begun, wanted, same in (
         ("model", repr(model), repr(config.model), model == config.model),
-        ("run_id", ", ".join(map(repr, known)), ", ".join(map(repr, now)), bool({*known} & {*now})),
+        ("run_id", ", ".join(map(repr, known)), ", ".join(map(repr, now)), bool({*known} & {*now}) or known == now),
     ):
         if not same:
             raise UserError(

@@ -86,7 +86,7 @@ class PlainProgress:
                 self._statuses[worker.name] = worker.status
                 self._say(f"{worker.name}: {worker.status}")
         several = len(self._histories) > 1
-        width = max(map(len, self._histories))
+        width = max(map(len, self._histories), default=0)
         for history, line in fresh:
             self._say((f"{history.run_id:<{width}}  " if several else "") + describe_step(line, history))
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
@@ -94,7 +94,7 @@ class PlainProgress:
                 f"{f'{history.run_id} ' if several else ''}step {history.so_far}"
                 for history in self._histories.values()
             )
-            self._say(f"... {steps}; " + ", ".join(map(describe_worker, workers)))
+            self._say(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, workers)))
 
     def _change(self, worker: WorkerView) -> str:
         if worker.state is State.STARTING:

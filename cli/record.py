@@ -29,6 +29,13 @@ def orchestrator_of(directory: Path, run_id: str) -> Holder | None:
     return holder_of(directory / f"run_{run_id}" / "orchestrator.lock")
 
 
+def own_runs(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a job as its `job.json` has them, those of guests not among them. As `JobConfig.every_run`."""
+    if job.get("runs") or (job.get("stay") and not job["orchestrator"]["environments"]):
+        return list(job["runs"])
+    return [job["orchestrator"]]
+
+
 def run_ids_in(directory: Path) -> list[str]:
     """The runs that have a directory here."""
     return sorted(path.name.removeprefix("run_") for path in directory.glob("run_*") if path.is_dir())

@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
     forget_environment()
     console = Console(file=lasting(sys.stdout), soft_wrap=True)
     check_output(config, fresh)
-    if config.resume and all(map(is_finished, config.every_run)):
+    if config.resume and not config.stay and all(map(is_finished, config.every_run)):
         _say_that_all_is_done(config, console)
         return 0
-    if not (config.resume and all(map(all_committed, config.every_run))):
+    if config.stay or not (config.resume and all(map(all_committed, config.every_run))):
         check_ports(config.inference)
     console.print(f"model {config.model}", highlight=False)
     if len(config.runs) > config.trainer.max_runs:
@@ -106,7 +106,7 @@ class JobOnScreen:
             for run in config.every_run
         }
         self._fresh_steps()  # a resumed job's past is no news
-        self._job = Job(workers, self._on_change, self._guests)
+        self._job = Job(workers, self._on_change, self._guests, config.stay)
         self._progress: Progress
 
     def run(self) -> Outcome:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cli.errors import UserError
 from cli.history import History
-from cli.record import JOB_FILE, PROCESSES_FILE, is_running, orchestrator_of, read_json, run_ids_in, steps_of
+from cli.record import JOB_FILE, PROCESSES_FILE, is_running, orchestrator_of, own_runs, read_json, run_ids_in, steps_of
 from cli.standing import verdict_on
 from cli.summary import milliseconds, number, scientific
 from cluster.process import last_lines
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         _say(console, "No processes are known: the roles were not started by `counterpoint run`.", "dim")
         return 0
     console.print(_processes(directory, recorded))
-    guests = {run_id for run_id in histories if own and run_id not in own}
+    guests = {run_id for run_id in histories if own is not None and run_id not in own}
     for name, line in (_last_errors(directory, recorded) | _last_errors_of_guests(directory, guests)).items():
         _say(console, f"last error of {name}: {line}", "red")
     return 0
@@ -61,44 +61,43 @@ def _say(console: Console, text: str, style: str) -> None:
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def _runs_of_job(directory: Path) -> dict[str, int]:
-    """The steps of each run that the job itself has; empty where the roles were started one by one."""
+def _runs_of_job(directory: Path) -> dict[str, int] | None:
+    """The steps of each run that the job itself has; None where there is no job, and the roles were started one by one."""
     if not (directory / JOB_FILE).exists():
-        return {}
-    job = read_json(directory / JOB_FILE)
-    return {run["run_id"]: run["steps"] for run in job.get("runs") or [job["orchestrator"]]}
+        return None
+    return {run["run_id"]: run["steps"] for run in own_runs(read_json(directory / JOB_FILE))}
 
 
-def _histories(directory: Path, own: dict[str, int]) -> dict[str, History]:
+def _histories(directory: Path, own: dict[str, int] | None) -> dict[str, History]:
     """Of the job's runs, and of those that others started in its directory."""
     others = [
         run_id
         for run_id in run_ids_in(directory)
-        if run_id not in own
+        if run_id not in (own or {})
         and any((directory / f"run_{run_id}" / name).exists() for name in ("control/orch.toml", "metrics.jsonl"))
     ]
-    if not own and not others:
+    if own is None and not others:
         raise UserError(f"{directory} holds neither a job ({JOB_FILE} is missing) nor a run (run_<id>/)")
-    steps: dict[str, int | None] = {**own, **{run_id: steps_of(directory, run_id) for run_id in others}}
+    steps: dict[str, int | None] = {**(own or {}), **{run_id: steps_of(directory, run_id) for run_id in others}}
     histories = {run_id: History.of(directory, run_id, count) for run_id, count in steps.items()}
     for history in histories.values():
         history.refresh()
     return histories
 
 
-def _state(directory: Path, history: History, own: dict[str, int]) -> str:
+def _state(directory: Path, history: History, own: dict[str, int] | None) -> str:
     """In a word or two: whether the run goes on, and if not, why."""
     verdict = verdict_on(directory / f"run_{history.run_id}")
     if orchestrator_of(directory, history.run_id) is not None:
         begun = "running" if history.step or verdict else "not begun"
-        return f"{begun}, guest" if own and history.run_id not in own else begun
+        return f"{begun}, guest" if own is not None and history.run_id not in own else begun
     if verdict is not None:
         return verdict.partition(":")[0]
     trained = history.last_trained.get("step", 0)
     return "done" if history.steps and min(history.step, trained) >= history.steps else "not running"
 
 
-def _runs(directory: Path, histories: dict[str, History], own: dict[str, int]) -> Table:
+def _runs(directory: Path, histories: dict[str, History], own: dict[str, int] | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=str(directory), title_justify="left")
     for column in ("run", "state", "step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")

@@ -31,10 +31,11 @@ def sections_of(config: JobConfig) -> dict[str, Config]:
 
 def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
     """The roles, in the order in which they start; they stop in its reverse, so that the orchestrators can still drain. What a
-    resume finds finished is not started: no run that is done, and inference only where something is left to generate."""
+    resume finds finished is not started: no run that is done, and inference only where something is left to generate, or may
+    come."""
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
     return (
-        ([] if all(map(all_committed, runs)) else _servers(config, files))
+        ([] if not config.stay and all(map(all_committed, runs)) else _servers(config, files))
         + [
             Worker(
                 "trainer",

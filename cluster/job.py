@@ -69,10 +69,12 @@ class Job:
         workers: Sequence[Worker],
         on_change: Callable[[Job], None] = lambda job: None,
         guests: Callable[[], Sequence[str]] = lambda: (),
+        stay: bool = False,
     ) -> None:
         """`on_change` is called, on the loop, after anything that `views` shows has changed. `guests` names who makes use of the
-        services without being one of the workers; it is asked before the services are stopped for want of tasks."""
-        self.lifecycle = Lifecycle(workers)
+        services without being one of the workers; it is asked before the services are stopped for want of tasks,
+        which they never are if they are to `stay`."""
+        self.lifecycle = Lifecycle(workers, stay)
         self._on_change = on_change
         self._guests = guests
         self._log_from: dict[str, int] = {}

@@ -50,9 +50,9 @@ FINAL_CODES = frozenset({2, 3})
 
 class Lifecycle:
     """The state machine of one job. Workers start in the order given (subject to `after`). The tasks stop first, all at once;
-    then the services, in the reverse of the order given."""
+    then the services, in the reverse of the order given. With `stay`, the services live until told to stop."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[Worker], stay: bool = False) -> None:
         self.workers = {worker.name: worker for worker in workers}
         if len(self.workers) != len(workers):
             raise ValueError("two workers have the same name")
@@ -60,6 +60,7 @@ class Lifecycle:
             earlier = {other.name for other in workers[:position]}
             if unknown := set(worker.after) - earlier:
                 raise ValueError(f"{worker.name} starts after {sorted(unknown)}, which must be listed before it")
+        self._stay = stay
         self.state = State.WAITING
         self.states = dict.fromkeys(self.workers, State.WAITING)
         self.restarts = dict.fromkeys(self.workers, 0)
@@ -176,9 +177,9 @@ class Lifecycle:
         return self._stop(failure, at) if self.state is State.STOPPING else self._stop_when_idle(at)
 
     def _stop_when_idle(self, at: float) -> list[Instruction]:
-        """The job is over once all its tasks have ended, unless it has guests."""
+        """The job is over once all its tasks have ended, unless it has guests, or stays for some."""
         ended = all(self.states[worker.name] in ENDED for worker in self.workers.values() if worker.task)
-        if not ended or self.guests or self.state is State.STOPPING or self.outcome is not None:
+        if not ended or self.guests or self._stay or self.state is State.STOPPING or self.outcome is not None:
             return []
         return self._stop(self._failed_task or Outcome(0, "done"), at)
 

@@ -151,3 +151,25 @@ def test_what_is_wrong_with_a_run_is_told_under_its_name(file: Path, old: str, n
     message = complaint(file, old, new)
     for part in [str(file), *expected]:
         assert part in message
+
+
+def test_a_job_that_stays_needs_no_run_and_is_ready_for_such_as_its_orchestrator_section_describes(file: Path) -> None:
+    shared = file.read_text().partition("[[runs]]")[0]
+    environments = '[[orchestrator.environments]]\nname = "reverse"\nkind = "reverse-text"\n'
+    assert environments in shared
+    file.write_text(shared.replace(environments, ""))
+    assert "orchestrator.environments is required" in complaint(file, "seed = 3", "seed = 4")
+    job = load(JobConfig, file, ["--stay", "true", "--trainer.max_runs", "4"])
+    assert job.every_run == []
+    assert job.inference.lora is not None
+    assert (job.inference.lora.max_rank, job.trainer.max_runs) == (4, 4)
+    assert list(sections_of(job)) == ["inference_0", "trainer"]
+    assert [worker.name for worker in workers_of(job, dict.fromkeys(sections_of(job), file))] == list(sections_of(job))
+    with pytest.raises(UserError, match="those who join train an adapter each"):
+        load(JobConfig, file, ["--stay", "true", "--orchestrator.training.lora", "null"])
+    file.write_text(to_toml(job))
+    assert load(JobConfig, file, []) == job
+
+
+def test_a_job_that_stays_keeps_the_runs_that_it_has(file: Path) -> None:
+    assert len(load(JobConfig, file, ["--stay", "true"]).every_run) == 3

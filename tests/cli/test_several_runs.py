@@ -17,7 +17,7 @@ import tomli_w
 
 from cli.errors import UserError
 from cli.orchestrator import main as orchestrator
-from cli.record import orchestrator_of
+from cli.record import is_running, orchestrator_of
 from cli.status import main as status
 from cli.stop import main as stop
 
@@ -182,6 +182,32 @@ def test_a_job_waits_for_its_guests(sweep: Sweep, capsys: pytest.CaptureFixture[
     assert (code, errors) == (0, ""), output + errors
     assert "visitor  step 3/?" in output
     assert json.loads((sweep.output / "summary.json").read_text())["runs"]["visitor"]["outcome"] == "a guest"
+
+
+def test_a_job_that_stays_waits_for_guests_without_a_run_of_its_own(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del sweep.settings["runs"], sweep.settings["orchestrator"]["environments"]
+    sweep.settings["stay"] = True
+    job = sweep.start("finish")
+    wait_until((sweep.output / "processes.json").exists, "the job to start")
+    wait_until(lambda: sweep.states()["inference_0"] == "ready", "the servers")
+    assert sweep.guest("default", "finish").wait(DEADLINE_SECONDS) == 0
+    assert sweep.guest("visitor", "hang").poll() is None
+    sweep.wait_for("visitor", 3)
+    assert status([str(sweep.output)]) == 0
+    shown = capsys.readouterr().out
+    assert "running, guest" in shown
+    assert job.poll() is None
+    job.send_signal(signal.SIGTERM)
+    code, output, errors = finish(job)
+    assert (code, errors) == (0, ""), output + errors
+    assert "visitor  step 3/?" in output
+    again = sweep.start("finish", "--resume")
+    wait_until(lambda: is_running(sweep.output), "the job to go on")
+    wait_until(lambda: sweep.states()["inference_0"] == "ready", "the servers once more")
+    again.send_signal(signal.SIGTERM)
+    assert finish(again)[0] == 0
 
 
 def test_a_resumed_job_may_gain_runs_and_leave_some_out(sweep: Sweep) -> None:

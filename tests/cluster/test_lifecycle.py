@@ -403,3 +403,19 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
     assert job.outcome is not None
     assert set(job.states.values()) <= ENDED
     assert all(started.count(name) <= 1 + job.restarts[name] for name in NAMES)
+
+
+def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
+    job = running(Lifecycle([worker("server"), worker("trainer")], stay=True))
+    assert job.handle(GuestsSeen(("visitor",), 2.0)) == []
+    assert job.handle(GuestsSeen((), 3.0)) == []
+    assert job.handle(StopRequested("told to", 0, 4.0)) == [Terminate("trainer")]
+    assert end(job, "trainer", "server") == [Terminate("server")]
+    assert job.outcome == Outcome(0, "told to")
+
+
+def test_services_that_stay_outlive_their_tasks() -> None:
+    job = three()
+    job = running(Lifecycle(list(job.workers.values()), stay=True))
+    assert job.handle(Exited("task", 0, 2.0)) == []
+    assert job.outcome is None
