@@ -90,11 +90,12 @@ class PlainProgress:
         for history, line in fresh:
             self._say((f"{history.run_id:<{width}}  " if several else "") + describe_step(line, history))
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
+            told = [worker for worker in workers if not several or worker.state is not State.READY] or workers[:1]
             steps = ", ".join(
                 f"{f'{history.run_id} ' if several else ''}step {history.so_far}"
                 for history in self._histories.values()
             )
-            self._say(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, workers)))
+            self._say(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, told)))
 
     def _change(self, worker: WorkerView) -> str:
         if worker.state is State.STARTING:

@@ -34,6 +34,9 @@ from transport.atomic import write_atomically
 
 POLL_SECONDS = 0.5
 
+PIPE_WIDTH = 130
+"""Of tables where nothing has a width; 80 would break most of them."""
+
 
 def main(arguments: list[str]) -> int:
     """The command."""
@@ -42,7 +45,7 @@ def main(arguments: list[str]) -> int:
         return 0
     config, fresh = command.config, "fresh" in command.switches
     forget_environment()
-    console = Console(file=lasting(sys.stdout), soft_wrap=True)
+    console = Console(file=lasting(sys.stdout), soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     check_output(config, fresh)
     if config.resume and not config.stay and all(map(is_finished, config.every_run)):
         _say_that_all_is_done(config, console)

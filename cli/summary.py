@@ -120,7 +120,8 @@ def _table_of_runs(summary: Summary) -> Table:
         "KL max",
         "staleness",
     ):
-        table.add_column(column, overflow="fold", justify="left" if column in ("run", "ended") else "right")
+        told = column in ("run", "ended")
+        table.add_column(column, no_wrap=column != "ended", overflow="fold", justify="left" if told else "right")
     for run_id, run in summary["runs"].items():
         reward, lag = run["reward"], run["event_loop_lag_seconds"]
         table.add_row(
