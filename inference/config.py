@@ -25,18 +25,6 @@ class LoraServingConfig(Config):
     """Adapters kept in main memory, from where they are put in place at their turn; further ones are read from disk. At least
     `max_adapters` are."""
 
-    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    """Names of the layers that an adapter may have weights for. `lm_head` cannot be one: vLLM 0.30 then computes the probe of
-    an adapter with the positions of whatever requests run beside it, and its engine dies of it."""
-
-    @model_validator(mode="after")
-    def _spares_the_head(self) -> LoraServingConfig:
-        if "lm_head" in self.target_modules:
-            raise ValueError(
-                f"target_modules = {self.target_modules}: an adapter of lm_head cannot be served; leave it out"
-            )
-        return self
-
 
 class InferenceConfig(Config):
     """One vLLM server, started as a subprocess with our plugin."""

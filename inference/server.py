@@ -114,7 +114,6 @@ def server_command(config: InferenceConfig) -> list[str]:
         rank = next(rank for rank in VLLM_LORA_RANKS if rank >= lora.max_rank)
         command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(lora.max_adapters)]
         command += ["--max-cpu-loras", str(max(lora.max_adapters, lora.max_adapters_in_memory))]
-        command += ["--lora-target-modules", *lora.target_modules]
     if config.api_key_file is not None:
         command += ["--middleware", "inference.plugin.authentication.RequireToken"]
     return command + config.extra_args
