@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from cluster.launch import descendants
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
+    DEADLINE,
     ended,
     feeder,
     log_path,
@@ -112,6 +116,32 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
             await end.until(Evicted)
         assert await ended(process) == EVICTED
     assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
+
+
+def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_together(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "tests.trainer.ranked_manager", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environment, timeout=DEADLINE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in (0, 1))
+    assert first == [
+        ["creation", 0, "a", 20.0, 1],
+        ["creation", 1, "bb", 42.0, 2],
+        [[[0, "a"], [1, "bb"]], [1e-3, 1e-3]],
+        ["deletion", 0, "a", 20.0, None],
+        ["creation", 0, "ccc", 60.0, 3],
+        [[[0, "ccc"], [1, "bb"]], [1e-3, 1e-3]],
+        ["deletion", 0, "ccc", 60.0, None],
+        ["deletion", 1, "bb", 42.0, None],
+        ["creation", 1, "bb", 42.0, 2],
+        [[[1, "bb"]], [0.25]],
+    ]
+    assert second[0] == [
+        "refused",
+        "discover_runs is rank 0's business, and this is rank 1: it follows by synchronize_state",
+    ]
+    assert second[1:] == first
 
 
 def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) -> None:

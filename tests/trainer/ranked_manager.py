@@ -1,0 +1,69 @@
+"""A manager on every rank of a real process group, for `test_ranks.py`: what its hooks were called with, as JSON a rank.
+
+Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_manager DIRECTORY`. Every creation and deletion hook makes a
+collective call, which would hang or mix up numbers if the ranks' hooks did not meet.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.trainer.test_runs import write
+from trainer.runs import MultiRunManager, Progress
+from transport.atomic import write_atomically
+
+
+def main(directory: Path) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, entries = dist.get_rank(), []
+    job = directory / "job"
+    manager = MultiRunManager(job, 2, torch.device("cpu"))
+
+    def meet(kind: str, index: int, run_id: str, *more: Any) -> None:
+        total = torch.tensor([float(index + 10 * len(run_id))])
+        dist.all_reduce(total)
+        progress = manager.progress[index].step if kind == "creation" else None
+        entries.append([kind, index, run_id, float(total), progress])
+
+    manager.register_creation_hook(lambda *arguments: meet("creation", *arguments))
+    manager.register_deletion_hook(lambda *arguments: meet("deletion", *arguments))
+    manager.register_discovered_hook(lambda i, r, c: manager.progress.__setitem__(i, Progress(step=len(r))))
+    if rank == 1:
+        try:
+            manager.discover_runs()
+        except RuntimeError as error:
+            entries.append(["refused", str(error)])
+
+    def change_one() -> None:
+        write(job, "a", age=2)
+        write(job, "bb", age=1)
+        write(job, "ccc")
+
+    def change_two() -> None:
+        write_atomically(job / "run_a" / "control" / "evicted.txt", b"enough")
+
+    def change_three() -> None:
+        (job / "run_ccc").rename(directory / "deleted")
+        write(job, "bb", learning_rate=0.25)
+
+    for change in (change_one, change_two, change_three):
+        if rank == 0:
+            change()
+            assert manager.discover_runs()
+        manager.synchronize_state()
+        entries.append(
+            [sorted(manager.run_ids.items()), [manager.config[i].training.learning_rate for i in manager.run_ids]]
+        )
+    (directory / f"rank_{rank}.json").write_text(json.dumps(entries))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
