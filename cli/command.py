@@ -17,6 +17,7 @@ from cli.schema import ITEM, keys_of
 SWITCHES = {
     "resume": "go on from the newest checkpoint",
     "fresh": "move what the output directory holds aside, and start anew",
+    "worker": "log what is done, without a table of the whole: for one machine of many",
 }
 
 JOIN = "take part in the job that runs there: its model, trainer and servers"
@@ -41,11 +42,12 @@ def parse(
     switches: Sequence[str] = (),
     check: Callable[[Command[Model]], None] = lambda command: None,
     values_of_job: Callable[[str], Table] | None = None,
+    show: Callable[[Command[Model]], str] = lambda command: to_toml(command.config),
 ) -> Command[Model] | None:
     """Parses `FILE [--switch] [--section.key value]...`. None when all was said by `--help` or `--dry-run`.
 
     `check` is given the command, and raises `UserError` as this does, also for a dry run. `values_of_job`, for a command that has
-    `--join DIRECTORY`, gives what lies below the file's own values.
+    `--join DIRECTORY`, gives what lies below the file's own values. `show` is what a dry run prints.
     """
     joins = values_of_job is not None
     if not arguments:
@@ -78,7 +80,7 @@ def parse(
     command = Command(file, config, chosen, Path(join) if join is not None else None)
     check(command)
     if given.dry_run:
-        print(to_toml(config), end="")
+        print(show(command), end="")
         return None
     return command
 

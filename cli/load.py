@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -47,13 +48,21 @@ def load(model: type[Model], file: Path, flags: list[str], below: Table | None =
     merged: Table = below or {}
     for layer in layers.values():
         merged = merge(merged, layer)
+    return validate(model, merged, str(file), layers)
+
+
+def validate(model: type[Model], values: Table, origin: str, layers: Mapping[str, Table] = {}) -> Model:
+    """The model of `values`, which come from `origin` unless a layer above it, `environment` or `flags`, has them.
+
+    Raises `UserError` that lists everything wrong at once.
+    """
     try:
-        return model.model_validate(merged)
+        return model.model_validate(values)
     except ValidationError as error:
-        every = error.errors(include_url=False)
+        keys, every = keys_of(model), error.errors(include_url=False)
         homes = {_home(details, keys) for details in every}  # what is missing there is what stands elsewhere
         told = [one for one in every if one["type"] != "missing" or ".".join(map(str, one["loc"])) not in homes]
-        problems = [_explain(details, keys, file, layers) for details in told]
+        problems = [_explain(details, keys, origin, layers) for details in told]
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         raise UserError(f"{count} in the configuration\n" + "\n".join(problems)) from None
 
@@ -194,13 +203,13 @@ def _variable(path: str) -> str:
     return ENVIRONMENT_PREFIX + path.replace(".", NESTED_DELIMITER).upper()
 
 
-def _origin(path: list[str | int], file: Path, layers: dict[str, Table]) -> str:
+def _origin(path: list[str | int], origin: str, layers: Mapping[str, Table]) -> str:
     """Which layer a value came from: the highest that holds it."""
     dotted = ".".join(map(str, path))
-    for layer, origin in (("flags", f"--{dotted}"), ("environment", _variable(dotted))):
-        if path and _holds(layers[layer], path):
-            return origin
-    return str(file)
+    for layer, written in (("flags", f"--{dotted}"), ("environment", _variable(dotted))):
+        if path and _holds(layers.get(layer, {}), path):
+            return written
+    return origin
 
 
 def _holds(table: Any, path: list[str | int]) -> bool:
@@ -212,13 +221,13 @@ def _holds(table: Any, path: list[str | int]) -> bool:
     return True
 
 
-def _explain(details: ErrorDetails, keys: dict[str, Key], file: Path, layers: dict[str, Table]) -> str:
+def _explain(details: ErrorDetails, keys: dict[str, Key], origin: str, layers: Mapping[str, Table]) -> str:
     """One validation error for a person."""
     location = _without_tags(list(details["loc"]), keys)
     shown = _show_path(location)
     pattern = ".".join(ITEM if isinstance(part, int) else part for part in location)
     is_section = isinstance(details["input"], dict)  # whose keys may come from several layers
-    origin = str(file) if is_section else _origin(location, file, layers)
+    origin = origin if is_section else _origin(location, origin, layers)
     key = keys.get(pattern)
     if (home := _home(details, keys)) is not None:
         section, _, name = home.rpartition(".")

@@ -14,6 +14,7 @@ COMMANDS = {
     "trainer": ("cli.trainer", "the trainer, alone"),
     "inference": ("cli.inference", "one vLLM server with our plugin, alone"),
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
+    "sweep": ("cli.sweep", "a grid of runs or jobs, shared out among any number of workers; `sweep status` shows it"),
     "replay": ("cli.replay", "run the step boundary over a dump, and what the event loop felt of it"),
     "attribute": ("cli.attribute", "which phases of the step boundary block the event loop"),
     "bench": ("cli.bench", "measure the daemon against its bounds"),
