@@ -171,7 +171,7 @@ class JobOnScreen:
         failed = [view for view in self._job.views() if view.state is State.FAILED]
         for view in failed:
             log_file = next(worker.log_file for worker in self._workers if worker.name == view.name)
-            quoted = "\n".join(f"  | {line}" for line in last_lines(log_file))
+            quoted = "\n".join(f"  | {line}" for line in last_lines(log_file, start=view.log_from or 0))
             reason = outcome.reason if view.name == outcome.failed_worker else f"{view.name} {view.last_death}"
             print(f"\ncounterpoint: {reason}. The end of {log_file}:\n{quoted}", file=lasting(sys.stderr))
 

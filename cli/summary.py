@@ -101,8 +101,9 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
     """The table, and where the files are."""
     console.print(_table_of_runs(summary) if "runs" in summary else _table_of_one(summary))
     for run_id, run in summary.get("runs", {}).items():
-        if run["lost"]:
-            console.print(f"  run {run_id}: {run['lost']}", highlight=False, soft_wrap=True)
+        for told in (run["outcome"] if ":" in run["outcome"] else None, run["lost"]):
+            if told:
+                console.print(f"  run {run_id}: {told}", highlight=False, soft_wrap=True)
     for name, path in files.items():
         console.print(f"  {name:<8} {path}", highlight=False, soft_wrap=True)
 
@@ -129,7 +130,7 @@ def _table_of_runs(summary: Summary) -> Table:
         reward, lag = run["reward"], run["event_loop_lag_seconds"]
         table.add_row(
             run_id,
-            run["outcome"],
+            run["outcome"].partition(":")[0],
             f"{run['steps']['trained']}/{run['steps']['shipped']}",
             f"{number(reward['first'])} → {number(reward['last'])}",
             f"{run['rollouts']['completed']}",
