@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 import torch
 from rich.console import Console
@@ -42,13 +43,13 @@ from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play
 from orchestrator.run_directory import write_config
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from trainer.config import TrainerConfig
+from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.make_model import resolve_model
 from trainer.model import log_probabilities
-from trainer.packer import pack, plan
+from trainer.packer import pack, trained_samples
 from trainer.ranks import Ranks
 from trainer.runs import MultiRunManager
-from trainer.step import train_step
 from transport.records import Batch, Rollout
 
 DEMO = Path(__file__).parent.parent / "configs" / "demo.toml"
@@ -91,9 +92,20 @@ def _learner(config: TrainerConfig, ranks: Ranks) -> Learner:
 
 
 def _mismatch(learner: Learner, batch: Batch) -> float:
-    run, again = learner.runs[0], replace(batch, step=1)
-    metrics = train_step(learner.model, learner.replay, learner.limits, run, again, learner.ranks)
-    return float(metrics["mismatch_kl"])
+    learner.open_step(0, replace(batch, step=1))
+    for samples in _rows(batch, learner.limits.max_tokens):
+        learner.train_rows([[(0, samples)]])
+    return float(learner.finish_step(0)["mismatch_kl"])
+
+
+def _rows(batch: Batch, max_tokens: int) -> Iterator[list[int]]:
+    """The samples of a batch, a row at a time."""
+    shares = FairShare(max_tokens, ranks=1)
+    lengths = np.diff(batch.sample_offsets)
+    shares.add(0, 1.0, {sample: int(lengths[sample]) for sample in trained_samples(batch)})
+    while shares.left(0):
+        for row in shares.rows():
+            yield from (samples for _, samples in row)
 
 
 def _differing_routing(learner: Learner, batch: Batch) -> float:
@@ -101,7 +113,7 @@ def _differing_routing(learner: Learner, batch: Batch) -> float:
     replay, limits = learner.replay, learner.limits
     assert replay is not None
     differing = pairs = 0
-    for samples in plan(batch, limits.max_tokens, 1)[0]:
+    for samples in _rows(batch, limits.max_tokens):
         micro = pack([(batch, samples)], limits, torch.device("cpu"))
         if micro.routed_experts_TLK is None:
             raise ValueError("the server returned no routed experts: is this a mixture of experts?")

@@ -1,9 +1,8 @@
-"""A batch's samples into micro-batches: which rank and which row each sample goes to, and the row's tensors.
+"""Batches into micro-batches: what cannot be trained is refused, and the samples that share a row become its tensors.
 
-`check` refuses what cannot be trained, before anything is; `plan` decides with lengths alone, the same on every rank; `pack`
-builds the tensors of one row, of one batch's samples or of several runs'. Nothing is padded, and a sample is never split or
-seen by another (`trainer/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens, each
-predicted from the position before it.
+Whose samples share a row is decided elsewhere (`trainer/fair_share.py`). Nothing is padded, and a sample is never split or seen
+by another (`trainer/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens, each predicted
+from the position before it.
 """
 
 from __future__ import annotations
@@ -118,36 +117,10 @@ def _check_routing(sample: int, rollout_id: str, chunks: Sequence[RoutingArray],
 
 
 def trained_samples(batch: Batch) -> list[int]:
-    """The samples that have a trained token, longest first; the others have no gradient."""
-    offsets = batch.sample_offsets
-    lengths = np.diff(offsets)
+    """The samples that have a trained token; the others have no gradient."""
     trained_before = np.concatenate(([0], np.cumsum(batch.loss_mask_T, dtype=np.int64)))
-    trained = trained_before[offsets[1:]] - trained_before[offsets[:-1]]
-    return [int(sample) for sample in np.argsort(-lengths, kind="stable") if trained[sample]]
-
-
-def plan(batch: Batch, max_tokens: int, ranks: int) -> list[list[list[int]]]:
-    """For each rank, its micro-batches, each a list of sample indices adding up to at most `max_tokens` tokens.
-
-    Longest first to the rank with the fewest tokens so far, then first fit: within 4/3 of the best balance (Graham, 1969).
-    Samples without a trained token are left out. A rank may get nothing.
-    """
-    lengths = np.diff(batch.sample_offsets)
-    loads = [0] * ranks
-    bins: list[list[list[int]]] = [[] for _ in range(ranks)]
-    room: list[list[int]] = [[] for _ in range(ranks)]
-    for sample in trained_samples(batch):
-        length = int(lengths[sample])
-        rank = loads.index(min(loads))
-        loads[rank] += length
-        fitting = next((index for index, left in enumerate(room[rank]) if left >= length), None)
-        if fitting is None:
-            bins[rank].append([sample])
-            room[rank].append(max_tokens - length)
-        else:
-            bins[rank][fitting].append(sample)
-            room[rank][fitting] -= length
-    return bins
+    counts_S = np.diff(trained_before[batch.sample_offsets])
+    return [int(sample) for sample in np.flatnonzero(counts_S)]
 
 
 def environment_names(batch: Batch) -> list[str]:

@@ -27,7 +27,7 @@ TOKENS = 12
 _SEED = 20_240_229
 
 
-def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, path: Path, index: int = 0) -> None:
+def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, path: Path, index: int) -> None:
     """Computes the probe of policy version `version` (temperature 1, no replay) and writes it as `docs/contracts.md` says.
 
     `index` is the slot of the run, through whose adapter the tokens go where the model has adapters.

@@ -23,7 +23,7 @@ from trainer.loss import LossInputs, LossOutputs
 from trainer.metrics import MetricValue
 from trainer.model import log_probabilities
 from trainer.multi_lora import routing
-from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, environment_names, pack, plan, trained_samples
+from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, environment_names, pack, trained_samples
 from trainer.ranks import Ranks
 from trainer.router_replay import RouterReplay
 from trainer.runs import Run
@@ -49,7 +49,7 @@ class OpenStep:
         self.trained_tokens = int(batch.loss_mask_T.sum())
         """Of the whole batch, on all ranks: what the loss is normalised by."""
         self.samples = trained_samples(batch)
-        """Indices of the samples that have a trained token, longest first, as they are packed best. Nobody here changes it."""
+        """Indices of the samples to train, those that have a trained token. Which still are is for the caller to know."""
         self.fault: str | None = None
         """What its loss did, when the step must be refused for it; its samples are then no longer trained."""
         self.environments = environment_names(batch)
@@ -126,22 +126,6 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
         "tokens_per_second": len(batch.token_ids_T) / seconds,
         "phase/train": seconds,
     }
-
-
-def train_step(
-    model: nn.Module,
-    replay: RouterReplay | None,
-    limits: ModelLimits,
-    run: Run,
-    batch: Batch,
-    ranks: Ranks,
-    export_directory: Path | None = None,
-) -> dict[str, MetricValue]:
-    """A whole step of one run with nobody beside it; `finish` says what comes of it."""
-    step = OpenStep(run, batch, ranks.device, export_directory)
-    for samples in plan(batch, limits.max_tokens, ranks.count)[ranks.index]:
-        train_row(model, replay, limits, [(step, samples)])
-    return finish(step, ranks)
 
 
 def _forward(

@@ -182,7 +182,9 @@ def test_values_that_are_not_finite_stay_in_their_run(kind: tuple[Path, dict[int
         for parameter in bench.parameters(first.index).values():
             parameter.fill_(torch.nan)
     step, found = train_rows(bench, first, others)
-    assert_equal(found, expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        # Not to the last bit: a gate sends what is no number to other experts, whose products then have other sizes.
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     with pytest.raises(InvalidBatch, match="the loss of step 1 is not finite"):
         finish(step, ALONE)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from orchestrator.config import LoraConfig
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY
-from trainer.lora import attach_adapter, export_adapter
-from trainer.model import load_model, log_probabilities, trainable_parameters
+from trainer.model import load_model, log_probabilities
 from trainer.router_replay import RouterReplay
 
 CPU = torch.device("cpu")
@@ -60,6 +56,17 @@ def test_agrees_with_transformers_own_attention(directory: Path) -> None:
         logits = stock(input_ids=sample[None], use_cache=False).logits[0] / 0.7
         expected.append(logits[:-1].log_softmax(-1).gather(-1, sample[1:, None])[:, 0])
     torch.testing.assert_close(run(model, tokens_T, LENGTHS, 0.7), torch.cat(expected), rtol=0, atol=5e-6)
+
+
+def test_each_token_has_its_own_temperature(dense_directory: Path) -> None:
+    model = load_model(dense_directory, "float32", CPU)
+    tokens_T = torch.arange(6)
+    arguments = (model, tokens_T, tokens_T, [6], torch.tensor([1, 2, 4]), torch.tensor([5, 6, 7]))
+    values_P, entropy_P = log_probabilities(*arguments, torch.tensor([0.5, 1.0, 2.0]))
+    for index, temperature in enumerate((0.5, 1.0, 2.0)):
+        expected = log_probabilities(*arguments, temperature)
+        torch.testing.assert_close((values_P[index], entropy_P[index]), (expected[0][index], expected[1][index]))
+    assert len({round(float(value), 3) for value in entropy_P}) == 3
 
 
 def test_entropy_is_that_of_the_distribution(dense_directory: Path) -> None:
@@ -142,39 +149,6 @@ def test_damaged_weights_are_named(dense_directory: Path, tmp_path: Path) -> Non
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ValueError, match="model' cannot be loaded"):
         load_model(copy, "float32", CPU)
-
-
-@pytest.mark.slow  # imports peft
-def test_an_exported_adapter_gives_the_same_results_in_peft(dense_directory: Path, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of peft's own imports
-        from peft import PeftModel
-    model = load_model(dense_directory, "float32", CPU)
-    tokens_T = random_tokens()
-    before_P = run(model, tokens_T, LENGTHS)
-    lora = LoraConfig(rank=4, alpha=8.0)
-    attach_adapter(model, lora, seed=3)
-    assert torch.equal(run(model, tokens_T, LENGTHS), before_P), "a fresh adapter must change nothing"
-    parameters = trainable_parameters(model)
-    assert len(parameters) == LAYERS * 7 * 2
-    with torch.no_grad():
-        for parameter in parameters.values():
-            parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(4))
-    export_adapter(model, lora, str(dense_directory), tmp_path)
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 4
-    ours_P = run(model, tokens_T, LENGTHS)
-    assert (ours_P - before_P).abs().max() > 1e-2
-    peft_model = PeftModel.from_pretrained(load_model(dense_directory, "float32", CPU), tmp_path).eval()
-    torch.testing.assert_close(run(peft_model, tokens_T, LENGTHS), ours_P, rtol=0, atol=5e-6)
-
-
-def test_an_adapter_needs_a_layer_to_be_on(dense_directory: Path) -> None:
-    model = load_model(dense_directory, "float32", CPU)
-    with pytest.raises(ValueError, match=r"no such linear layer; it has .*'q_proj'"):
-        attach_adapter(model, LoraConfig(target_modules=["query"]), seed=0)
-    assert all(parameter.requires_grad for parameter in model.parameters()), (
-        "a refused adapter must leave the model alone"
-    )
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from trainer.multi_lora import (
     wrap_linears,
 )
 from trainer.multi_lora_experts import MultiLoraExperts
+from trainer.probe import write_probe
+from trainer.router_replay import RouterReplay
 
 CPU = torch.device("cpu")
 LENGTHS = [7, 12, 4]
@@ -270,3 +272,23 @@ def test_vllm_reads_the_adapters_of_experts(moe_directory: Path, tmp_path: Path)
         for found, parameter in zip(packed.lora_b, [gate_B, ours["down_proj.lora_B"], up_B], strict=True):
             assert torch.equal(found, parameter)
         assert packed.scaling == [2.0, 2.0, 2.0]
+
+
+def test_a_probe_is_of_the_runs_own_adapter(directory: Path, tmp_path: Path) -> None:
+    model, layers = wrapped(directory)
+    replay = RouterReplay(model)
+    for index in (1, 2):
+        admit(layers, index, DENSE)
+
+    def probe(index: int) -> tuple[Tensor, Tensor]:
+        write_probe(model, replay, index + 5, tmp_path / "probe.json", index)
+        written = json.loads((tmp_path / "probe.json").read_text())
+        assert written["version"] == index + 5
+        return torch.tensor(written["token_ids"]), torch.tensor(written["log_probabilities"])
+
+    for index in (0, 1, 2):
+        token_ids_T, found_P = probe(index)
+        with torch.no_grad(), routing(model, [(index, len(token_ids_T))]):
+            expected_P = run(model, token_ids_T, [len(token_ids_T)])
+        torch.testing.assert_close(found_P, expected_P, rtol=0, atol=5e-6)
+    assert not torch.equal(probe(1)[1], probe(2)[1])

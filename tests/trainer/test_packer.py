@@ -7,40 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
-from trainer.packer import InvalidBatch, ModelLimits, check, environment_names, pack, plan
+from trainer.packer import InvalidBatch, ModelLimits, check, environment_names, pack, trained_samples
 
 LIMITS = ModelLimits(vocabulary=VOCABULARY, max_tokens=40, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.slow  # hypothesis
-@settings(max_examples=50, deadline=None)
-@given(
-    lengths=st.lists(st.integers(3, 40), min_size=0, max_size=24).map(tuple),
-    ranks=st.integers(1, 4),
-)
-def test_every_sample_is_planned_once_and_fits(lengths: tuple[int, ...], ranks: int) -> None:
-    batch = make_batch(lengths=lengths)
-    planned = plan(batch, 40, ranks)
-    assert len(planned) == ranks
-    placed = sorted(sample for rank in planned for row in rank for sample in row)
-    assert placed == list(range(len(lengths)))
-    sizes = np.diff(batch.sample_offsets)
-    loads = [sum(int(sizes[sample]) for row in rank for sample in row) for rank in planned]
-    assert all(sum(int(sizes[sample]) for sample in row) <= 40 for rank in planned for row in rank)
-    assert max(loads) - min(loads) <= int(sizes.max(initial=0))
-
-
 def test_samples_that_train_nothing_are_left_out() -> None:
-    batch = make_batch(lengths=(5, 6, 7))
+    batch = make_batch(lengths=(5, 6, 0, 7))
+    assert trained_samples(batch) == [0, 1, 3]
     batch.loss_mask_T[5:11] = 0
-    assert sorted(plan(batch, 40, 1)[0][0]) == [0, 2]
+    assert trained_samples(batch) == [0, 3]
     batch.loss_mask_T[:] = 0
-    assert plan(batch, 40, 2) == [[], []]
+    assert trained_samples(batch) == trained_samples(make_batch(lengths=())) == []
 
 
 def test_a_row_carries_the_samples_own_values() -> None:
@@ -71,6 +52,33 @@ def test_wide_routing_survives() -> None:
     micro = pack([(batch, [0])], replace(LIMITS, experts=300), CPU)
     assert micro.routed_experts_TLK is not None
     assert int(micro.routed_experts_TLK[:3].min()) == 299
+
+
+def test_a_row_of_several_batches_is_their_rows_side_by_side() -> None:
+    """What one row holds of each is what a row of it alone holds, and routing goes with its own tokens."""
+    choices = [(make_batch(1, routed=True), [2, 0]), (make_batch(2), [1]), (make_batch(3, routed=True), [3])]
+    together = pack(choices, LIMITS, CPU)
+    alone = [pack([choice], LIMITS, CPU) for choice in choices]
+    assert [part.samples for part in together.parts] == [[2, 0], [1], [3]]
+    assert [part.tokens for part in together.parts] == [14, 17, 12]
+    assert together.sample_lengths == [5, 9, 17, 12]
+    starts = [0, 14, 31]
+    for name in (
+        "token_ids_T",
+        "position_ids_T",
+        "targets_P",
+        "advantages_P",
+        "environments_P",
+        "has_record_T",
+        "inference_log_probabilities_P",
+    ):
+        assert torch.equal(getattr(together, name), torch.cat([getattr(each, name) for each in alone])), name
+    shifted = [each.predicting_P + start for each, start in zip(alone, starts, strict=True)]
+    assert torch.equal(together.predicting_P, torch.cat(shifted))
+    assert together.routed_experts_TLK is not None
+    for each, start in zip(alone, starts, strict=True):
+        rows = together.routed_experts_TLK[start : start + len(each.token_ids_T)]
+        assert torch.equal(rows, torch.zeros_like(rows) if each.routed_experts_TLK is None else each.routed_experts_TLK)
 
 
 def test_without_routing_nothing_is_recorded() -> None:
