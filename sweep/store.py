@@ -108,7 +108,7 @@ def prove(store: Store) -> None:
 
     Raises `UnsafeStoreError` saying which promise it broke, `StoreError` when it cannot be reached or may not be written.
     """
-    key = f"probe-{uuid.uuid4().hex}"
+    key = f".probe-{uuid.uuid4().hex}"  # no id of a target: one that a killed worker leaves is not taken for one
     created = store.write(key, b"1", None)
     try:
         _must_refuse(store, key, None, "to create an object only if there is none")

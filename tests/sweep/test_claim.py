@@ -218,7 +218,7 @@ class Cut:
         real_write = MemoryStore.write
 
         def write(store: MemoryStore, key: str, data: bytes, version: str | None) -> str:
-            if self.now and not key.startswith("probe"):
+            if self.now and not key.startswith(".probe"):
                 raise StoreError("injected: cut off")
             return real_write(store, key, data, version)
 

@@ -122,10 +122,10 @@ def test_a_google_storage_that_ignores_conditions_is_refused(monkeypatch: pytest
 
 def test_a_store_that_cannot_be_reached_says_where(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(StoreError, match=r"s3://bucket/sweep/probe-\w+ cannot be written: .*127\.0\.0\.1:9"):
+    with pytest.raises(StoreError, match=r"s3://bucket/sweep/\.probe-\w+ cannot be written: .*127\.0\.0\.1:9"):
         prove(S3Store("bucket", "sweep"))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    with pytest.raises(StoreError, match=r"gs://bucket/sweep/probe-\w+ cannot be written"):
+    with pytest.raises(StoreError, match=r"gs://bucket/sweep/\.probe-\w+ cannot be written"):
         prove(GoogleStore("bucket", "sweep"))
 
 

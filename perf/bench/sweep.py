@@ -1,0 +1,122 @@
+"""Sweep: how fast workers claim targets of no work on a local disk, and how fast the status of many is read.
+
+    python -m perf.bench.sweep [--quick]
+
+Each claim is two records, one when it is made and one when it ends, both flushed to the disk. Beside it as many processes
+replace as many files of that size, flushed as well, and do nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from perf.bench.command import show
+from perf.figures import Case, Figure
+from perf.sweep_worker import targets
+from sweep.claim import claim_and_run
+from sweep.lease import Terms, claimed, succeeded
+from sweep.record import State
+from sweep.status import sweep_status
+
+WORKERS = 8
+TARGETS, STATUSES = 1000, 10_000
+WRITES_A_CLAIM = 2
+START_SECONDS = 120.0
+
+_RECORD = succeeded(claimed(None, "target", "0" * 32, "host", 1, Terms(), 0.0), 1.0)
+
+
+def measure(quick: bool) -> list[Case]:
+    """The case `sweep`. Takes some 15 s, or 5 s with `quick`."""
+    scale = 10 if quick else 1
+    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
+        return [Case("sweep", _claims(Path(directory), TARGETS // scale) + _status(Path(directory), STATUSES // scale))]
+
+
+def _claims(directory: Path, count: int) -> list[Figure]:
+    root, bare = directory / "claims", directory / "bare"
+    bare.mkdir()
+    bare_seconds = _seconds(_replace_files, bare, count)
+    seconds = _seconds(_claim_all, root, count)
+    done = sum(found.state == State.SUCCESS and found.token == 1 for found in sweep_status(root))
+    assert done == count, f"{done} of {count} targets were claimed once and succeeded"
+    return [
+        Figure("targets", count, ""),
+        Figure("workers", WORKERS, ""),
+        Figure("claims, each to its end", count / seconds, "/s", 200.0, "at least"),
+        Figure("bare flushed files, two a claim", count / bare_seconds, "/s"),
+        Figure("share of the bare rate", bare_seconds / seconds, "", 0.1, "at least"),
+    ]
+
+
+def _seconds(function: Callable[[Path, int], None], directory: Path, count: int) -> float:
+    """From when all processes are ready until the last has ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    barrier = context.Barrier(WORKERS + 1)
+    processes = [context.Process(target=_begin, args=(barrier, function, directory, count)) for _ in range(WORKERS)]
+    for process in processes:
+        process.start()
+    barrier.wait(START_SECONDS)
+    began = time.perf_counter()
+    for process in processes:
+        process.join()
+    seconds = time.perf_counter() - began
+    assert not any(process.exitcode for process in processes), "a worker failed"
+    return seconds
+
+
+def _begin(barrier: Barrier, function: Callable[[Path, int], None], directory: Path, count: int) -> None:
+    barrier.wait(START_SECONDS)
+    function(directory, count)
+
+
+def _claim_all(root: Path, count: int) -> None:
+    claim_and_run(root, targets(count), lambda target, claim: None, heartbeat=1.0, lease=30.0)
+
+
+def _replace_files(directory: Path, count: int) -> None:
+    """A worker's share of them."""
+    data = _RECORD.to_bytes()
+    for index in range(count * WRITES_A_CLAIM // WORKERS):
+        partial = directory / f"{os.getpid()}-{index}.partial"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        partial.replace(directory / f"{os.getpid()}-{index}.json")
+        descriptor = os.open(directory, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def _status(directory: Path, count: int) -> list[Figure]:
+    root = directory / "status"
+    root.mkdir()
+    for target in targets(count):
+        data = _RECORD.to_bytes().replace(b'"target"', f'"{target.target_id}"'.encode())
+        (root / f"{target.target_id}.json").write_bytes(data)
+    began = time.perf_counter()
+    found = sweep_status(root)
+    seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    read = sum(len((root / f"{target.target_id}.json").read_bytes()) for target in targets(count))
+    bare = time.perf_counter() - began
+    assert len(found) == count
+    return [
+        Figure("targets whose status is read", count, ""),
+        Figure("status", seconds, "s", 2.0),
+        Figure("bare read of the same files", bare, "s"),
+        Figure("their size", read / 1e6, "MB"),
+        Figure("status over the bare read", seconds / bare, "x", 10.0),
+    ]
+
+
+if __name__ == "__main__":
+    show(measure)
