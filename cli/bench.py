@@ -60,7 +60,8 @@ class CaseFailed(RuntimeError):
 
 def _measure(name: str, quick: bool) -> list[Case]:
     """Raises `CaseFailed`."""
-    command = [sys.executable, "-P", "-m", f"perf.bench.{name.replace('-', '_')}", "--json", *(["--quick"] if quick else [])]
+    module = f"perf.bench.{name.replace('-', '_')}"
+    command = [sys.executable, "-P", "-m", module, "--json", *(["--quick"] if quick else [])]
     completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
     try:
         return [Case.of_json(fields) for fields in json.loads(completed.stdout)]
