@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -30,6 +31,25 @@ def test_a_killed_trainer_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Pa
 
 def test_a_killed_vllm_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
     kill_and_resume(tmp_path, "vllm.entrypoints", "inference_0")
+
+
+def test_what_is_killed_comes_back_by_itself_and_nothing_is_lost_or_repeated(tmp_path: Path, tiny_moe: Path) -> None:
+    """Each role once, while the others live on; without `--resume` from anybody's hand."""
+    job = started_and_trained(tmp_path, trained=1, max_restarts=3)
+    trained = job.output_dir / "trainer" / "metrics.jsonl"
+    try:
+        for victim in ("vllm.entrypoints", "cli.main trainer", "cli.main orchestrator"):
+            before = len(steps_of(trained))
+            os.kill(job.pid_of(victim), signal.SIGKILL)
+            job.wait_for(f"a step after the death of {victim}", lambda: len(steps_of(trained)) > before)  # noqa: B023
+        assert job.wait() == 0, job.output()
+        assert_nothing_is_left(job)
+    finally:
+        job.end()
+    for name in ("inference_0", "trainer", "orchestrator"):
+        assert re.search(rf"{name} .*: restarting", job.output()), job.output()
+    assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS
+    assert steps_of(trained) == ALL_STEPS
 
 
 def test_ctrl_c_leaves_no_process_and_a_directory_to_resume(tmp_path: Path, tiny_moe: Path) -> None:
@@ -80,8 +100,8 @@ def kill_and_resume(directory: Path, victim: str, name: str) -> None:
     assert_resumes(job)
 
 
-def started_and_trained(directory: Path, trained: int) -> RunningJob:
-    job = RunningJob(write_config(directory), directory / "output")
+def started_and_trained(directory: Path, trained: int, max_restarts: int = 0) -> RunningJob:
+    job = RunningJob(write_config(directory, max_restarts), directory / "output")
     try:
         job.wait_for(f"step {trained}", lambda: len(steps_of(job.output_dir / "trainer" / "metrics.jsonl")) >= trained)
     except BaseException:
