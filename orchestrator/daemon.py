@@ -117,7 +117,7 @@ class Daemon:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
             resources.enter_context(self._blame)
-            self._run_beside(self._lag.run(), self._watchdog.run(), self._watch_control())
+            self._run_beside(self._lag.run(), self._watchdog.run())
             failed = True
             try:
                 if await self._unless_stopped(self.startup(resources)):
@@ -137,6 +137,7 @@ class Daemon:
         checkpoint = await in_thread(_resume, config) if config.resume else None
         loaded = await in_thread(_load, config)
         await in_thread(write_config, config)
+        self._run_beside(self._watch_control())  # from now on, a verdict is on this configuration
         merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
         self._assemble(loaded, checkpoint, merge_chunk, resources)
 

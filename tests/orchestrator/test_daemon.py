@@ -167,6 +167,18 @@ def test_a_verdict_in_control_ends_the_run(
     assert "because" in (config.run_dir / "orchestrator.log").read_text()
 
 
+def test_a_verdict_on_a_former_configuration_does_not_end_a_resumed_run(
+    make_config: Callable[..., OrchestratorConfig],
+) -> None:
+    config = make_config(resume=True)
+    refusal = config.run_dir / "control" / "config_validation_error.txt"
+    refusal.parent.mkdir(parents=True)
+    refusal.write_text("rank = 99 was too much, which has been mended")
+    with ScriptedTrainer(config.output_dir, "one", STEPS):
+        assert run(config, lambda: None) == 0
+    assert not refusal.exists()
+
+
 def test_a_run_whose_directory_is_deleted_ends_and_does_not_make_it_again(
     make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
