@@ -1,6 +1,7 @@
 """`counterpoint bench [CASE...]`: measures, and says which bounds are kept (`perf/README.md` says how to read it).
 
-Every case runs in a process of its own, so that none inherits another's memory or threads.
+Every case runs in a process of its own, so that none inherits another's memory or threads. `chaos` stands apart: it measures no
+speed, takes most of an hour, and has its own arguments.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ CASES = {
 }
 
 
+CHAOS = "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)"
+
+
 def main(arguments: list[str]) -> int:
     """The command. 1 when a bound is broken."""
+    if arguments[:1] == ["chaos"]:
+        command = [sys.executable, "-P", "-m", "perf.bench.chaos", *arguments[1:]]
+        return subprocess.run(guarded(command), check=False).returncode
     given = _parser().parse_args(arguments)
     names = given.cases or list(CASES)
     for name in names:
@@ -74,11 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     cases = "\n".join(f"  {name:<10} {summary}" for name, summary in CASES.items())
     parser = argparse.ArgumentParser(
         prog="counterpoint bench",
-        description=f"Measures the daemon against its own bounds, each case in a process of its own.\n\ncases:\n{cases}",
+        description=f"Measures the daemon against its own bounds, each case in a process of its own.\n\ncases:\n{cases}\n\n"
+        f"alone, and only when named:\n  {'chaos':<10} {CHAOS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="which (default: all, in that order)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="which (default: all of the first, in that order)")
     parser.add_argument(
         "--quick", action="store_true", help="smaller and shorter, with bounds that only gross faults break"
     )

@@ -1,0 +1,161 @@
+"""Chaos: processes of a real job with several runs are killed by SIGKILL at random, round after round; then its disk is audited.
+
+    counterpoint bench chaos [--rounds 30] [--seed 1] [--json] [--keep DIRECTORY]
+
+A round kills a process at a random moment: an orchestrator's, the trainer's, or one of vLLM's. In some a second one follows
+within seconds, whatever the first's death is causing just then. The round ends once all that died is back and every run has
+committed and trained two more steps. In the end the job is stopped in order, resumed to the end of its runs, and audited
+(`perf/chaos/audit.py`): every step trained exactly once, nothing lost, nothing shipped twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from perf.chaos.audit import FAULTS, Findings, audit
+from perf.chaos.disk import json_lines
+from perf.chaos.job import ChaosError, ChaosJob, Victim
+from perf.figures import Case, Figure
+
+SECOND_KILL = 0.4
+"""In this share of the rounds."""
+SECOND_WITHIN_SECONDS = 20.0
+"""By then a killed trainer has just begun to train again, and a killed vLLM is being loaded."""
+MOMENT_SECONDS = 4.0
+"""The longest between a round and the next kill; several steps."""
+STEPS_A_ROUND = 2
+
+ROLES = ("orchestrator", "trainer", "inference")
+
+
+@dataclass
+class Toll:
+    """What was done to a job, and how it bore it."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """By process: those of `ROLES`, and vLLM's own."""
+    slowest: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROLES, 0.0))
+    """By role that died first, the longest from the kill to the end of its round, in seconds."""
+    in_flight: int = 0
+    """Rollouts that were, by its last line, when an orchestrator was killed."""
+    restarts: int = 0
+
+    def case(self, rounds: int, findings: Findings) -> Case:
+        """As figures."""
+        figures = [Figure("rounds", rounds, "")]
+        figures += [Figure(f"{process}: killed", count, "") for process, count in sorted(self.kills.items())]
+        figures += [Figure("processes started again", self.restarts, "", sum(self.kills.values()), "at least")]
+        figures += [Figure(name, count, "") for name, count in findings.counts.items()]
+        figures += [Figure("rollouts in flight when their orchestrator was killed", self.in_flight, "")]
+        figures += [
+            Figure(f"{role}: longest from a kill to {STEPS_A_ROUND} more steps of every run", seconds, "s")
+            for role, seconds in self.slowest.items()
+            if seconds
+        ]
+        figures += [Figure(fault, len(findings.faults[fault]), "", 0) for fault in FAULTS]
+        return Case("chaos", figures)
+
+
+def chaos(job: ChaosJob, rounds: int, chance: random.Random) -> Toll:
+    """Starts the job, kills in it for so many rounds, and ends it in order. Raises `ChaosError` when it does not go on."""
+    toll = Toll()
+    job.start()
+    job.wait_for_steps(STEPS_A_ROUND)
+    for number in range(1, rounds + 1):
+        say(f"round {number} of {rounds}")
+        _round(job, chance, toll)
+    toll.restarts = sum(worker["restarts"] for worker in job.workers().values())
+    say("the job is stopped in order, and resumed to the end of its runs")
+    job.finish()
+    return toll
+
+
+def _round(job: ChaosJob, chance: random.Random, toll: Toll) -> None:
+    job.wait(chance.uniform(0.0, MOMENT_SECONDS))
+    began = time.monotonic()
+    before = {name: worker["restarts"] for name, worker in job.workers().items()}
+    victims = [_kill(job, chance, toll)]
+    if chance.random() < SECOND_KILL:
+        job.wait(chance.uniform(0.0, SECOND_WITHIN_SECONDS))
+        victims.append(_kill(job, chance, toll))
+    job.wait_until("return of what was killed", lambda: _all_are_back(job, victims, before))
+    job.wait_for_steps(STEPS_A_ROUND)
+    took = time.monotonic() - began
+    toll.slowest[victims[0].role] = max(toll.slowest[victims[0].role], took)
+    say(f"  every run has gone on after {took:.0f} s: {job.witness.committed}")
+
+
+def _kill(job: ChaosJob, chance: random.Random, toll: Toll) -> Victim:
+    victim = job.kill(chance)
+    toll.kills[victim.process] += 1
+    say(f"  killed the {victim.process} of {victim.worker}, process {victim.pid}")
+    if victim.role == "orchestrator":
+        run = job.output_dir / f"run_{victim.worker.removeprefix('orchestrator_')}"
+        toll.in_flight += sum(line["inflight/rollouts"] for line in json_lines(run / "metrics.jsonl")[-1:])
+    return victim
+
+
+def _all_are_back(job: ChaosJob, victims: list[Victim], before: dict[str, int]) -> bool:
+    """Every worker of a victim has been started again since, and all are ready."""
+    workers = job.workers()
+    again = all(workers[victim.worker]["restarts"] > before[victim.worker] for victim in victims)
+    return again and all(worker["state"] == "ready" for worker in workers.values())
+
+
+def say(words: str) -> None:
+    """Progress and faults, beside the figures."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """The command. 1 when a bound is broken; the job's directory is then kept, and named."""
+    parser = argparse.ArgumentParser(
+        prog="counterpoint bench chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=30, help="about a minute each (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="whom to kill, and when (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="leave job and witness there, whatever is found")
+    given = parser.parse_args()
+    directory = given.keep or Path(tempfile.mkdtemp(prefix="counterpoint-chaos-"))
+    if given.keep is not None:
+        if directory.exists() and any(directory.iterdir()):
+            parser.error(f"--keep {directory}: it holds something already")
+        directory.mkdir(parents=True, exist_ok=True)
+    job = ChaosJob(directory.absolute())
+    try:
+        toll = chaos(job, given.rounds, random.Random(given.seed))
+        findings = audit(job.output_dir, job.notes)
+    except ChaosError as error:
+        print(f"counterpoint: error: bench chaos: {error}\nwhat there is of it is in {directory}", file=sys.stderr)
+        return 1
+    finally:
+        job.close()
+    case = toll.case(given.rounds, findings)
+    if given.json:
+        print(json.dumps([case.as_json()], indent=2))
+    else:
+        Console().print(case.as_table())
+    for fault, cases in findings.faults.items():
+        for words in cases:
+            say(f"{fault}: {words}")
+    if not case.held:
+        say(f"what there is of it is in {directory}")
+    elif given.keep is None:
+        shutil.rmtree(directory)
+    return int(not case.held)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

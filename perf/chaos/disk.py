@@ -1,0 +1,73 @@
+"""A job's directory as a bystander reads it, by `docs/contracts.md` alone: an audit that used the parts' own readers would share
+their mistakes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+_MAGIC = b"CPBATCH1"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What a `batch.bin` says it holds."""
+
+    run_id: str
+    step: int
+    rollout_ids: tuple[str, ...]
+    """Of its samples, in order."""
+    tokens: int
+    trained_tokens: int
+
+
+def read_batch(path: Path) -> BatchRecord:
+    """Raises `OSError`, or `ValueError` naming the file when it is no such file."""
+    content = path.read_bytes()
+    if content[:8] != _MAGIC:
+        raise ValueError(f"{path} does not begin with {_MAGIC!r}")
+    (count,) = struct.unpack_from("<Q", content, 8)
+    frames, offset = [], 16
+    for _ in range(count):
+        (length,) = struct.unpack_from("<Q", content, offset)
+        frames.append(content[offset + 8 : offset + 8 + length])
+        offset += 8 + length + -length % 8
+    if offset != len(content) or len(frames) < 4:
+        raise ValueError(f"{path}: {count} frames end at byte {offset} of {len(content)}")
+    header = msgpack.Unpacker()
+    header.feed(frames[1])
+    run_id, step, samples, *_ = header.unpack()
+    rollout_ids = tuple(header.unpack()[0] for _ in range(samples))
+    return BatchRecord(run_id, step, rollout_ids, len(frames[2]) // 4, sum(frames[3]))
+
+
+def published(parent: Path) -> list[int]:
+    """The N of every `step_N` in `parent` that has its `STABLE`, ascending."""
+    found = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in parent.glob("step_*/STABLE"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; none where it is missing. One that is still being written is left out."""
+    try:
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's bytes. Raises `OSError`."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def run_ids(job: Path) -> list[str]:
+    """The runs of a job, by their directories."""
+    return sorted(path.name.removeprefix("run_") for path in job.glob("run_*") if path.is_dir())

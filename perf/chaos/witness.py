@@ -1,0 +1,80 @@
+"""A bystander of a job, who notes what each step was when it was committed and what the trainer said it trained.
+
+A job may forget (a batch is deleted once it is durable, a metrics line once its step is to be trained again); the notes keep
+it, for `perf/chaos/audit.py` to compare with what is there in the end. The witness only reads, but for a second name that it
+gives to each batch's file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from perf.chaos.disk import digest, json_lines, published, run_ids
+
+COMMITTED, TRAINED = "committed.jsonl", "trained.jsonl"
+"""In the notes' directory: a line for each step at its first sight after its commit, and for each line of the trainer."""
+
+
+class Witness:
+    """Looks whenever it is told to; often enough that no batch is committed, trained and forgotten between two looks."""
+
+    def __init__(self, job: Path, notes: Path) -> None:
+        notes.mkdir(parents=True, exist_ok=True)
+        self._job = job
+        self._notes = notes
+        self.committed: dict[str, int] = {}
+        """By run, the newest committed step."""
+        self.trained: dict[str, int] = {}
+        """By run, the newest step that the trainer's metrics hold at present."""
+        self._lines: set[tuple[str, int, float]] = set()
+
+    def look(self) -> None:
+        """Takes notes of what is new."""
+        for run_id in run_ids(self._job):
+            self._look_at_commits(run_id)
+        self._look_at_trainer()
+
+    def _look_at_commits(self, run_id: str) -> None:
+        run = self._job / f"run_{run_id}"
+        newest = max(published(run / "checkpoints"), default=0)
+        for step in range(self.committed.get(run_id, 0) + 1, newest + 1):
+            records = run / "rollouts" / f"step_{step}"
+            line = {"run_id": run_id, "step": step, "records": _digest_if_there(records / "rollouts.jsonl")}
+            copy = self.copy_of(self._notes, run_id, step)
+            copy.parent.mkdir(exist_ok=True)
+            try:
+                os.link(records / "batch.bin", copy)
+                line["batch"] = digest(copy)
+            except FileNotFoundError:
+                line["batch"] = None
+            self._note(COMMITTED, line)
+        self.committed[run_id] = newest
+
+    def _look_at_trainer(self) -> None:
+        self.trained = {}
+        for line in json_lines(self._job / "trainer" / "metrics.jsonl"):
+            run_id, step = line["run_id"], line["step"]
+            self.trained[run_id] = max(step, self.trained.get(run_id, 0))
+            if (key := (run_id, step, line["time"])) not in self._lines:
+                self._lines.add(key)
+                names = ("run_id", "step", "time", "tokens", "samples", "loss")
+                self._note(TRAINED, {name: line[name] for name in names})
+
+    def _note(self, name: str, line: dict[str, Any]) -> None:
+        with (self._notes / name).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    @staticmethod
+    def copy_of(notes: Path, run_id: str, step: int) -> Path:
+        """Where the notes keep the batch of a step."""
+        return notes / run_id / f"step_{step}.bin"
+
+
+def _digest_if_there(path: Path) -> str | None:
+    try:
+        return digest(path)
+    except FileNotFoundError:
+        return None
