@@ -23,7 +23,7 @@ from cluster.process import guarded, last_lines
 FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
 OUTPUT = Path("outputs/demo-sweep")
 
-MIDWAY_STEPS = 12
+MIDWAY_STEPS = 20
 """Of the run whose worker is killed."""
 
 READY_SECONDS = 300.0
