@@ -223,8 +223,8 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.finish(worker)
 
     @precondition(some(running))
-    @rule(number=st.integers(0, WORKERS - 1), seconds=st.sampled_from([9.0, 22.0]))
-    def beat_slowly(self, number: int, seconds: float) -> None:
+    @rule(number=st.integers(0, WORKERS - 1), seconds=st.sampled_from([9.0, 22.0]), then=st.sampled_from([9.0, 22.0]))
+    def beat_slowly(self, number: int, seconds: float, then: float) -> None:
         """The heartbeat is seen at once, and confirmed late: its lease counts from its start."""
         worker = self.pick(number, running)
         assert worker.tenure is not None
@@ -234,6 +234,22 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.pass_time(seconds)
         if worker.exchange is not None:
             self.finish(worker)
+        self.pass_time(then)
+        self.all_that_are_idle_look()
+
+    @precondition(some(running))
+    @rule(number=st.integers(0, WORKERS - 1), how=st.sampled_from(sorted(HOW_IT_ENDS)))
+    def end_too_late(self, number: int, how: str) -> None:
+        """The last write fails until a peer has taken over, if one is there."""
+        worker = self.pick(number, running)
+        assert worker.tenure is not None
+        worker.body, worker.ending = False, True
+        worker.begin(worker.tenure.end(HOW_IT_ENDS[how], self.terms.lease))
+        self.all_that_are_idle_look()
+        self.give(worker, StoreError("out of reach"))
+        self.pass_time(31.0)
+        self.all_that_are_idle_look()
+        self.finish(worker)
 
     def finish(self, worker: Worker) -> None:
         while worker.exchange is not None:
