@@ -138,7 +138,9 @@ class Keeper:
             except LeaseLost as error:
                 return self._lose(str(error))
             except StoreError as error:
-                self._trouble = str(error)  # The watching thread says so when the deadline comes, which is now.
+                self._trouble = str(
+                    error
+                )  # The next one follows at once; the watching thread knows when it is too late.
             except BaseException as error:
                 logger.exception("%s: the heartbeat failed", self.claim.target_id)
                 return self._lose(f"{self.claim.target_id}: the heartbeat failed: {error!r}")

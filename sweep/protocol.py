@@ -159,8 +159,9 @@ class Tenure:
         return self.confirmed_at + self.terms.safe_seconds
 
     def beat(self) -> Exchange[None]:
-        """One heartbeat. Raises `LeaseLost`, or `StoreError` when the deadline has passed."""
-        yield from self._write(lambda record: beaten(record, self.clocks.wall()), self.deadline)
+        """One heartbeat, tried until the next is due or the deadline has passed. Raises `LeaseLost`, `StoreError`."""
+        give_up = min(self.deadline, self.clocks.monotonic() + self.terms.heartbeat)
+        yield from self._write(lambda record: beaten(record, self.clocks.wall()), give_up)
 
     def end(self, transition: Callable[[Record, float], Record], patience: float) -> Exchange[None]:
         """The last write. Safe at any time: it is refused if a peer has taken over. Raises `LeaseLost`, `StoreError` after
