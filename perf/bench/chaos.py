@@ -36,6 +36,9 @@ MOMENT_SECONDS = 4.0
 """The longest between a round and the next kill; several steps."""
 STEPS_A_ROUND = 2
 
+PIPE_WIDTH = 110
+"""Of the table where nothing has a width."""
+
 ROLES = ("orchestrator", "trainer", "inference")
 
 
@@ -50,16 +53,17 @@ class Toll:
     in_flight: int = 0
     """Rollouts that were, by its last line, when an orchestrator was killed."""
     restarts: int = 0
+    """Of workers; one of whose processes two were killed at once is started again once."""
 
     def case(self, rounds: int, findings: Findings) -> Case:
         """As figures."""
         figures = [Figure("rounds", rounds, "")]
         figures += [Figure(f"{process}: killed", count, "") for process, count in sorted(self.kills.items())]
-        figures += [Figure("processes started again", self.restarts, "", sum(self.kills.values()), "at least")]
+        figures += [Figure("workers started again", self.restarts, "")]
         figures += [Figure(name, count, "") for name, count in findings.counts.items()]
         figures += [Figure("rollouts in flight when their orchestrator was killed", self.in_flight, "")]
         figures += [
-            Figure(f"{role}: longest from a kill to {STEPS_A_ROUND} more steps of every run", seconds, "s")
+            Figure(f"{role}: longest until every run went on", seconds, "s")
             for role, seconds in self.slowest.items()
             if seconds
         ]
@@ -146,7 +150,7 @@ def main() -> int:
     if given.json:
         print(json.dumps([case.as_json()], indent=2))
     else:
-        Console().print(case.as_table())
+        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(case.as_table())
     for fault, cases in findings.faults.items():
         for words in cases:
             say(f"{fault}: {words}")
