@@ -99,6 +99,11 @@ class History:
         return max(self.shipped, default=0)
 
     @property
+    def complete(self) -> bool:
+        """Whether all the steps it is to have are shipped and trained."""
+        return self.steps is not None and min(self.step, max(self.trained, default=0)) >= self.steps
+
+    @property
     def so_far(self) -> str:
         """`7/20`; `7/?` where nobody said how many it is to be."""
         return f"{self.step}/{self.steps or '?'}"

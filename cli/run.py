@@ -24,7 +24,7 @@ from cli.make_model import resolve
 from cli.output import check_output, check_ports, claim, write_job
 from cli.progress import Progress, choose
 from cli.record import PROCESSES_FILE, orchestrator_of, run_ids_in, steps_of
-from cli.standing import all_committed, how_it_ended, is_finished
+from cli.standing import all_committed, how_a_guest_stands, how_it_ended, is_finished, verdict_on
 from cli.summary import print_summary, summarise, summarise_runs, write_summary
 from cli.workers import worker_of, workers_of
 from cluster.events import ENDED, Outcome, State, Worker
@@ -158,9 +158,9 @@ class JobOnScreen:
             if own.get(run_id, State.STOPPED) in ENDED and orchestrator_of(directory, run_id) is not None
         ]
         for run_id in guests:
-            if run_id not in self._histories:
-                steps = steps_of(directory, run_id)
-                self._histories[run_id] = History.of(directory, run_id, steps, since=self._began)
+            history = self._histories.setdefault(run_id, History.of(directory, run_id, since=self._began))
+            if history.steps is None:  # it may have its lock and not yet have written its configuration
+                history.steps = steps_of(directory, run_id)
         return guests
 
     def _fresh_steps(self) -> list[tuple[History, Line]]:
@@ -168,8 +168,10 @@ class JobOnScreen:
 
     def _explain(self, outcome: Outcome) -> None:
         """Says why workers failed, in their own last words."""
-        failed = [view for view in self._job.views() if view.state is State.FAILED]
-        for view in failed:
+        judged = {worker_of(self._config, run) for run in self._config.runs if verdict_on(run.run_dir) is not None}
+        for view in self._job.views():
+            if view.state is not State.FAILED or view.name in judged:  # for a verdict the summary gives the reason
+                continue
             log_file = next(worker.log_file for worker in self._workers if worker.name == view.name)
             quoted = "\n".join(f"  | {line}" for line in last_lines(log_file, start=view.log_from or 0))
             reason = outcome.reason if view.name == outcome.failed_worker else f"{view.name} {view.last_death}"
@@ -192,9 +194,10 @@ class JobOnScreen:
         print_summary(summary, paths, self._console)
 
     def _endings(self) -> dict[str, str]:
-        """How each of our runs has ended; a guest's end is its own."""
+        """How each run has ended, or stands."""
         views: dict[str, WorkerView] = {view.name: view for view in self._job.views()}
-        guests = dict.fromkeys(self._histories, "a guest")
+        directory = self._config.output_dir
+        guests = {run_id: how_a_guest_stands(directory, history) for run_id, history in self._histories.items()}
         own = {
             run.run_id: how_it_ended(run, self._histories[run.run_id], views.get(worker_of(self._config, run)))
             for run in self._config.every_run

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cli.history import History
+from cli.record import orchestrator_of
 from cluster.events import State
 from cluster.job import WorkerView
 from orchestrator.config import OrchestratorConfig
@@ -39,6 +40,15 @@ def how_it_ended(run: OrchestratorConfig, history: History, worker: WorkerView |
     if worker is not None and worker.state is State.FAILED:
         return f"failed: {worker.last_death or 'killed while it was being stopped'}"
     return f"stopped after step {history.step}"
+
+
+def how_a_guest_stands(output_dir: Path, history: History) -> str:
+    """For a person, when the job is over: how a run stands that others have started."""
+    if orchestrator_of(output_dir, history.run_id) is not None:
+        return "waits for the job's return"
+    if (verdict := verdict_on(output_dir / f"run_{history.run_id}")) is not None:
+        return verdict
+    return "done" if history.complete else f"stopped after step {history.step}"
 
 
 def verdict_on(run_dir: Path) -> str | None:

@@ -93,8 +93,7 @@ def _state(directory: Path, history: History, own: dict[str, int] | None) -> str
         return f"{begun}, guest" if own is not None and history.run_id not in own else begun
     if verdict is not None:
         return verdict.partition(":")[0]
-    trained = history.last_trained.get("step", 0)
-    return "done" if history.steps and min(history.step, trained) >= history.steps else "not running"
+    return "done" if history.complete else "not running"
 
 
 def _runs(directory: Path, histories: dict[str, History], own: dict[str, int] | None) -> Table:
