@@ -87,12 +87,14 @@ class Feeder:
         self.ready: Ready | None = None
         self.durable = 0
         self.acknowledged: list[int] = []
+        self.heard: list[ToOrchestrator] = []
 
     async def until(self, kind: type[ToOrchestrator], **expected: Any) -> ToOrchestrator:
         """The next message of `kind` whose fields are as expected; those before it are only noted."""
         async with asyncio.timeout(DEADLINE):
             while True:
                 message = await self.link.receive()
+                self.heard.append(message)
                 if isinstance(message, Ready):
                     self.ready = message
                 if isinstance(message, Acknowledged):

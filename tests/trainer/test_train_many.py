@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.trainer.conftest import make_batch, make_run_config
-from tests.trainer.orchestrator_end import Feeder, ended, feeder, log_path, metrics_lines, trainer_process, write_run
+from tests.trainer.orchestrator_end import (
+    DEADLINE,
+    Feeder,
+    ended,
+    feeder,
+    log_path,
+    metrics_lines,
+    send_signal,
+    trainer_process,
+    write_run,
+)
 from trainer.config import TrainerConfig
-from transport.messages import Acknowledged, Ready
+from trainer.control import evict
+from trainer.loss import LossInputs, LossOutputs
+from trainer.reception import MAX_REFUSALS
+from trainer.train import EVICTED
+from transport.atomic import published_steps
+from transport.messages import Acknowledged, Evicted, Ready, Waiting
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +60,13 @@ def trainer(output_dir: Path, model: Path, max_runs: int, **more: Any) -> Traine
 
 def adapter(output_dir: Path, run_id: str, step: int) -> dict[str, torch.Tensor]:
     return load_file(output_dir / f"run_{run_id}" / "broadcast" / f"step_{step}" / "adapter_model.safetensors")
+
+
+async def until_trained(output_dir: Path, run_id: str, step: int) -> None:
+    """Until the metrics line of a run's step is there, which comes after its weights."""
+    async with asyncio.timeout(DEADLINE):
+        while (run_id, step) not in {(line["run_id"], line["step"]) for line in metrics_lines(output_dir)}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def train_to_the_end(end: Feeder, run_id: str, steps: int) -> None:
@@ -77,3 +104,216 @@ async def test_two_runs_train_side_by_side_as_each_would_alone(dense_directory: 
             for name in expected:
                 torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
     assert any(not torch.equal(adapter(together, "one", 4)[name], tensor) for name, tensor in found.items())
+
+
+async def test_a_run_beyond_the_places_is_told_and_has_the_place_of_one_that_pauses(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    config = trainer(tmp_path, dense_directory, 1)
+    for run_id in ("first", "second"):
+        configure(tmp_path, dense_directory, run_id, steps=2, checkpoint_interval=99)
+    with trainer_process(config) as process:
+        async with feeder(config, "first") as first, feeder(config, "second") as second:
+            await first.until(Ready, next_step=1)
+            reason = "all 1 places (trainer.max_runs) are taken; it is number 1 of 1 that wait"
+            await second.until(Waiting, reason=reason)
+            await first.train(make_batch(1, run_id="first"))
+            await until_trained(tmp_path, "first", 1)
+            await first.link.close()
+            await second.until(Ready, next_step=1)
+            assert published_steps(tmp_path / "trainer" / "first" / "checkpoints") == [1]
+            async with feeder(config, "first") as again:
+                await again.until(Waiting, reason=reason)
+                await second.train(make_batch(1, run_id="second"), make_batch(2, run_id="second"))
+                await second.until(Acknowledged, durable=2)
+                await second.link.close()
+                await again.until(Ready, next_step=2)
+                await again.train(make_batch(2, run_id="first"))
+                await again.until(Acknowledged, durable=2)
+        assert await ended(process) == 0, log_path(config).read_text()
+    steps = [(line["run_id"], line["step"]) for line in metrics_lines(tmp_path)]
+    assert steps == [("first", 1), ("second", 1), ("second", 2), ("first", 2)]
+
+
+def raises(inputs: LossInputs) -> LossOutputs:
+    """A loss that an operator got wrong."""
+    raise KeyError("advantage")
+
+
+async def outside_the_vocabulary(end: Feeder) -> None:
+    batch = make_batch(1, run_id="bad")
+    batch.token_ids_T[3] = 1_000_000
+    await end.link.send(batch)
+
+
+async def not_a_number(end: Feeder) -> None:
+    advantages = np.full_like(make_batch(1).advantages_T, np.nan)
+    await end.link.send(replace(make_batch(1, run_id="bad"), advantages_T=advantages))
+
+
+async def more_than_its_share(end: Feeder) -> None:
+    for step in (2, 3):
+        await end.link.send(make_batch(step, run_id="bad", lengths=(60,) * 50))
+
+
+async def beyond_its_credit(end: Feeder) -> None:
+    for step in range(20, 20 + MAX_REFUSALS + 1):
+        await end.link.send(make_batch(step, run_id="bad"))
+
+
+async def one_batch(end: Feeder) -> None:
+    await end.link.send(make_batch(1, run_id="bad"))
+
+
+@pytest.mark.parametrize(
+    ("offend", "training", "reason"),
+    [
+        (outside_the_vocabulary, {}, "step 1: sample 0 (1-0), token 3: id 1000000 is outside"),
+        (not_a_number, {}, "step 1: sample 0 (1-0): advantages_T is nan"),
+        (more_than_its_share, {}, "and a run's share is 50000"),
+        (beyond_its_credit, {}, "step 28: this trainer trains step 1 next and holds 4 batches, as it was told 8 times"),
+        (one_batch, {"loss": {"kind": f"{__name__}:raises"}}, "the loss of step 1 raised KeyError"),
+    ],
+)
+async def test_a_run_that_sends_what_cannot_be_trained_is_evicted_and_it_alone(
+    dense_directory: Path,
+    tmp_path: Path,
+    offend: Callable[[Feeder], Awaitable[None]],
+    training: dict[str, Any],
+    reason: str,
+) -> None:
+    config = trainer(tmp_path, dense_directory, 2, max_waiting_bytes=100_000)
+    configure(tmp_path, dense_directory, "bad", **training)
+    configure(tmp_path, dense_directory, "good")
+    with trainer_process(config) as process:
+        async with feeder(config, "good") as good, feeder(config, "bad") as bad:
+            await good.until(Ready)
+            await bad.until(Ready)
+            await good.train(make_batch(1, run_id="good"))
+            await offend(bad)
+            evicted = await bad.until(Evicted)
+            assert isinstance(evicted, Evicted)
+            assert reason in evicted.reason
+            assert reason in (tmp_path / "run_bad" / "control" / "evicted.txt").read_text()
+            await good.train(*(make_batch(step, run_id="good") for step in (2, 3, 4)))
+            await good.until(Acknowledged, durable=4)
+        assert await ended(process) == 0, log_path(config).read_text()
+    assert [(line["run_id"], line["step"]) for line in metrics_lines(tmp_path)] == [
+        ("good", step) for step in (1, 2, 3, 4)
+    ]
+
+
+async def test_a_trainer_all_of_whose_runs_were_evicted_says_so(dense_directory: Path, tmp_path: Path) -> None:
+    config = trainer(tmp_path, dense_directory, 2)
+    for run_id in ("one", "two"):
+        configure(tmp_path, dense_directory, run_id)
+    with trainer_process(config) as process:
+        async with feeder(config, "one") as one, feeder(config, "two") as two:
+            for end, run_id in ((one, "one"), (two, "two")):
+                await end.until(Ready)
+                evict(tmp_path, run_id, "by hand")
+                refused = await end.until(Evicted)
+                assert isinstance(refused, Evicted)
+                assert refused.reason.startswith("by hand")
+        assert await ended(process) == EVICTED
+
+
+async def test_the_next_owner_of_a_place_finds_nothing_of_the_former(dense_directory: Path, tmp_path: Path) -> None:
+    """Nor does a run of the same name, once the former's directory was deleted: as if it had been there alone."""
+    alone = tmp_path / "alone"
+    configure(alone, dense_directory, "next", steps=3, learning_rate=3e-4)
+    with trainer_process(trainer(alone, dense_directory, 1)) as process:
+        async with feeder(trainer(alone, dense_directory, 1), "next") as end:
+            await train_to_the_end(end, "next", 3)
+        assert await ended(process) == 0
+    shared = tmp_path / "shared"
+    config = trainer(shared, dense_directory, 1, stay=True)
+    with trainer_process(config) as process:
+        for former in ("former", "next"):
+            configure(shared, dense_directory, former, learning_rate=0.1, lora={"rank": 4})
+            async with feeder(config, former) as end:
+                await end.until(Ready, next_step=1)
+                await end.train(make_batch(2, run_id=former), make_batch(1, run_id=former))
+                await until_trained(shared, former, 1)
+                (shared / f"run_{former}").rename(shared / f"deleted_{former}")
+                gone = await end.until(Evicted)
+                assert isinstance(gone, Evicted)
+                assert f"directory {shared / f'run_{former}'} was deleted" in gone.reason
+        configure(shared, dense_directory, "next", steps=3, learning_rate=3e-4)
+        async with feeder(config, "next") as end:
+            await train_to_the_end(end, "next", 3)
+        send_signal(process, signal.SIGTERM)
+        assert await ended(process) == 0, log_path(config).read_text()
+    assert not (shared / "run_former").exists()
+    assert [line["step"] for line in metrics_lines(shared) if line["run_id"] == "next"] == [1, 2, 3]
+    for step in (0, 3):
+        expected, found = adapter(alone, "next", step), adapter(shared, "next", step)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+async def test_full_weights_of_one_run_after_another_begin_with_the_model_as_given(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    config = trainer(tmp_path, dense_directory, 1)
+    for run_id, lora in (("full", None), ("adapter", {"rank": 2}), ("again", None)):
+        configure(tmp_path, dense_directory, run_id, steps=1, lora=lora, learning_rate=0.1)
+    base = load_file(dense_directory / "model.safetensors")
+    with trainer_process(config) as process:
+        async with AsyncExitStack() as stack:
+            ends = [await stack.enter_async_context(feeder(config, name)) for name in ("full", "adapter", "again")]
+            for end, run_id in zip(ends, ("full", "adapter", "again"), strict=True):
+                await end.until(Ready)
+                await end.train(make_batch(1, run_id=run_id))
+                await end.until(Acknowledged, durable=1)
+                await end.link.close()
+        assert await ended(process) == 0, log_path(config).read_text()
+    for run_id in ("full", "again"):
+        weights = [load_file(tmp_path / f"run_{run_id}/broadcast/step_{step}/model.safetensors") for step in (0, 1)]
+        assert all(torch.equal(weights[0][name], base[name]) for name in base)
+        assert any(not torch.equal(weights[1][name], base[name]) for name in base)
+
+
+async def test_many_runs_need_adapters_that_fit(dense_directory: Path, tmp_path: Path) -> None:
+    config = trainer(tmp_path, dense_directory, 2, max_lora_rank=4)
+    refusals: dict[str, tuple[dict[str, Any], str]] = {
+        "full": ({"lora": None}, "full weights are trained by a trainer with max_runs = 1"),
+        "wide": ({"lora": {"rank": 8}}, "this trainer takes ranks up to max_lora_rank = 4"),
+        "loss": (
+            {"loss": {"kind": "no_such_module:loss"}},
+            "training.loss.kind = 'no_such_module:loss' cannot be used",
+        ),
+    }
+    for run_id, (training, _) in refusals.items():
+        configure(tmp_path, dense_directory, run_id, **training)
+    with trainer_process(config):
+        for run_id, (_, reason) in refusals.items():
+            async with feeder(config, run_id) as end:
+                refused = await end.until(Evicted)
+                assert isinstance(refused, Evicted)
+                assert reason in refused.reason
+            assert reason in (tmp_path / f"run_{run_id}" / "control" / "config_validation_error.txt").read_text()
+
+
+async def test_a_killed_trainer_goes_on_with_all_its_runs(dense_directory: Path, tmp_path: Path) -> None:
+    config = trainer(tmp_path, dense_directory, 3)
+    runs = ("one", "two", "three")
+    for run_id in runs:
+        configure(tmp_path, dense_directory, run_id)
+    for life in range(2):
+        with trainer_process(config.model_copy(update={"resume": life > 0})) as process:
+            async with AsyncExitStack() as stack:
+                ends = {run_id: await stack.enter_async_context(feeder(config, run_id)) for run_id in runs}
+                if life == 0:
+                    for steps, (run_id, end) in enumerate(ends.items(), 1):
+                        await end.until(Ready, next_step=1)
+                        await end.train(*(make_batch(step, run_id=run_id) for step in range(1, steps + 1)))
+                        await until_trained(tmp_path, run_id, steps)
+                    send_signal(process, signal.SIGKILL)
+                    continue
+                async with asyncio.TaskGroup() as tasks:
+                    for run_id, end in ends.items():
+                        tasks.create_task(train_to_the_end(end, run_id, 4))
+                assert [end.ready.next_step for end in ends.values() if end.ready is not None] == [1, 3, 3]
+            assert await ended(process) == 0, log_path(config).read_text()
+    for run_id in runs:
+        assert [line["step"] for line in metrics_lines(tmp_path) if line["run_id"] == run_id] == [1, 2, 3, 4]
