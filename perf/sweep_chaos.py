@@ -93,7 +93,7 @@ def _race(root: str, witness: Path, settings: Settings, chance: random.Random) -
         return process
 
     processes = [started() for _ in range(settings.workers)]
-    give_up, killed = time.monotonic() + ROUND_SECONDS, 0
+    give_up, killed, seen_at_kill = time.monotonic() + ROUND_SECONDS, 0, 0
     while any(process.is_alive() for process in processes):
         if time.monotonic() > give_up:
             for process in processes:
@@ -101,10 +101,12 @@ def _race(root: str, witness: Path, settings: Settings, chance: random.Random) -
             raise TimeoutError(f"{root}: workers are still running after {ROUND_SECONDS:g} s")
         time.sleep(chance.uniform(0.02, 0.2))
         victim = chance.randrange(len(processes))
-        if killed < settings.kills and processes[victim].is_alive():
+        # Not while they all still start: between two kills something has happened that one could break.
+        seen = Witness(witness).size
+        if killed < settings.kills and seen > seen_at_kill and processes[victim].is_alive():
             processes[victim].kill()
             processes[victim].join()
-            killed += 1
+            killed, seen_at_kill = killed + 1, seen
             processes[victim] = started()
     failed = [process.exitcode for process in processes if process.exitcode]
     if failed:

@@ -56,6 +56,11 @@ class Witness:
     def _log(self) -> Path:
         return self.directory / "witness.jsonl"
 
+    @property
+    def size(self) -> int:
+        """How much has been said, in bytes."""
+        return self._log.stat().st_size if self._log.exists() else 0
+
     def testimony(self) -> Testimony:
         """What it saw. Nobody may be writing any more."""
         seen = Testimony()
