@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import select
 import time
@@ -56,7 +57,7 @@ async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None
     When cancelled it ends the process: at once when the lease is lost, before anybody else can have it; else it lets it drain. A
     second cancellation kills it.
     """
-    await _until_nobody_is_at_work(target)
+    await _until_it_may_start(target)
     target.file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target.file, tomli_w.dumps(target.settings).encode())
     logger.info(
@@ -77,19 +78,14 @@ async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None
     )
 
 
-async def _until_nobody_is_at_work(target: Target) -> None:
-    """A worker that was stopped, or cut off from the storage, may have lost its lease and not know it: its process goes on, and
-    no other may. The wait ends with that process, done or not."""
-    said_at = 0.0
-    while (holder := await asyncio.to_thread(target.holder)) is not None:
+async def _until_it_may_start(target: Target) -> None:
+    """A worker that was paused, or cut off from the storage, may have lost its lease and not know it: its process goes on, and
+    no other may. Or the job to join has been stopped, and is to come back. Either takes what it takes; the claim is ours."""
+    said_at = -math.inf
+    while (obstacle := await asyncio.to_thread(target.obstacle)) is not None:
         if time.monotonic() - said_at > SAY_SECONDS:
             said_at = time.monotonic()
-            logger.info(
-                "%s: waiting for process %d on %s, which is still at work on it",
-                target.target_id,
-                holder.pid,
-                holder.host,
-            )
+            logger.info("%s: waiting for %s", target.target_id, obstacle)
         await asyncio.sleep(LOOK_SECONDS)
 
 

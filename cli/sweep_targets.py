@@ -21,12 +21,12 @@ from cli.grid import Point, expand, placed, shown
 from cli.job import JobConfig
 from cli.join import check_joins, values_of_job
 from cli.load import Table, merge, read_toml, validate
-from cli.record import JOB_LOCK, orchestrator_of, run_ids_in
+from cli.record import JOB_LOCK, is_running, orchestrator_of, run_ids_in
 from cli.schema import ITEM, keys_of, nearest
 from orchestrator.config import OrchestratorConfig
 from sweep.lease import Terms
 from transport.config import Config
-from transport.exclusive import Holder, holder_of
+from transport.exclusive import holder_of
 
 LONGEST_RUN_ID = 64
 LONGEST_NAME = 24
@@ -138,11 +138,15 @@ class Target:
         """Its runs, as far as they have begun."""
         return run_ids_in(self.output_dir) if self.run_id is None else [self.run_id]
 
-    def holder(self) -> Holder | None:
-        """Who is at work on it now, whatever the leases say; None when nobody is."""
-        if self.run_id is None:
-            return holder_of(self.output_dir / JOB_LOCK)
-        return orchestrator_of(self.output_dir, self.run_id)
+    def obstacle(self) -> str | None:
+        """What must end, or begin, before its process may be started; None when nothing must."""
+        lock = self.output_dir / JOB_LOCK
+        holder = holder_of(lock) if self.run_id is None else orchestrator_of(self.output_dir, self.run_id)
+        if holder is not None:
+            return f"process {holder.pid} on {holder.host}, which is still at work on it"
+        if self.joins is not None and not is_running(self.joins):
+            return f"the job in {self.joins}, which does not run"
+        return None
 
     @cached_property
     def runs(self) -> list[OrchestratorConfig]:

@@ -2,7 +2,8 @@
 writes the metrics of 20 steps; SIGTERM ends it with 0, as one that drains.
 
 `python -m tests.cli.fake_orchestrator OUTPUT RUN BEHAVIOUR [--resume]`; BEHAVIOUR is `finish`, or, at the third step, `fail`
-(exit code 3), `hang` (until it is evicted), or `die` (SIGKILL; not with `--resume`).
+(exit code 3), `hang` (until it is evicted), `stubborn` (likewise, and SIGTERM does not end it), or `die` (SIGKILL; not with
+`--resume`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
         if behaviour == "fail":
             print("the disk is full", file=sys.stderr)
             sys.exit(3)
-        while behaviour == "hang":
+        if behaviour == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while behaviour in ("hang", "stubborn"):
             time.sleep(0.05)
             if (run_dir / "control" / "evicted.txt").exists():
                 sys.exit(3)

@@ -1,0 +1,329 @@
+"""`counterpoint sweep` as real processes around runs that pretend: killed, stopped and paused workers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from cli.errors import UserError
+from cli.job import JobConfig
+from cli.load import load
+from cli.main import main
+from cli.record import orchestrator_of
+from cli.sweep import main as sweep
+from cli.sweep_status import main as status_of
+from cli.sweep_targets import SweepConfig, Target, targets_of
+from sweep.status import TargetStatus, sweep_status
+from transport.exclusive import lock_place
+
+DEADLINE_SECONDS = 120.0
+
+
+class Fleet:
+    """A job that seems to run, and a sweep over its runs with two targets, `seed-1` and `seed-2`."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.output, self.root, self.file = tmp_path / "out", tmp_path / "sweep", tmp_path / "sweep.toml"
+        job = {
+            "output_dir": str(self.output),
+            "model": "some-model",
+            "stay": True,
+            "inference": {"max_model_len": 256},
+            "trainer": {"max_tokens": 1024},
+            "orchestrator": {"training": {"lora": {"rank": 4}}},
+        }
+        self.output.mkdir()
+        (self.output / "job.json").write_text(JobConfig.model_validate(job).model_dump_json())
+        self.lock = lock_place(self.output / "job.lock", "")
+        self.settings: dict[str, Any] = {
+            "name": "test",
+            "root": str(self.root),
+            "join": str(self.output),
+            "heartbeat_seconds": 1.0,
+            "lease_seconds": 6.0,
+            "grid": {"seed": [1, 2]},
+            "base": {
+                "steps": 20,
+                "environments": [{"name": "reverse", "kind": "reverse-text"}],
+                "sampling": {"max_tokens": 32},
+                "training": {"lora": {"rank": 4}},
+            },
+        }
+        self.outputs: dict[subprocess.Popen[bytes], Path] = {}
+
+    def write(self) -> str:
+        self.file.write_text(tomli_w.dumps(self.settings))
+        return str(self.file)
+
+    def worker(self, behaviour: str, *switches: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.cli.fake_sweep", behaviour, self.write(), *(switches or ("--worker",))]
+        output = self.file.with_name(f"worker_{len(self.outputs)}.log")
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}  # roles do not look where they stand
+        with open(output, "wb") as file:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
+        self.outputs[process] = output
+        return process
+
+    def finish(self, worker: subprocess.Popen[bytes]) -> tuple[int, str]:
+        return worker.wait(DEADLINE_SECONDS), self.outputs[worker].read_text()
+
+    def status(self, target_id: str) -> TargetStatus:
+        found = {
+            status.target_id: status for status in sweep_status(f"{self.root}/{self.settings['name']}", [target_id])
+        }
+        return found[target_id]
+
+    def steps(self, target_id: str) -> list[int]:
+        metrics = self.output / f"run_{self.settings['name']}.{target_id}" / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+    def is_at_work(self, target_id: str) -> bool:
+        return orchestrator_of(self.output, f"{self.settings['name']}.{target_id}") is not None
+
+    def wait_for_step_3(self, target_id: str) -> None:
+        wait_until(lambda: self.steps(target_id) == [1, 2, 3], f"{target_id} to hang")
+
+
+ALL_STEPS = list(range(1, 21))
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    yield fleet
+    for process in fleet.outputs:
+        process.kill()
+        process.wait()
+    os.close(fleet.lock)
+
+
+@pytest.mark.slow
+def test_workers_share_the_targets_and_the_same_name_runs_nothing_twice(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet.settings["grid"]["seed"] = [1, 2, 3, 4]
+    workers = [fleet.worker("finish"), fleet.worker("finish")]
+    for worker in workers:
+        code, output = fleet.finish(worker)
+        assert code == 0, output
+        assert "every target of test reads SUCCESS" in output
+    for seed in range(1, 5):
+        assert fleet.steps(f"seed-{seed}") == ALL_STEPS
+        assert (fleet.status(f"seed-{seed}").state, fleet.status(f"seed-{seed}").token) == ("SUCCESS", 1)
+
+    code, output = fleet.finish(fleet.worker("fail", "--worker"))
+    assert (code, "attempt" in output) == (0, False)
+    assert main(["sweep", "status", str(fleet.file)]) == 0
+    shown = capsys.readouterr().out
+    for part in ("4 targets, 4 SUCCESS", "seed-3", "20/?", "0.900"):
+        assert part in shown
+    assert main(["sweep", "status", str(fleet.file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["target_id"], row["values"], row["runs"][0]["step"]) for row in told] == [
+        (f"seed-{seed}", {"seed": seed}, 20) for seed in range(1, 5)
+    ]
+    assert main(["sweep", "status", f"{fleet.root}/test"]) == 0
+    assert "seed-4" in capsys.readouterr().out
+
+    fleet.settings["name"] = "another"
+    code, output = fleet.finish(fleet.worker("finish", "--max_attempts", "1"))
+    assert code == 0, output
+    assert "4 targets, 4 SUCCESS" in output, "without --worker, the table comes at the end"
+    assert fleet.steps("seed-1") == ALL_STEPS
+
+
+@pytest.mark.slow
+def test_a_peer_goes_on_where_a_killed_worker_was(fleet: Fleet) -> None:
+    first = fleet.worker("hang")
+    fleet.wait_for_step_3("seed-1")
+    first.kill()
+    wait_until(lambda: not fleet.is_at_work("seed-1"), "the run to die with its worker")
+    code, output = fleet.finish(fleet.worker("finish"))
+    assert code == 0, output
+    assert fleet.steps("seed-1") == fleet.steps("seed-2") == ALL_STEPS
+    status = fleet.status("seed-1")
+    assert (status.state, status.token, status.attempts) == ("SUCCESS", 2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_drains_the_run_and_gives_it_back(fleet: Fleet, number: signal.Signals, expected: int) -> None:
+    worker = fleet.worker("hang")
+    fleet.wait_for_step_3("seed-1")
+    worker.send_signal(number)
+    code, output = fleet.finish(worker)
+    assert code == expected, output
+    assert not fleet.is_at_work("seed-1")
+    status = fleet.status("seed-1")
+    assert (status.state, status.attempts, status.error) == ("INTERRUPTED", 0, None)
+    code, output = fleet.finish(fleet.worker("finish"))
+    assert code == 0, output
+    assert fleet.steps("seed-1") == ALL_STEPS
+
+
+@pytest.mark.slow
+def test_a_failed_target_has_the_last_words_of_its_process_and_stops_no_other(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet.settings["max_attempts"] = 1
+    code, output = fleet.finish(fleet.worker("finish,seed-1=fail"))
+    assert code == 1
+    assert "1 of 2 targets failed: seed-1" in output
+    error = fleet.status("seed-1").error
+    assert error is not None
+    assert "ended with exit code 3" in error
+    assert error.endswith("the disk is full")
+    assert fleet.steps("seed-2") == ALL_STEPS
+    main(["sweep", "status", str(fleet.file)])
+    shown = capsys.readouterr().out
+    assert "1 SUCCESS, 1 FAILED" in shown
+    assert "the disk is full" in shown
+    code, output = fleet.finish(fleet.worker("finish"))
+    assert code == 1, "it has had its attempts"
+    fleet.settings["max_attempts"] = 2
+    code, output = fleet.finish(fleet.worker("finish"))
+    assert code == 0, output
+    assert fleet.steps("seed-1") == ALL_STEPS
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_paused_past_its_lease_ends_its_run_before_a_peer_goes_on(fleet: Fleet) -> None:
+    paused = fleet.worker("hang")
+    fleet.wait_for_step_3("seed-1")
+    paused.send_signal(signal.SIGSTOP)
+    peer = fleet.worker("finish")
+    wait_until(lambda: fleet.status("seed-1").token == 2, "the peer to take it")
+    assert fleet.is_at_work("seed-1"), "the run of the paused worker does not know yet"
+    assert fleet.steps("seed-1") == [1, 2, 3]
+    paused.send_signal(signal.SIGCONT)
+    for worker in (peer, paused):
+        code, output = fleet.finish(worker)
+        assert code == 0, output
+    assert fleet.steps("seed-1") == fleet.steps("seed-2") == ALL_STEPS
+    assert (fleet.status("seed-1").state, fleet.status("seed-1").token) == ("SUCCESS", 2)
+
+
+@pytest.mark.slow
+def test_a_target_waits_for_the_job_that_it_is_to_join(fleet: Fleet) -> None:
+    worker = fleet.worker("finish")
+    wait_until(lambda: fleet.steps("seed-1") != [], "the first target to begin")
+    os.close(fleet.lock)
+    waiting = f"seed-2: waiting for the job in {fleet.output}, which does not run"
+    wait_until(lambda: waiting in fleet.outputs[worker].read_text(), "the worker to say so")
+    fleet.lock = lock_place(fleet.output / "job.lock", "")
+    code, output = fleet.finish(worker)
+    assert code == 0, output
+    assert fleet.status("seed-2").token == 1
+
+
+@pytest.mark.slow
+def test_a_lost_lease_ends_even_a_run_that_does_not_listen(fleet: Fleet) -> None:
+    worker = fleet.worker("finish,seed-1=stubborn")
+    fleet.wait_for_step_3("seed-1")
+    away = fleet.root.with_name("away")
+    fleet.root.rename(away)
+    fleet.root.write_text("no directory: every heartbeat fails")
+    wait_until(lambda: not fleet.is_at_work("seed-1"), "the run to be killed")
+    fleet.root.unlink()
+    away.rename(fleet.root)
+    code, output = fleet.finish(worker)
+    assert code == 0, output
+    assert "did not end in time and is killed" in output
+    assert fleet.steps("seed-1") == ALL_STEPS, "the worker came back to it"
+
+
+def test_a_dry_run_lists_the_targets_as_comments_of_a_file_that_loads(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", fleet.write(), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "# 2 targets:\n#   seed-1: seed = 1\n#   seed-2: seed = 2\n" in shown
+    again = fleet.file.with_name("again.toml")
+    again.write_text(shown)
+    assert load(SweepConfig, again, []) == load(SweepConfig, fleet.file, [])
+    assert not fleet.root.exists()
+
+
+def targets(fleet: Fleet) -> list[Target]:
+    fleet.write()
+    return targets_of(load(SweepConfig, fleet.file, []), fleet.file)
+
+
+def test_a_run_has_the_jobs_wire_its_own_values_and_the_sweeps_name(fleet: Fleet) -> None:
+    first, second = targets(fleet)
+    (run,) = second.runs
+    assert (run.run_id, run.seed, run.output_dir, run.model) == ("test.seed-2", 2, fleet.output, "some-model")
+    assert run.inference.urls == ["http://127.0.0.1:8000"]
+    assert first.command[-5:] == ["orchestrator", str(first.file), "--join", str(fleet.output), "--resume"]
+    assert first.settings["seed"] == 1, "only its own values are in its file: the job may come back at another address"
+    assert "model" not in first.settings
+
+
+def test_without_a_job_to_join_each_target_is_one(fleet: Fleet, job_file: Path) -> None:
+    del fleet.settings["join"]
+    fleet.settings["file"] = str(job_file)
+    fleet.settings["base"] = {"orchestrator": {"steps": 7}}
+    fleet.settings["grid"] = {"orchestrator": {"training": {"learning_rate": [1e-3, 1e-4]}}}
+    first, _ = targets(fleet)
+    (run,) = first.runs
+    assert (run.steps, run.training.learning_rate, run.resume) == (7, 1e-3, True)
+    assert first.output_dir == fleet.output / "test" / "learning_rate-0.001"
+    assert first.file == fleet.output / "test" / "learning_rate-0.001.toml"
+    assert first.command[-3:] == ["run", str(first.file), "--resume"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"grid": {"sed": [1]}}, ["sed = 1", "a run has no such key; the nearest is seed"]),
+        (
+            {"grid": {"environments": {"0": {"knd": ["x"]}}}},
+            ["environments.0.knd = x", "nearest is environments.0.kind"],
+        ),
+        ({"grid": {"environments": {"1": {"kind": ["x"]}}}}, ["environments.1.kind = 'x'", "1 entries"]),
+        ({"grid": {"environments": {"0": {"kind": ["x"]}}}}, ["target kind-x", "environments[0]", "'x'"]),
+        ({"grid": {"steps": [1, 0]}}, ["target steps-0: steps = 0", "greater than or equal to 1"]),
+        ({"grid": {"run_id": ["a"]}}, ["run_id = a", "set by the sweep"]),
+        ({"grid": {"training": {"lora": {"rank": [9]}}}}, ["target rank-9", "rank = 9 is above"]),
+        ({"grid": {}}, ["there is no target"]),
+        ({"root": "memory://here"}, ["root = 'memory://here'", "no place where workers meet"]),
+        ({"root": "ftp://there"}, ["root = 'ftp://there'", "none is known for ftp"]),
+        ({"lease_seconds": 1.5}, ["lease is 1.5 s", "twice the heartbeat"]),
+        ({"name": "a/b"}, ["name = 'a/b'"]),
+        ({"name": "x" * 25}, ["name = 'xxx"]),
+        ({"join": "nowhere"}, ["there is no job (job.json is missing)"]),
+        ({"file": "nowhere.toml"}, ["nowhere.toml: there is no such file"]),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_claimed(
+    fleet: Fleet, change: dict[str, Any], expected: list[str]
+) -> None:
+    fleet.settings |= change
+    with pytest.raises(UserError) as caught:
+        sweep([fleet.write(), "--worker"])
+    for part in expected:
+        assert part in str(caught.value)
+    assert not fleet.root.exists()
+
+
+def test_a_place_without_a_sweep_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no target was ever claimed there"):
+        status_of([str(tmp_path)])
+    assert status_of([]) == 2
