@@ -1,6 +1,7 @@
 # Counterpoint's commands, on a machine with Python 3.11+, pip, make and a C compiler.
 #
 #   make demo         train a tiny mixture of experts on real vLLM and show what it learned (ARGS=--fresh or --resume to run it again)
+#   make demo-multi   four runs beside one trainer and one vLLM: one is evicted, one joins, the others must not notice (ARGS=--fresh)
 #   make demo-sweep   four runs that share a trainer, two workers, one of them killed midway
 #   make test         every test
 #   make lint         style and types
@@ -20,7 +21,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.f
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-sweep test lint format lock
+.PHONY: setup demo demo-multi demo-sweep test lint format lock
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -39,6 +40,9 @@ $(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
 
 demo: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
+
+demo-multi: $(INSTALLED)
+	$(BIN)/python -m perf.demo_multi $(ARGS)
 
 demo-sweep: $(INSTALLED)
 	$(BIN)/python -m perf.demo_sweep
