@@ -6,9 +6,11 @@ imports neither torch nor vllm and only waits. Whichever of them is killed, and 
 
 from __future__ import annotations
 
+import errno
 import http.client
 import importlib.metadata
 import logging
+import math
 import os
 import signal
 import socket
@@ -34,6 +36,11 @@ POLL_SECONDS = 0.25
 
 STOP_SECONDS = 15.0
 """How long vLLM may take to end by itself once told to."""
+
+DEAF_SECONDS = 5.0
+"""How long a vLLM that listens no more may take to end. One whose engine was killed may wait for ever to answer what it still
+owes: vLLM 0.30 then fails requests, but no other calls to the engine, such as loading an adapter
+(`AsyncMPClient._call_utility_async`)."""
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM 0.30 takes for `--max-lora-rank`."""
@@ -211,6 +218,7 @@ def _watch(
     """Waits for readiness, then for the end. Returns the exit code."""
     deadline = time.monotonic() + config.startup_timeout_seconds
     ready = False
+    deaf_since = math.inf
     while not signals.received:
         code = child.poll()
         if code is not None:
@@ -222,6 +230,12 @@ def _watch(
             ready = True
             logger.info("inference: vLLM is ready on http://%s:%d", config.host, config.port)
             on_ready()
+        if ready:
+            deaf_since = math.inf if _listens(config.host, config.port) else min(deaf_since, time.monotonic())
+        if time.monotonic() - deaf_since > DEAF_SECONDS:
+            logger.error("inference: vLLM on port %d listens no more, and does not end: it is killed", config.port)
+            child.kill()
+            return EXIT_FAILED
         if not ready and time.monotonic() > deadline:
             logger.error(
                 "inference: vLLM on port %d did not answer its health check within startup_timeout_seconds = %g",
@@ -231,6 +245,15 @@ def _watch(
             return EXIT_FAILED
         time.sleep(POLL_SECONDS)
     return EXIT_OK
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether anybody does, asked in a way that costs the listener nothing."""
+    try:
+        _check_port(host, port)
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def _healthy(host: str, port: int) -> bool:

@@ -29,6 +29,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + HEALTHY
+DEAF = """
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+with http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler) as server:
+    server.handle_request()
+time.sleep(600)
+"""
 SILENT = "import time; time.sleep(600)"
 SHORT_LIVED = "import sys; sys.exit(3)"
 
@@ -71,6 +81,20 @@ def test_a_server_that_ends_by_itself_is_a_failure(
     stand_in(monkeypatch, SHORT_LIVED)
     assert server.serve(config_of(tmp_path, {}), lambda: pytest.fail("it was never ready")) == server.EXIT_FAILED
     assert "ended before it was ready with exit code 3; its output is in" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_server_that_closes_its_port_and_does_not_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As vLLM 0.30 does when its engine is killed while an adapter is being loaded."""
+    stand_in(monkeypatch, DEAF)
+    monkeypatch.setattr(server, "DEAF_SECONDS", 0.3)
+    began: list[bool] = []
+    assert server.serve(config_of(tmp_path, {}), lambda: began.append(True)) == server.EXIT_FAILED
+    assert began == [True]
+    assert "listens no more, and does not end: it is killed" in caplog.text
+    assert children() == []
 
 
 @pytest.mark.slow
