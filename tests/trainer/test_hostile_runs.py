@@ -83,6 +83,13 @@ def a_thousand_reconnects(config: TrainerConfig) -> None:
                 peer.send_multipart(frames(Hello(("nobody", "noisy")[number % 2], 0)))
 
 
+def peak_address_space(pid: int) -> int:
+    """In bytes; what was asked of the system, whether used or not."""
+    match = re.search(r"VmPeak:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
+
+
 @pytest.mark.parametrize("attack", [garbage, a_path_in_its_id, ten_gigabytes_claimed, a_thousand_reconnects])
 async def test_who_means_harm_costs_itself_only(
     dense_directory: Path, tmp_path: Path, attack: Callable[[TrainerConfig], None]
@@ -101,8 +108,10 @@ async def test_who_means_harm_costs_itself_only(
             raise
 
     with trainer_process(config) as process:
+        assert process.pid is not None
         async with feeder(config, "good") as good:
             await good.until(Ready, next_step=1)
+            before = peak_address_space(process.pid)
             attacker = threading.Thread(target=run_attack)
             attacker.start()
             for step in range(1, STEPS):
@@ -110,6 +119,7 @@ async def test_who_means_harm_costs_itself_only(
             await asyncio.to_thread(attacker.join, DEADLINE)
             assert not attacker.is_alive()
             assert not failures
+            assert peak_address_space(process.pid) - before < 5 * 2**30, "it allocated what was only claimed"
             await good.train(make_batch(STEPS, run_id="good"))
             await good.until(Acknowledged, durable=STEPS)
         if attack is a_thousand_reconnects:
