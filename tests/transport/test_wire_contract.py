@@ -20,7 +20,7 @@ from transport import codec
 from transport.atomic import as_bytes_view
 from transport.base import BatchReceiver, TrainerLink
 from transport.config import TransportConfig
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.open import open_link, open_receiver
 from transport.records import Batch
 
@@ -107,6 +107,7 @@ async def test_every_message_reaches_the_orchestrator(
         Rejected(None, "why"),
         Rejected(2, ""),
         Ready(4, 1),
+        Waiting("all places are taken"),
         Evicted("full"),
     ]
     for message in messages:
@@ -285,6 +286,8 @@ async def test_the_link_hears_why_its_own_batch_was_refused(
     rejected = await hear(link)
     assert isinstance(rejected, Rejected)
     assert rejected.step == 5
+    assert list(receiver.take_offences()) == ["default"]
+    assert receiver.take_offences() == {}
     assert "log_probabilities_T is nan" in rejected.reason or "advantages_T: 3 values" in rejected.reason
     await assert_works(link, receiver, step=6)
     await link.close()
@@ -301,6 +304,33 @@ async def test_what_cannot_travel_is_told_to_who_sends_it(
         await link.send(replace(make_batch(), advantages_T=np.zeros(8)))  # type: ignore[arg-type]
     await assert_works(link, receiver)
     await link.close()
+
+
+async def test_what_is_refused_does_not_hide_what_comes_after_it(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    """A trainer between two rows has no time to wait, and must still see a batch behind other peers' garbage."""
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    stranger = Stranger(config, tmp_path)
+    try:
+        for _ in range(40):
+            stranger.write([b"?", b"?"])
+        stranger.write(hello_frames("stranger"))
+        await asyncio.to_thread(take, receiver, Hello)
+        assert receiver.rejected == 40
+        assert receiver.take_offences() == {}
+        stranger.write([b"?", b"?"])
+        stranger.write(hello_frames("stranger"))
+        received = None
+        async with asyncio.timeout(30):
+            while received is None:
+                received = receiver.receive(0.0)
+                await asyncio.sleep(0)
+        assert isinstance(received[1], Hello)
+    finally:
+        stranger.close()
+        await link.close()
 
 
 @pytest.mark.slow
