@@ -132,8 +132,9 @@ def _table(rows: Sequence[Row], title: str) -> Table:
     counts = {state: [row.status.state for row in rows].count(state) for state in ("SUCCESS", "RUNNING", "FAILED")}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing has begun"
     table = Table(box=box.SIMPLE_HEAD, title=f"{title}: {len(rows)} targets, {told}", title_justify="left")
-    for column in ("target", "state", "by", "attempts", "heard of", "took", "step", "reward"):
-        table.add_column(column, justify="right" if column in ("attempts", "took", "step", "reward") else "left")
+    table.add_column("target", no_wrap=True)  # the last one to be cut on a narrow terminal
+    for column in ("state", "by", "attempts", "heard of", "took", "step", "reward"):
+        table.add_column(column, justify="left" if column in ("state", "by", "heard of") else "right")
     for row in rows:
         status = row.status
         table.add_row(

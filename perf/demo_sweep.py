@@ -26,7 +26,7 @@ OUTPUT = Path("outputs/demo-sweep")
 MIDWAY_STEPS = 20
 """Of the run whose worker is killed."""
 
-READY_SECONDS = 300.0
+READY_SECONDS = 600.0
 SWEEP_SECONDS = 900.0
 STOP_SECONDS = 180.0
 SAY_SECONDS = 15.0
