@@ -51,6 +51,11 @@ def die_with_parent(signal_number: int, parent: int) -> None:
 
 def descendants(root: int) -> list[int]:
     """Every process below `root`, from `/proc`, zombies excluded."""
+    return _below(root, _children())
+
+
+def _children() -> dict[int, list[int]]:
+    """The living processes by their parent, as they are now."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -62,6 +67,10 @@ def descendants(root: int) -> list[int]:
             continue
         if state != "Z":
             children.setdefault(int(parent), []).append(int(entry))
+    return children
+
+
+def _below(root: int, children: dict[int, list[int]]) -> list[int]:
     found: list[int] = []
     frontier = [root]
     while frontier:
@@ -111,8 +120,9 @@ def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
 def kill_orphans(guardians: Sequence[int]) -> None:
     """Kills everything below this process, a subreaper, that is none of `guardians` nor below one: what a guardian left that was
     killed itself. Its worker's ports and memory are wanted again."""
-    guarded = {pid for guardian in guardians for pid in (guardian, *descendants(guardian))}
-    for pid in set(descendants(os.getpid())) - guarded:
+    children = _children()  # once: what a guarded worker starts between two looks would seem to be nobody's
+    guarded = {pid for guardian in guardians for pid in (guardian, *_below(guardian, children))}
+    for pid in set(_below(os.getpid(), children)) - guarded:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
