@@ -141,13 +141,12 @@ class Reception:
     def _on_batch(self, run: Run, batch: Batch) -> str | None:
         """Keeps the batch, or drops it and says so; the reason where nothing more is to be taken from the run."""
         credit = self._config.transport.credit
-        if batch.step <= run.progress.step or batch.step == self._training.get(run.run_id):
+        taken = self._training.get(run.run_id, run.progress.step)
+        if batch.step <= taken:
             logger.info("step %d of run %s is here already; dropped", batch.step, run.run_id)
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
-        elif batch.step > run.progress.step + credit:
-            reason = (
-                f"step {batch.step}: this trainer trains step {run.progress.step + 1} next and holds {credit} batches"
-            )
+        elif batch.step > taken + credit:  # one that is being trained was acknowledged, which made room for another
+            reason = f"step {batch.step}: this trainer trains step {taken + 1} next and holds {credit} batches"
             self._refusals[run.run_id] = refusals = self._refusals.get(run.run_id, 0) + 1
             if refusals > MAX_REFUSALS:
                 return f"{reason}, as it was told {MAX_REFUSALS} times"

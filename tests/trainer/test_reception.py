@@ -1,0 +1,80 @@
+"""Rank 0's side of the wire by itself: messages in, answers out, over a wire that is a list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.trainer.conftest import make_batch, make_run_config
+from trainer.attendance import Attendance
+from trainer.config import TrainerConfig
+from trainer.loss import load_loss
+from trainer.optimizer import Optimizer
+from trainer.reception import Reception
+from trainer.runs import MultiRunManager, Run
+from transport.messages import Acknowledged, Bye, Hello, Ready, Rejected, ToOrchestrator
+from transport.records import Batch
+
+
+class Wire:
+    """A `BatchReceiver` that delivers what is in `coming` and keeps what is said."""
+
+    rejected = 0
+
+    def __init__(self) -> None:
+        self.coming: list[tuple[str, Hello | Batch | Bye]] = []
+        self.said: list[tuple[str, ToOrchestrator]] = []
+
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
+        return self.coming.pop(0) if self.coming else None
+
+    def take_offences(self) -> dict[str, str]:
+        return {}
+
+    def send(self, run_id: str, message: ToOrchestrator) -> bool:
+        self.said.append((run_id, message))
+        return True
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+def make_reception(directory: Path) -> tuple[Reception, Wire]:
+    config = TrainerConfig(output_dir=directory, model="/model")
+    wire = Wire()
+    return Reception(config, wire, MultiRunManager(directory, 1, torch.device("cpu")), Attendance()), wire
+
+
+def make_run(directory: Path, run_id: str = "default") -> Run:
+    config = make_run_config(directory, directory, steps=100).model_copy(update={"run_id": run_id})
+    optimizer = Optimizer({"weight": nn.Parameter(torch.zeros(1))}, config.training, config.steps)
+    return Run(0, run_id, config, optimizer, load_loss(config.training.loss))
+
+
+def take_in(reception: Reception, wire: Wire, *messages: Hello | Batch | Bye, run_id: str = "default") -> None:
+    """Delivers messages of a run that does nothing wrong."""
+    wire.coming += [(run_id, message) for message in messages]
+    assert list(reception.take_in(0.0)) == []
+
+
+def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_path: Path) -> None:
+    """A step of many rows takes a while, and the orchestrator sends on as soon as it is acknowledged."""
+    reception, wire = make_reception(tmp_path)
+    run = make_run(tmp_path)
+    take_in(reception, wire, Hello("default", 0))
+    reception.admit(run)
+    assert isinstance(wire.said[-1][1], Ready)
+    credit = wire.said[-1][1].credit
+    take_in(reception, wire, *(make_batch(step) for step in range(1, credit + 1)))
+    for step in range(1, 2 * credit):
+        batch = reception.next_batch(run)
+        assert batch is not None
+        assert wire.said[-1] == ("default", Acknowledged(step, 0))
+        take_in(reception, wire, make_batch(step + credit))
+        assert wire.said[-1] == ("default", Acknowledged(step, 0)), "the batch that there was room for is taken"
+        take_in(reception, wire, make_batch(step + credit + 1))
+        assert isinstance(wire.said[-1][1], Rejected), "and the one after it is not"
+        run.progress.step = step
+        reception.trained(run)
