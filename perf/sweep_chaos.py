@@ -2,7 +2,7 @@
 
     python -m perf.sweep_chaos [--rounds 100] [--workers 8] [--targets 40] [--kills 12] [--storage local|s3] [--seed 1]
 
-In each round workers race over targets; workers picked at random are killed by SIGKILL at random moments, and others start in
+In each round workers race over targets; those at work are killed by SIGKILL at random, at random moments, and others start in
 their places, until all targets read SUCCESS. The witness (`perf/sweep_worker.py`) knows nothing of leases: each body locks a
 file for as long as it lives, and the kernel says whether another does. Exits with 1 if it saw two at once, or anything else
 that must not be.
@@ -93,21 +93,24 @@ def _race(root: str, witness: Path, settings: Settings, chance: random.Random) -
         return process
 
     processes = [started() for _ in range(settings.workers)]
-    give_up, killed, seen_at_kill = time.monotonic() + ROUND_SECONDS, 0, 0
+    give_up, killed = time.monotonic() + ROUND_SECONDS, 0
     while any(process.is_alive() for process in processes):
         if time.monotonic() > give_up:
             for process in processes:
                 process.kill()
             raise TimeoutError(f"{root}: workers are still running after {ROUND_SECONDS:g} s")
         time.sleep(chance.uniform(0.02, 0.2))
-        victim = chance.randrange(len(processes))
-        # Not while they all still start: between two kills something has happened that one could break.
-        seen = Witness(witness).size
-        if killed < settings.kills and seen > seen_at_kill and processes[victim].is_alive():
+        if killed == settings.kills:
+            continue
+        # One that has had a target, and so may have one: a kill while it starts would show nothing.
+        heard_of = Witness(witness).heard_of()
+        at_work = [index for index, process in enumerate(processes) if process.is_alive() and process.pid in heard_of]
+        if at_work:
+            victim = chance.choice(at_work)
             processes[victim].kill()
             processes[victim].join()
-            killed, seen_at_kill = killed + 1, seen
             processes[victim] = started()
+            killed += 1
     failed = [process.exitcode for process in processes if process.exitcode]
     if failed:
         raise RuntimeError(f"{root}: workers ended with {failed}")

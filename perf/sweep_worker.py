@@ -45,7 +45,7 @@ class Witness:
             os.close(descriptor)
 
     def _say(self, claim: Claim, event: Event) -> None:
-        line = json.dumps([claim.target_id, claim.token, event]) + "\n"
+        line = json.dumps([claim.target_id, claim.token, event, os.getpid()]) + "\n"
         descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         try:
             os.write(descriptor, line.encode())  # one write: lines never mix
@@ -56,16 +56,16 @@ class Witness:
     def _log(self) -> Path:
         return self.directory / "witness.jsonl"
 
-    @property
-    def size(self) -> int:
-        """How much has been said, in bytes."""
-        return self._log.stat().st_size if self._log.exists() else 0
+    def heard_of(self) -> set[int]:
+        """The processes that have said anything."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return {json.loads(line)[3] for line in lines}
 
     def testimony(self) -> Testimony:
         """What it saw. Nobody may be writing any more."""
         seen = Testimony()
         for line in self._log.read_text().splitlines():
-            target_id, token, event = json.loads(line)
+            target_id, token, event, _ = json.loads(line)
             seen.events[event].append((target_id, token))
             if event == "begin":
                 seen.begun[target_id].append(token)

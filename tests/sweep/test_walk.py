@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweep.walk import SHORTEST_REST, Rest, Try, Walk
@@ -14,6 +14,7 @@ HEARTBEAT = 30.0
 outcomes = st.one_of(st.just("done"), st.just("failed"), st.floats(0.0, 100.0))
 
 
+@settings(max_examples=40)
 @given(count=st.integers(0, 5), answers=st.lists(outcomes, max_size=30), seed=st.integers(0, 9))
 def test_every_open_target_is_tried_once_a_pass_in_order_and_then_no_more(
     count: int, answers: list[str | float], seed: int
