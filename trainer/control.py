@@ -7,6 +7,7 @@ lead. Nothing here needs torch, so that the command line evicts a run by the sam
 from __future__ import annotations
 
 import logging
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -56,28 +57,38 @@ def run_directory(output_dir: Path, run_id: str) -> Path:
 
 
 def scan(output_dir: Path) -> dict[str, Sighting]:
-    """The runs in a job's directory by id. One that appears or goes meanwhile is there or not, and either is right."""
+    """The runs in a job's directory by id. One that appears or goes meanwhile is there or not, and either is right; one that
+    may not be read is not there."""
     seen: dict[str, Sighting] = {}
-    for directory in sorted(output_dir.glob("run_*")):
-        run_id = directory.name.removeprefix("run_")
-        if re.fullmatch(IDENTIFIER_PATTERN, run_id) and (sighting := _look(directory, run_id, output_dir)) is not None:
-            seen[run_id] = sighting
+    root = output_dir.resolve()
+    with os.scandir(root) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            run_id = entry.name.removeprefix("run_")
+            if run_id == entry.name or not re.fullmatch(IDENTIFIER_PATTERN, run_id):
+                continue
+            try:
+                sighting = _look(entry, run_id, root)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                logger.debug("%s cannot be looked into, and is no run: %s", entry.path, error)
+            else:
+                if sighting is not None:
+                    seen[run_id] = sighting
     return seen
 
 
-def _look(directory: Path, run_id: str, output_dir: Path) -> Sighting | None:
-    control = directory / "control"
-    try:
-        found = (control / "orch.toml").stat()
-        inode = directory.stat().st_ino
-    except (FileNotFoundError, NotADirectoryError):
+def _look(directory: os.DirEntry[str], run_id: str, root: Path) -> Sighting | None:
+    """The run in `directory`, if there is one. There may be thousands, finished long ago: no more calls than needed."""
+    control = f"{directory.path}/control"
+    config = f"{control}/orch.toml"
+    found = os.stat(config)
+    linked = directory.is_symlink() or os.path.islink(control) or os.path.islink(config)
+    if linked and not Path(config).resolve().is_relative_to(root):
+        logger.debug("%s leads out of %s; it is no run", directory.path, root)
         return None
-    if not (control / "orch.toml").resolve().is_relative_to(output_dir.resolve()):
-        logger.debug("%s leads out of %s; it is no run", directory, output_dir)
-        return None
-    return Sighting(
-        run_id, inode, (found.st_mtime_ns, found.st_size, found.st_ino), evicted=(control / EVICTED).exists()
-    )
+    changed = (found.st_mtime_ns, found.st_size, found.st_ino)
+    return Sighting(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
 
 
 def read_config(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
@@ -116,6 +127,8 @@ def eviction(output_dir: Path, run_id: str) -> str | None:
         return path.read_text(errors="replace").strip() or "no reason given"
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
 
 
 def _write(output_dir: Path, run_id: str, name: str, text: str) -> None:

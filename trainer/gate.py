@@ -81,8 +81,8 @@ class Gate:
         self.refused[sighting.run_id] = reason
         try:
             control.refuse_config(self._output_dir, sighting.run_id, reason)
-        except FileNotFoundError:
-            logger.info("the directory of run %s is gone; it is not told", sighting.run_id)
+        except OSError as error:  # deleted, or not ours to write: its own concern, as all about it is
+            logger.warning("run %s cannot be told in its directory: %s", sighting.run_id, error)
 
     def _eviction(self, run_id: str) -> str:
         path = control.run_directory(self._output_dir, run_id) / "control" / control.EVICTED

@@ -7,8 +7,11 @@ their hooks in one order, so that collective calls inside hooks meet. `trainer/g
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -111,6 +114,8 @@ class MultiRunManager:
         self._gate = Gate(output_dir)
         self._directories: dict[int, int] = {}
         """By index, the inode of the run's directory when it was admitted."""
+        self._held: dict[int, int] = {}
+        """By index, a descriptor of that directory: while it is open, no other one is given the inode."""
         self._given_up: set[int] = set()
         """Indices of runs that were evicted or refused since: should they be let in again at once, they begin anew."""
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
@@ -197,12 +202,17 @@ class MultiRunManager:
         self._admitted += 1
         self._ids[index], self._admissions[index] = admissible.sighting.run_id, self._admitted
         self._directories[index] = admissible.sighting.directory
+        with suppress(FileNotFoundError):  # gone since it was seen, as the next look will find
+            directory = control.run_directory(self.output_dir, admissible.sighting.run_id)
+            self._held[index] = os.open(directory, os.O_PATH | os.O_CLOEXEC)
         self.config[index], self.progress[index] = admissible.config, Progress()
 
     def _vacate(self, index: int) -> None:
         for held in (self._ids, self._admissions, self._directories, self.config, self.progress):
             held.pop(index, None)
         self._given_up.discard(index)
+        if (descriptor := self._held.pop(index, None)) is not None:
+            os.close(descriptor)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -218,11 +228,16 @@ class MultiRunManager:
         return found != self._directories[idx]
 
     def evict_run(self, idx: int, reason: str) -> None:
-        """Writes `control/evicted.txt`; the run loses its place at the next discovery. Rank 0 only."""
+        """Writes `control/evicted.txt`; the run loses its place at the next discovery. Where the file cannot be written, the run
+        is refused until its configuration changes or the trainer starts anew. Rank 0 only."""
         self._require_rank_zero("evict_run")
         logger.warning("run %s is evicted: %s", self._ids[idx], reason)
         self._given_up.add(idx)
-        control.evict(self.output_dir, self._ids[idx], reason)
+        try:
+            control.evict(self.output_dir, self._ids[idx], reason)
+        except OSError as error:
+            if not self.is_deleted(idx):
+                self._gate.refuse(self._ids[idx], f"{reason} ({error})")
 
     def refuse_run(self, idx: int, reason: str) -> None:
         """Takes the run's configuration for invalid after all: as with any such, its orchestrator shows why, the run loses its
@@ -283,7 +298,7 @@ class MultiRunManager:
             "index": index,
             "run_id": self._ids[index],
             "admission": self._admissions[index],
-            "config": self.config[index].model_dump_json(),
+            "config": json.dumps(self.config[index].model_dump(mode="json")),  # pydantic's own JSON has no infinity
             "progress": asdict(self.progress[index]),
         }
 
@@ -294,7 +309,7 @@ class MultiRunManager:
         for each in state:
             if (index := each["index"]) not in kept:
                 self._ids[index], self._admissions[index] = each["run_id"], each["admission"]
-                self.config[index] = OrchestratorConfig.model_validate_json(each["config"])
+                self.config[index] = OrchestratorConfig.model_validate(json.loads(each["config"]))
                 self.progress[index] = Progress(**each["progress"])
 
     # --- adapters ---

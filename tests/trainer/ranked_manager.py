@@ -7,6 +7,7 @@ collective call, which would hang or mix up numbers if the ranks' hooks did not 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +44,7 @@ def main(directory: Path) -> None:
 
     def change_one() -> None:
         write(job, "a", age=2)
-        write(job, "bb", age=1)
+        write(job, "bb", age=1, max_grad_norm=math.inf)  # which JSON proper has no word for
         write(job, "ccc")
 
     def change_two() -> None:

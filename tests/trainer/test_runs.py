@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -212,6 +213,47 @@ def test_names_that_are_no_ids_and_links_that_lead_elsewhere_are_no_runs(tmp_pat
     manager.discover_runs()
     assert manager.run_ids == {0: "good"}
     assert not (tmp_path / "elsewhere" / "run_a" / "control" / "config_validation_error.txt").exists()
+
+
+def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("good", "mute", "odd", "shut"):
+        write(tmp_path, name)
+    (tmp_path / "run_loop").symlink_to(tmp_path / "run_loop")
+    (tmp_path / "run_odd" / "control" / "evicted.txt").mkdir()
+    (tmp_path / "run_mute" / "control" / "config_validation_error.txt").mkdir()
+    manager = MultiRunManager(tmp_path, 9, CPU)
+    manager.register_config_validation_hook(lambda config: (config.run_id != "mute", "not today"))
+    manager.discover_runs()
+    assert manager.run_ids == {0: "good", 1: "shut"}
+    assert manager.refused["mute"] == "not today"
+    assert "evicted.txt cannot be read: Is a directory" in manager.refused["odd"]
+
+    def forbidden(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied", "evicted.txt")
+
+    monkeypatch.setattr(control, "evict", forbidden)
+    manager.evict_run(1, "broken")
+    for _ in range(2):
+        manager.discover_runs()
+        assert manager.run_ids == {0: "good"}
+        assert manager.refused["shut"].startswith("broken ([Errno 13]")
+
+
+def test_a_directory_deleted_and_made_anew_at_once_is_of_another_run(tmp_path: Path) -> None:
+    """Though many a file system gives the new one the inode of the old."""
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    diary = Diary(manager)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    diary.take()
+    shutil.rmtree(tmp_path / "run_a")
+    write(tmp_path, "a")
+    assert manager.is_deleted(0)
+    assert manager.discover_runs()
+    assert diary.take() == twice("forgotten", 0, "a") + twice("discovered", 0, "a")
+    assert not manager.is_deleted(0)
 
 
 def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(
