@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,26 @@ def test_a_killed_writer_leaves_nothing_that_counts(tmp_path: Path) -> None:
     with publish_directory(tmp_path / "step_1"):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_a_directory_is_on_disk_before_it_appears_and_the_disk_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four things to flush, and none is flushed before all are asked for."""
+    path, all_asked_for = tmp_path / "step_1", threading.Barrier(4)
+    synced: list[tuple[str, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if name != str(tmp_path):
+            all_asked_for.wait(timeout=10)
+        synced.append((name, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with publish_directory(path) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "a").write_bytes(b"a")
+    inside = {str(partial), *(str(partial / name) for name in ("inner", "inner/a", STABLE))}
+    assert {name for name, _ in synced[:4]} == inside
+    assert [appeared for _, appeared in synced] == [False] * 4 + [True]
+    assert synced[4][0] == str(tmp_path)
