@@ -117,7 +117,7 @@ class Dump:
 
 
 def write_dump(directory: Path, header: DumpHeader, rollouts: Iterable[Rollout]) -> DumpHeader:
-    """Publishes a dump and answers its header, completed. `rollouts` may be a generator: one is held at a time. Blocks.
+    """Publishes a dump and answers its header, completed. `rollouts` may be a generator: a few are held at a time. Blocks.
 
     Raises `ValueError` when there is no rollout, or fewer than `header.shipped`; `OSError`; `FileExistsError` when `directory`
     is published already.
