@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from orchestrator.config import LoraConfig
@@ -105,7 +105,8 @@ def export_adapter(model: nn.Module, index: int, config: LoraConfig, base_model:
         for name, layer in layers.items()
         for part, tensor in layer.adapter_state(index).items()
     }
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    # Not save_file, whose errors do not say what the system's was.
+    (directory / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     description = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

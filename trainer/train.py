@@ -10,6 +10,7 @@ with one run ends that run alone.
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable
@@ -46,6 +47,9 @@ DISCOVERY_SECONDS, PROMPT_DISCOVERY_SECONDS = 1.0, 0.1
 
 EVICTED = 3
 """Exit code; the orchestrator's is the same, so that a job's does not depend on which of them ends first."""
+
+DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""What goes wrong with the disk that all runs share. Anything else in a run's directory is that run's own concern."""
 
 WAITING_REPORT_SECONDS = 30.0
 """Between log lines that say what is awaited."""
@@ -214,8 +218,7 @@ class Trainer:
         broadcaster = Broadcaster(self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts)
         self._broadcasters[run.index] = broadcaster
         self._metrics.truncate(run.run_id, step)
-        broadcaster.remove_beyond(step or -1)
-        if not self._publish(run):
+        if not self._publish(run, anew=True):
             return
         run.durable_step = self._durable_step(run)
         self._idle_since[run.index] = time.monotonic()
@@ -228,10 +231,7 @@ class Trainer:
     def _evict(self, run: Run, reason: str) -> None:
         """Nothing more is taken from the run; what it has trained stays."""
         self._close_step(run.index)
-        try:
-            self._manager.evict_run(run.index, reason)
-        except FileNotFoundError:
-            logger.info("run %s is gone already, directory and all", run.run_id)
+        self._manager.evict_run(run.index, reason)
         self._reception.send_away(run.run_id, reason)
         self._look_again = True
 
@@ -281,16 +281,21 @@ class Trainer:
 
     # --- the disk ---
 
-    def _publish(self, run: Run) -> bool:
-        """Whether the weights are published; if not, the run is on its way out."""
+    def _publish(self, run: Run, anew: bool = False) -> bool:
+        """Whether the weights are published; if not, the run is on its way out. `anew`: what is there beyond them goes."""
+        broadcaster = self._broadcasters[run.index]
         try:
-            self._broadcasters[run.index].publish(self._learner.model, self._learner.replay, run)
+            if anew:
+                broadcaster.remove_beyond(run.progress.step or -1)
+            broadcaster.publish(self._learner.model, self._learner.replay, run)
         except BrokenWeights as error:
             self._evict(run, str(error))
             return False
-        except FileNotFoundError:
-            if not self._manager.is_deleted(run.index):
+        except OSError as error:
+            if error.errno in DISK_FAULTS:
                 raise
+            if not self._manager.is_deleted(run.index):  # not ours to write, or about to be deleted
+                self._evict(run, f"version {run.progress.step} of its weights cannot be published: {error}")
             self._look_again = True
             return False
         return True

@@ -210,6 +210,30 @@ async def test_a_run_that_sends_what_cannot_be_trained_is_evicted_and_it_alone(
     ]
 
 
+async def test_a_run_whose_weights_cannot_be_published_is_evicted_and_it_alone(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    """At its first version or at a later one: its directory is another user's, say, or somebody is deleting it."""
+    config = trainer(tmp_path, dense_directory, 3)
+    for run_id in ("good", "first", "later"):
+        configure(tmp_path, dense_directory, run_id)
+    (tmp_path / "run_first" / "broadcast").write_text("in the way")
+    with trainer_process(config) as process:
+        async with feeder(config, "good") as good, feeder(config, "first") as first, feeder(config, "later") as later:
+            refused = await first.until(Evicted)
+            await later.until(Ready)
+            (tmp_path / "run_later" / "broadcast").rename(tmp_path / "run_later" / "gone")
+            (tmp_path / "run_later" / "broadcast").write_text("in the way")
+            await later.link.send(make_batch(1, run_id="later"))
+            evicted = await later.until(Evicted)
+            for version, message in enumerate((refused, evicted)):
+                assert isinstance(message, Evicted)
+                assert f"version {version} of its weights cannot be published" in message.reason
+            await train_to_the_end(good, "good", 4)
+        assert await ended(process) == 0, log_path(config).read_text()
+    assert published_steps(tmp_path / "trainer" / "later" / "checkpoints") == []
+
+
 async def test_a_trainer_all_of_whose_runs_were_evicted_says_so(dense_directory: Path, tmp_path: Path) -> None:
     config = trainer(tmp_path, dense_directory, 2)
     for run_id in ("one", "two"):
