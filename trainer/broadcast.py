@@ -39,6 +39,7 @@ class Broadcaster:
         self.directory = run_directory(output_dir, run_id) / "broadcast"
         self._base_model = base_model
         self._keep = keep
+        self._begun = False
 
     def publish(self, model: nn.Module, replay: RouterReplay | None, run: Run) -> None:
         """Publishes the run's present weights, unless they are, and removes all but the newest versions.
@@ -51,7 +52,10 @@ class Broadcaster:
         if version in published_steps(self.directory):
             return
         self.directory.parent.stat()  # a run's directory that was deleted is not made again
-        with publish_directory(self.directory / f"step_{version}") as directory:
+        # The disk is not waited for, as every run would wait: a version that a checkpoint goes back to is flushed with it, and
+        # the one that this life begins with, which may have its checkpoint already, at once.
+        durable, self._begun = not self._begun, True
+        with publish_directory(self.directory / f"step_{version}", durable) as directory:
             if lora is None:
                 model.save_pretrained(directory)
                 self._copy_tokenizer(directory)

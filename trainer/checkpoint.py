@@ -20,7 +20,7 @@ from torch import Tensor
 from orchestrator.config import OrchestratorConfig
 from trainer import control
 from trainer.runs import Progress, Run
-from transport.atomic import publish_directory, published_steps, remove_directory
+from transport.atomic import flush_directory, publish_directory, published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +83,17 @@ def set_aside(output_dir: Path, run_id: str) -> None:
 
 
 def save(run: Run, output_dir: Path, keep: int) -> None:
-    """Writes the checkpoint of the run's current step unless it is there already, then removes all but the newest `keep`.
+    """Writes the checkpoint of the run's current step unless it is there already, then removes all but the newest `keep`. The
+    weights that were broadcast at this step become durable with it: a resume takes them as they are.
 
     Raises `OSError` (disk full); the former checkpoints are then intact.
     """
     parent = checkpoints_directory(output_dir, run.run_id)
     step = run.progress.step
     if step not in published_steps(parent):
+        broadcast = control.run_directory(output_dir, run.run_id) / "broadcast" / f"step_{step}"
+        if broadcast.is_dir():
+            flush_directory(broadcast)
         # Each tensor gets its own storage: safetensors refuses two names for one.
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.optimizer.state().items()}
         with publish_directory(parent / f"step_{step}") as directory:

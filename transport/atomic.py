@@ -57,8 +57,10 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None
 
 
 @contextmanager
-def publish_directory(path: Path) -> Iterator[Path]:
+def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yields an empty directory beside `path`; when the block ends, it becomes `path`, flushed and with its `STABLE` marker.
+    Without `durable` it appears whole just the same, but the disk is not waited for: until `flush_directory`, the machine's end
+    may leave it damaged.
 
     When the block raises, nothing appears. Raises `FileExistsError` when `path` is already published: a published
     directory never changes under a reader, so remove it first (`remove_directory`). One writer a path at a time.
@@ -71,14 +73,20 @@ def publish_directory(path: Path) -> Iterator[Path]:
     try:
         yield partial
         (partial / STABLE).touch()
-        # All at once, marker and all: a disk's journal is then waited for once or twice, and not file by file.
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync") as threads:
-            list(threads.map(_sync, [partial, *partial.rglob("*")]))
+        if durable:
+            _sync_below(partial)
         remove_directory(path)  # without STABLE: a removal that was cut short
         partial.replace(path)
     except BaseException:
         remove_directory(partial)
         raise
+    if durable:
+        _sync(path.parent)
+
+
+def flush_directory(path: Path) -> None:
+    """Makes durable what was published without being so. Raises `OSError`. Blocks on the disk."""
+    _sync_below(path)
     _sync(path.parent)
 
 
@@ -120,6 +128,12 @@ def as_bytes_view(buffer: Buffer) -> memoryview:
         # A memoryview cannot cast what is empty.
         return buffer.data.cast("B") if buffer.nbytes else memoryview(b"")
     return memoryview(buffer).cast("B")
+
+
+def _sync_below(directory: Path) -> None:
+    """All at once, marker and all: a disk's journal is then waited for once or twice, and not file by file."""
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync") as threads:
+        list(threads.map(_sync, [directory, *directory.rglob("*")]))
 
 
 def _sync(path: Path) -> None:

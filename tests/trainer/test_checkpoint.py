@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,33 @@ def test_training_goes_on_bit_for_bit(
     assert all(torch.equal(former[name], latter[name]) for name in former)
     start = make_lone_run(tmp_path / "again", moe_directory, trainer, **training).weights()
     assert any(not torch.equal(former[name], start[name]) for name in former)
+
+
+def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = make_lone_run(tmp_path, dense_directory)
+    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=9)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noticed(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", noticed)
+    broadcaster.publish(lone.model, lone.learner.replay, lone.run)
+    assert any("broadcast" in name for name in synced), "the version that a life begins with"
+    for step in (1, 2):
+        lone.train(make_batch(step))
+        synced.clear()
+        broadcaster.publish(lone.model, lone.learner.replay, lone.run)
+        assert synced == []
+    checkpoint.save(lone.run, tmp_path, keep=2)
+    weights = "run_default/broadcast/step_2/model.safetensors"
+    state = next(name for name in synced if name.endswith("state.safetensors"))
+    assert synced.index(weights) < synced.index(state), "no checkpoint goes back to weights that may be lost"
+    assert not any("step_1" in name for name in synced)
 
 
 def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None:
