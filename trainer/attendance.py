@@ -41,11 +41,14 @@ class Attendance:
         standing.present = False
         if standing.farewell_before < math.inf:
             standing.farewell_before = now
+        self._forget_stranger(run_id)
 
     def sent_away(self, run_id: str) -> None:
-        """Its orchestrator was told that the run is not trained as it is; it may come back mended."""
+        """Its orchestrator was told that the run is not trained as it is, or cannot be reached to be told to wait; it may come
+        back."""
         standing = self._standing(run_id)
         standing.present, standing.farewell_before = False, math.inf
+        self._forget_stranger(run_id)
 
     def unreachable(self, run_id: str, now: float, patience: float) -> None:
         """A message did not reach it; killed, it may come back. Counts as present for `patience` seconds."""
@@ -90,6 +93,11 @@ class Attendance:
         """Whether every run that has had a place was evicted, and there was one."""
         known = [standing for standing in self._standings.values() if standing.trained]
         return bool(known) and all(each.ended == "evicted" for each in known)
+
+    def _forget_stranger(self, run_id: str) -> None:
+        """Of names that are called once, any number may come."""
+        if not self._standing(run_id).trained:
+            del self._standings[run_id]
 
     def _standing(self, run_id: str) -> _Standing:
         return self._standings.setdefault(run_id, _Standing())

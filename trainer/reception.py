@@ -16,6 +16,7 @@ from trainer.config import TrainerConfig
 from trainer.control import run_directory
 from trainer.runs import MultiRunManager, Run
 from transport.base import BatchReceiver
+from transport.chronicle import Chronicle
 from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
 from transport.records import Batch
 
@@ -29,6 +30,9 @@ WORD_SECONDS = 5.0
 
 GRACE_SECONDS = 10.0
 """How long a run that calls may be without a configuration, as on a shared disk that takes its time."""
+
+MAX_CALLERS = 1000
+"""Runs without a place and without a directory that are let wait in that: beyond so many, names are being made up."""
 
 MAX_REFUSALS = 8
 """Batches beyond its credit for which a run is only told off."""
@@ -53,6 +57,7 @@ class Reception:
         self._words: dict[str, tuple[str, float]] = {}
         """What a run that waits was last told, and when."""
         self._looked = 0.0
+        self._chronicle = Chronicle(logger)
         self.calls = False
         """Whether somebody has called since the last `answer`."""
 
@@ -67,14 +72,14 @@ class Reception:
                     self._on_hello(run_id)
                 case Batch():
                     if (run := self._runs.get(run_id)) is None:
-                        logger.warning(
-                            "a batch of step %d of run %s came before its READY; dropped", message.step, run_id
-                        )
+                        line = f"a batch of step {message.step} of run {run_id} came before its READY; dropped"
+                        self._chronicle.note(logging.WARNING, line)
                     elif (offence := self._on_batch(run, message)) is not None:
                         yield run, offence
                 case Bye():
-                    logger.info("the orchestrator of run %s left", run_id)
+                    self._chronicle.note(logging.INFO, f"the orchestrator of run {run_id} left")
                     self._attendance.left(run_id, time.monotonic())
+                    self._forget_call(run_id)
                     self.calls = True
             received = self._receiver.receive(0.0) if time.monotonic() < deadline else None
         for run_id, reason in self._receiver.take_offences().items():
@@ -86,8 +91,7 @@ class Reception:
     def admit(self, run: Run) -> None:
         """From now on its batches are taken; its orchestrator, if it is there, is told so."""
         self._runs[run.run_id] = run
-        self._called.pop(run.run_id, None)
-        self._words.pop(run.run_id, None)
+        self._forget_call(run.run_id)
         self._expect_farewell(run)
         if run.run_id in self._attendance.present(time.monotonic()):
             self._welcome(run)
@@ -118,10 +122,13 @@ class Reception:
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
 
     def _on_hello(self, run_id: str) -> None:
-        self._attendance.called(run_id)
         if (run := self._runs.get(run_id)) is not None:
+            self._attendance.called(run_id)
             self._welcome(run)
+        elif len(self._called) >= MAX_CALLERS and not run_directory(self._config.output_dir, run_id).is_dir():
+            self.send_away(run_id, f"{len(self._called)} runs wait already, and it has no directory; let it try again")
         else:
+            self._attendance.called(run_id)
             self._called.setdefault(run_id, time.monotonic())
             self._words.pop(run_id, None)
             self.calls = True
@@ -143,7 +150,7 @@ class Reception:
         credit = self._config.transport.credit
         taken = self._training.get(run.run_id, run.progress.step)
         if batch.step <= taken:
-            logger.info("step %d of run %s is here already; dropped", batch.step, run.run_id)
+            self._chronicle.note(logging.INFO, f"step {batch.step} of run {run.run_id} is here already; dropped")
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
         elif batch.step > taken + credit:  # one that is being trained was acknowledged, which made room for another
             reason = f"step {batch.step}: this trainer trains step {taken + 1} next and holds {credit} batches"
@@ -173,11 +180,13 @@ class Reception:
         """Tells every run without a place how it stands since the last discovery; looks whether the others are still there."""
         self.calls = False
         now = time.monotonic()
+        queue = {run_id: number for number, run_id in enumerate(self._manager.waiting, 1)}
         for run_id in sorted(self._attendance.present(now) - self._runs.keys()):
-            if (reason := self._no(run_id, now)) is not None:
+            known = run_id in queue or self._manager.index_of(run_id) is not None
+            if (reason := self._no(run_id, known, now)) is not None:
                 self.send_away(run_id, reason)
             else:
-                self._let_wait(run_id, self._why_not_yet(run_id), now)
+                self._let_wait(run_id, self._why_not_yet(queue.get(run_id)), now)
         if self._manager.waiting and now - self._looked > WORD_SECONDS:
             self._looked = now
             for run in self._runs.values():
@@ -186,33 +195,37 @@ class Reception:
 
     def send_away(self, run_id: str, reason: str) -> None:
         """Takes nothing more from a run, until it calls again."""
-        logger.error("run %s is sent away: %s", run_id, reason)
+        self._chronicle.note(logging.ERROR, f"run {run_id} is sent away: {reason}")
         self._receiver.send(run_id, Evicted(reason))
         self._attendance.sent_away(run_id)
-        self._called.pop(run_id, None)
-        self._words.pop(run_id, None)
+        self._forget_call(run_id)
         self.dismiss(run_id)
 
-    def _no(self, run_id: str, now: float) -> str | None:
+    def _forget_call(self, run_id: str) -> None:
+        self._called.pop(run_id, None)
+        self._words.pop(run_id, None)
+
+    def _no(self, run_id: str, known: bool, now: float) -> str | None:
         """Why there is nothing to wait for; None where there is."""
         if (reason := self._manager.refused.get(run_id)) is not None:
             return reason
         directory = run_directory(self._config.output_dir, run_id)
         if self._attendance.ended(run_id) == "deleted" and not directory.exists():
             return f"its directory {directory} was deleted"
-        known = run_id in self._manager.waiting or self._manager.index_of(run_id) is not None
         if not known and now - self._called.setdefault(run_id, now) > GRACE_SECONDS:
-            return f"it has no {directory / 'control' / 'orch.toml'}; do orchestrator and trainer have the same output_dir?"
+            return (
+                f"it has no {directory / 'control' / 'orch.toml'} that the trainer can read; do orchestrator and trainer have "
+                "the same output_dir, and is the directory open to the trainer's user?"
+            )
         return None
 
-    def _why_not_yet(self, run_id: str) -> str:
-        waiting = self._manager.waiting
-        if run_id in waiting:
-            return (
-                f"all {self._config.max_runs} places (trainer.max_runs) are taken; it is number {waiting.index(run_id) + 1} of "
-                f"{len(waiting)} that wait"
-            )
-        return "its control/orch.toml is not there yet"
+    def _why_not_yet(self, number: int | None) -> str:
+        if number is None:
+            return "its control/orch.toml is not there yet"
+        return (
+            f"all {self._config.max_runs} places (trainer.max_runs) are taken; it is number {number} of "
+            f"{len(self._manager.waiting)} that wait"
+        )
 
     def _let_wait(self, run_id: str, reason: str, now: float) -> None:
         told, when = self._words.get(run_id, ("", 0.0))
@@ -220,4 +233,5 @@ class Reception:
             return
         self._words[run_id] = (reason, now)
         if not self._receiver.send(run_id, Waiting(reason)):
-            self._attendance.unreachable(run_id, now, 0.0)
+            self._attendance.sent_away(run_id)
+            self._forget_call(run_id)

@@ -165,7 +165,8 @@ class Trainer:
         return EVICTED if self._attendance.all_evicted() and not stop.requested else 0
 
     def _over(self) -> bool:
-        return not (self._config.stay or self._manager.waiting) and self._attendance.over(time.monotonic())
+        expected = self._config.stay or self._manager.waiting or self._reception.calls
+        return not expected and self._attendance.over(time.monotonic())
 
     def _receive(self) -> None:
         patience = 0.0 if self._waited else min(max(self._look_due() - time.monotonic(), 0.0), POLL_SECONDS)

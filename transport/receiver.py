@@ -7,7 +7,6 @@ logged with its sender, answered with `Rejected`, and dropped; nothing a peer se
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from transport import codec
 from transport.atomic import Buffer
+from transport.chronicle import Chronicle
 from transport.codec import CodecError
 from transport.config import IDENTIFIER_PATTERN
 from transport.link import LINGER_SECONDS
@@ -23,9 +23,6 @@ from transport.messages import PROTOCOL_VERSION, Bye, Evicted, Hello, Rejected, 
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)
-
-_LOG_LINES, _LOG_WINDOW_SECONDS = 10, 10.0
-"""At most so many lines in so many seconds about what peers do: a flood of it must not fill the disk."""
 
 _REFUSALS_A_CALL = 256
 """Refused messages that one call of `receive` goes through beyond its time."""
@@ -66,7 +63,7 @@ class Receiver:
         self._senders: dict[str, bytes] = {}
         self._rejected = 0
         self._offences: dict[str, str] = {}
-        self._chronicle = _Chronicle()
+        self._chronicle = Chronicle(logger)
 
     @property
     def rejected(self) -> int:
@@ -165,20 +162,3 @@ class Receiver:
         self._chronicle.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
             self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error))))
-
-
-class _Chronicle:
-    """Logs what peers do, as far as a window of time has room for it; the rest is counted, and said when the next begins."""
-
-    def __init__(self) -> None:
-        self._since, self._noted = -math.inf, 0
-
-    def note(self, level: int, line: str) -> None:
-        now = time.monotonic()
-        if now - self._since >= _LOG_WINDOW_SECONDS:
-            if self._noted > _LOG_LINES:
-                logger.warning("%d further lines about what peers did were left out", self._noted - _LOG_LINES)
-            self._since, self._noted = now, 0
-        self._noted += 1
-        if self._noted <= _LOG_LINES:
-            logger.log(level, "%s", line)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -12,9 +14,9 @@ from trainer.attendance import Attendance
 from trainer.config import TrainerConfig
 from trainer.loss import load_loss
 from trainer.optimizer import Optimizer
-from trainer.reception import Reception
+from trainer.reception import MAX_CALLERS, Reception
 from trainer.runs import MultiRunManager, Run
-from transport.messages import Acknowledged, Bye, Hello, Ready, Rejected, ToOrchestrator
+from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.records import Batch
 
 
@@ -78,3 +80,45 @@ def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_pa
         assert isinstance(wire.said[-1][1], Rejected), "and the one after it is not"
         run.progress.step = step
         reception.trained(run)
+
+
+def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    reception, wire = make_reception(tmp_path)
+    (tmp_path / "run_honest").mkdir()
+    names = [f"name-{number}" for number in range(3 * MAX_CALLERS)]
+    for name in names:
+        take_in(reception, wire, Hello(name, 0), run_id=name)
+    take_in(reception, wire, Hello("honest", 0), run_id="honest")
+    assert {run_id for run_id, _ in wire.said} == set(names[MAX_CALLERS:])
+    wire.said.clear()
+    reception.answer()
+    assert {run_id for run_id, message in wire.said if isinstance(message, Waiting)} == {*names[:MAX_CALLERS], "honest"}
+    monkeypatch.setattr("trainer.reception.GRACE_SECONDS", -1.0)
+    wire.said.clear()
+    reception.answer()
+    assert {type(message) for _, message in wire.said} == {Evicted}
+    wire.said.clear()
+    reception.answer()
+    assert wire.said == []
+    monkeypatch.undo()
+    take_in(reception, wire, Hello("late", 0), run_id="late")
+    reception.answer()
+    assert [run_id for run_id, message in wire.said if isinstance(message, Waiting)] == ["late"]
+    assert len(caplog.records) < 50
+
+
+def test_what_a_run_repeats_without_end_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reception, wire = make_reception(tmp_path)
+    run = make_run(tmp_path)
+    batch = make_batch(1)
+    take_in(reception, wire, Hello("default", 0), *[batch] * 200)
+    reception.admit(run)
+    run.progress.step = 1
+    take_in(reception, wire, *[batch] * 200)
+    for _ in range(200):
+        take_in(reception, wire, Bye(), Hello("default", 0))
+    assert len(caplog.records) < 50
