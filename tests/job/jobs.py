@@ -127,6 +127,14 @@ class RunningJob:
         self.process.wait()
 
 
+def assert_nothing_is_left(job: RunningJob) -> None:
+    """Of its processes, once it has ended."""
+    deadline = time.monotonic() + 10
+    while job.processes() and time.monotonic() < deadline:
+        time.sleep(0.05)  # the kernel takes a moment to bury what was killed
+    assert not job.processes(), job.processes()
+
+
 def write_config(directory: Path, max_restarts: int = 0) -> Path:
     """The job's file in `directory`, its output beside it."""
     file = directory / "job.toml"

@@ -9,12 +9,11 @@ import hashlib
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.job.jobs import STEPS, RunningJob, steps_of, write_config
+from tests.job.jobs import STEPS, RunningJob, assert_nothing_is_left, steps_of, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -108,13 +107,6 @@ def started_and_trained(directory: Path, trained: int, max_restarts: int = 0) ->
         job.end()
         raise
     return job
-
-
-def assert_nothing_is_left(job: RunningJob) -> None:
-    deadline = time.monotonic() + 10
-    while job.processes() and time.monotonic() < deadline:
-        time.sleep(0.05)  # the kernel takes a moment to bury what was killed
-    assert not job.processes(), job.processes()
 
 
 def assert_resumes(job: RunningJob) -> None:
