@@ -71,10 +71,12 @@ class Sources:
             text = await asyncio.to_thread(_read_text, path)
             if text == self._text:
                 return
-            self._listed, mistakes = parse_listing(text.decode())
+            listing, mistakes = parse_listing(text.decode())
         except (OSError, ValueError) as error:
             self._complain("urls_file", f"urls_file = {str(path)!r}: {error}")
             return
+        # A line that cannot be read may be that of a server which is known: with a mistake none is dropped.
+        self._listed = self._listed | listing if mistakes else listing
         self._text = text
         self._complain("urls_file", "".join(f"{path}:{number}: {mistake}; " for number, mistake in mistakes)[:-2])
 

@@ -50,6 +50,8 @@ async def test_a_file_is_read_again_and_its_absence_changes_nothing(
     path.write_text("http://one\nhalf a line\n")
     assert await sources.look() == {"http://fixed": "", "http://one": ""}
     assert f"{path}:2: 'half a line': one URL is expected" in caplog.messages[-1]
+    path.write_text("<html>502 Bad Gateway</html>\n")
+    assert await sources.look() == {"http://fixed": "", "http://one": ""}, "a mistake drops nothing that was known"
     path.write_text("drain http://fixed\nhttp://two\n")
     assert list(await sources.look()) == ["http://fixed", "http://two"]
     assert (await sources.look())["http://fixed"], "a line of the file has the last word"
