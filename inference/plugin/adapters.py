@@ -85,6 +85,10 @@ class Adapters:
 
     async def load(self, name: str, version: int, directory: Path) -> None:
         """Loads the PEFT adapter in `directory` as `name`, in the place of an older version. Raises `UpdateRefused`."""
+        if self._models.is_base_model(name):
+            raise UpdateRefused(
+                f"adapter {name!r}: the base model is served under this name, and would answer; take another"
+            )
         known = self._models.lora_requests.get(name)
         number = known.lora_int_id if known is not None else self._models.lora_id_counter.inc(1)
         self._loads += 1

@@ -153,9 +153,11 @@ async def test_unloading_ends_an_adapters_requests_and_nobody_elses(
         await goes.update_weights(policies[1][0].update(0, "goes"))
         staying = asyncio.create_task(stays.generate(PROMPT, LONG, affinity="a"))
         going = asyncio.create_task(goes.generate(PROMPT, LONG, affinity="a"))
-        await asyncio.sleep(0.2)
         async with Connections(config_of(lora_server)) as connections:
             client = BinaryClient(lora_server.url, connections)
+            while (seen := await client.observe()) is None or seen.running < 2:  # until both are in the engine
+                assert not going.done()
+                await asyncio.sleep(0.01)
             await client.unload("goes")
             await client.unload("never-there")
         with pytest.raises(InferenceError, match="abort"):
@@ -191,6 +193,16 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_the_engine_lives(
         with pytest.raises(RequestRefused, match="422: adapter 'broken'"):
             await BinaryClient(lora_server.url, connections).load(Policy(broken, None).update(1, "broken"))
         assert policies[0][0].gave(await pool.generate(PROMPT, SAMPLING, affinity="a"))
+
+
+async def test_an_adapter_cannot_have_the_base_models_name(
+    lora_server: ServerProcess, policies: list[list[Policy]]
+) -> None:
+    base = lora_server.config.model
+    async with Connections(config_of(lora_server)) as connections:
+        with pytest.raises(RequestRefused, match=r"422: .*the base model is served under this name"):
+            await BinaryClient(lora_server.url, connections).load(policies[0][0].update(0, base))
+    assert await loaded_adapters(lora_server) == {}
 
 
 async def test_a_server_tells_its_load_and_that_it_is_to_be_drained(
