@@ -153,7 +153,10 @@ class Target:
         """The runs that it comes to. Raises `UserError` for values that its schema, the job that it joins, or its environments
         refuse."""
         if self.joins is None:
-            runs = validate(JobConfig, self.settings, self.origin).every_run
+            job = validate(JobConfig, self.settings, self.origin)
+            if job.stay:
+                raise UserError(f"{self.origin}: stay = true: such a job has no end, and a target must; leave it out")
+            runs = job.every_run
         else:
             below = values_of_job(str(self.joins)) | {"resume": True}
             runs = [validate(OrchestratorConfig, merge(below, self.settings), self.origin)]

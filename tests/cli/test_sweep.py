@@ -299,6 +299,9 @@ def test_without_a_job_to_join_each_target_is_one(fleet: Fleet, job_file: Path) 
     assert first.output_dir == fleet.output / "test" / "learning_rate-0.001"
     assert first.file == fleet.output / "test" / "learning_rate-0.001.toml"
     assert first.command[-3:] == ["run", str(first.file), "--resume"]
+    fleet.settings["base"] |= {"stay": True}
+    with pytest.raises(UserError, match="stay = true: such a job has no end"):
+        _ = targets(fleet)[0].runs
 
 
 @pytest.mark.parametrize(
