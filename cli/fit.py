@@ -39,6 +39,11 @@ def fit(job: JobConfig, runs: Mapping[str, OrchestratorConfig]) -> None:
             f"trainer.max_tokens = {job.trainer.max_tokens} is below inference.max_model_len = {job.inference.max_model_len}: "
             "a sample of that length could not be trained on"
         )
+    if job.inference.port + job.inference.replicas > 65536:
+        raise ValueError(
+            f"inference.port = {job.inference.port} leaves no ports for inference.replicas = {job.inference.replicas}, "
+            "which take those that follow it, up to 65535"
+        )
     _fit_gpus(job)
 
 

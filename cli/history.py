@@ -27,7 +27,8 @@ class _Follower:
     _inode: int = 0
 
     def new_lines(self) -> tuple[bool, list[Line]]:
-        """Whether the file was replaced, as by a resume that takes steps back, and its new lines: then, all of them."""
+        """Whether the file was replaced, as by a resume that takes steps back, and its new lines: then, all. One that is no
+        step, as a machine's end leaves it, is passed over; its orchestrator says so when it repairs the file."""
         try:
             with open(self.path, "rb") as file:
                 stat = os.fstat(file.fileno())
@@ -39,7 +40,16 @@ class _Follower:
         except FileNotFoundError:
             return False, []
         self._offset += len(whole) + len(newline)
-        return replaced, [orjson.loads(line) for line in whole.splitlines() if line.strip()]
+        return replaced, [step for line in whole.splitlines() if (step := _step(line))]
+
+
+def _step(text: bytes) -> Line:
+    """The object in the text if it is a step's; else empty."""
+    try:
+        line = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return line if isinstance(line, dict) and {"step", "time"} <= line.keys() else {}
 
 
 @dataclass(slots=True)
@@ -69,7 +79,7 @@ class History:
         return history
 
     def refresh(self) -> list[Line]:
-        """Takes in what is new; returns the newly shipped steps. Raises `ValueError` (orjson's) for a line that is not JSON."""
+        """Takes in what is new; returns the newly shipped steps."""
         fresh: list[Line] = []
         for follower, steps in self._followers:
             replaced, lines = follower.new_lines()
@@ -89,7 +99,7 @@ class History:
     def _read_losses(self) -> Line:
         try:
             report: Line = orjson.loads(self._losses_file.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, orjson.JSONDecodeError):
             return {}
         return report
 

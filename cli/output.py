@@ -17,7 +17,7 @@ from pathlib import Path
 from cli.errors import UserError
 from cli.job import JobConfig, ServersConfig
 from cli.load import to_toml
-from cli.record import JOB_FILE, JOB_LOCK, orchestrator_of, own_runs, read_json, run_ids_in
+from cli.record import JOB_FILE, JOB_LOCK, living_runs, own_runs, read_json
 from cli.workers import sections_of
 from orchestrator.checkpoint import CheckpointError, check_resumable
 from orchestrator.run_directory import ConfigurationError
@@ -62,7 +62,7 @@ def check_output(config: JobConfig, fresh: bool) -> None:
             f"output_dir = {str(directory)!r} holds a job already. --resume goes on where it stopped; "
             f"--fresh moves it to {_aside(directory)} and starts anew"
         )
-    if fresh and (alive := [run for run in run_ids_in(directory) if orchestrator_of(directory, run) is not None]):
+    if fresh and (alive := living_runs(directory)):
         raise UserError(
             f"output_dir = {str(directory)!r}: run {alive[0]!r} still runs in it; end it with "
             f"`counterpoint stop {alive[0]} --job {directory}`, and then --fresh moves it"

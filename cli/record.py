@@ -41,10 +41,24 @@ def run_ids_in(directory: Path) -> list[str]:
     return sorted(path.name.removeprefix("run_") for path in directory.glob("run_*") if path.is_dir())
 
 
+def living_runs(directory: Path) -> list[str]:
+    """The runs whose orchestrators live, whoever started them."""
+    return [run_id for run_id in run_ids_in(directory) if orchestrator_of(directory, run_id) is not None]
+
+
 def steps_of(directory: Path, run_id: str) -> int | None:
-    """How many steps the run is to have, as its orchestrator wrote; None before it has."""
-    resolved = directory / f"run_{run_id}" / "control" / "orch.toml"
-    return read_toml(resolved).get("steps") if resolved.exists() else None
+    """How many steps the run is to have; None where that is not known."""
+    steps = written_config(directory, run_id).get("steps")
+    return steps if type(steps) is int else None
+
+
+def written_config(directory: Path, run_id: str) -> dict[str, Any]:
+    """The run's configuration as its orchestrator wrote it. Empty before it has, and for what is no configuration: that is for
+    its trainer to refuse, and no reason to leave it, or the others, alone."""
+    try:
+        return read_toml(directory / f"run_{run_id}" / "control" / "orch.toml")
+    except UserError:
+        return {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from cli.make_model import resolve
 from cli.output import check_output, check_ports, claim, write_job
 from cli.progress import Progress, choose
 from cli.record import PROCESSES_FILE, orchestrator_of, run_ids_in, steps_of
-from cli.standing import all_committed, how_a_guest_stands, how_it_ended, is_finished, verdict_on
+from cli.standing import how_a_guest_stands, how_it_ended, is_finished, verdict_on
 from cli.summary import print_summary, summarise, summarise_runs, write_summary
-from cli.workers import worker_of, workers_of
+from cli.workers import needs_servers, worker_of, workers_of
 from cluster.events import ENDED, Outcome, State, Worker
 from cluster.job import Job, WorkerView
 from cluster.process import last_lines
@@ -45,13 +45,15 @@ def main(arguments: list[str]) -> int:
         return 0
     config, fresh = command.config, "fresh" in command.switches
     forget_environment()
-    console = Console(file=lasting(sys.stdout), soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    # Without markup: reasons and paths are others' words, and brackets in them would be taken for it.
+    console = Console(file=lasting(sys.stdout), soft_wrap=True, width=width, markup=False)
     check_output(config, fresh)
-    if config.resume and not config.stay and all(map(is_finished, config.every_run)):
+    if needs_servers(config):
+        check_ports(config.inference)
+    elif all(map(is_finished, config.every_run)):
         _say_that_all_is_done(config, console)
         return 0
-    if config.stay or not (config.resume and all(map(all_committed, config.every_run))):
-        check_ports(config.inference)
     console.print(f"model {config.model}", highlight=False)
     if len(config.runs) > config.trainer.max_runs:
         console.print(
@@ -108,6 +110,8 @@ class JobOnScreen:
             run.run_id: History.of(config.output_dir, run.run_id, run.steps, since=self._began)
             for run in config.every_run
         }
+        self._unreadable: set[str] = set()
+        """Runs of which that was said."""
         self._fresh_steps()  # a resumed job's past is no news
         self._job = Job(workers, self._on_change, self._guests, config.stay)
         self._progress: Progress
@@ -155,7 +159,7 @@ class JobOnScreen:
         guests = [
             run_id
             for run_id in run_ids_in(directory)
-            if own.get(run_id, State.STOPPED) in ENDED and orchestrator_of(directory, run_id) is not None
+            if own.get(run_id, State.STOPPED) in ENDED and self._lives(run_id)
         ]
         for run_id in guests:
             history = self._histories.setdefault(run_id, History.of(directory, run_id, since=self._began))
@@ -163,8 +167,28 @@ class JobOnScreen:
                 history.steps = steps_of(directory, run_id)
         return guests
 
+    def _lives(self, run_id: str) -> bool:
+        """Whether the run has an orchestrator; not as far as we can know for one that we may not look at."""
+        try:
+            return orchestrator_of(self._config.output_dir, run_id) is not None
+        except OSError as error:
+            self._complain(run_id, error)
+            return False
+
     def _fresh_steps(self) -> list[tuple[History, Line]]:
-        return [(history, line) for history in self._histories.values() for line in history.refresh()]
+        fresh: list[tuple[History, Line]] = []
+        for history in self._histories.values():
+            try:
+                fresh += [(history, line) for line in history.refresh()]
+            except OSError as error:
+                self._complain(history.run_id, error)
+        return fresh
+
+    def _complain(self, run_id: str, error: OSError) -> None:
+        """Says once of each run that what it keeps cannot be read. The others have done nothing to be ended for it."""
+        if run_id not in self._unreadable:
+            self._unreadable.add(run_id)
+            self._console.print(f"run {run_id} cannot be looked at: {error}", highlight=False)
 
     def _explain(self, outcome: Outcome) -> None:
         """Says why workers failed, in their own last words."""

@@ -12,9 +12,20 @@ from pathlib import Path
 
 from cli.errors import UserError
 from cli.history import History
-from cli.load import read_toml
-from cli.record import orchestrator_of, run_ids_in, steps_of
+from cli.record import (
+    JOB_FILE,
+    PROCESSES_FILE,
+    is_running,
+    orchestrator_of,
+    own_runs,
+    read_json,
+    run_ids_in,
+    steps_of,
+    written_config,
+)
 from cli.summary import duration
+from cluster.events import ENDED
+from cluster.lifecycle import LONGEST_BACKOFF_SECONDS
 from orchestrator.config import OrchestratorConfig
 from trainer.control import evict
 from transport.config import IDENTIFIER_PATTERN
@@ -29,6 +40,11 @@ Ends the run in order: its orchestrator drains, commits, and exits with 0. It ca
 
 GRACE_SECONDS = 30.0
 """On top of the run's `shutdown_timeout_seconds`, within which its orchestrator ends whatever happens."""
+
+DEFAULT_SHUTDOWN_SECONDS = OrchestratorConfig.model_fields["shutdown_timeout_seconds"].default
+
+START_SECONDS = LONGEST_BACKOFF_SECONDS + GRACE_SECONDS
+"""How long a run that is to start, or to be started again after it died, is waited for."""
 
 POLL_SECONDS = 0.1
 
@@ -62,7 +78,7 @@ def _check_run(directory: Path, run_id: str) -> None:
 
 
 def _stop(directory: Path, run_id: str, evicted: bool) -> int:
-    holder = orchestrator_of(directory, run_id)
+    holder = orchestrator_of(directory, run_id) if evicted else _await_start(directory, run_id)
     if holder is None:
         print(f"run {run_id} {'is evicted; it ' if evicted else ''}does not run; step {_progress(directory, run_id)}")
         return 0
@@ -79,6 +95,31 @@ def _stop(directory: Path, run_id: str, evicted: bool) -> int:
     how = "was evicted" if evicted else "has stopped"
     print(f"run {run_id} {how} after {duration(time.monotonic() - began)}; step {_progress(directory, run_id)}")
     return 0
+
+
+def _await_start(directory: Path, run_id: str) -> Holder | None:
+    """The run's orchestrator, of one that has died the next; None when there is none and will be none. Raises `UserError`."""
+    began = time.monotonic()
+    while (holder := orchestrator_of(directory, run_id)) is None and _is_to_start(directory, run_id):
+        if time.monotonic() - began > START_SECONDS:
+            raise UserError(
+                f"run {run_id} is to be started and was not within {duration(START_SECONDS)}; try again, or keep it out with "
+                "--evict REASON"
+            )
+        time.sleep(POLL_SECONDS)
+    return holder
+
+
+def _is_to_start(directory: Path, run_id: str) -> bool:
+    """Whether the job has the run among its workers and has not given it up: without an orchestrator it will get one."""
+    if not is_running(directory) or not (directory / PROCESSES_FILE).exists():
+        return False
+    job = read_json(directory / JOB_FILE)
+    if run_id not in (run["run_id"] for run in own_runs(job)):
+        return False
+    name = f"orchestrator_{run_id}" if job["runs"] else "orchestrator"
+    workers = read_json(directory / PROCESSES_FILE)["workers"]
+    return any(worker["name"] == name and worker["state"] not in ENDED for worker in workers)
 
 
 def _terminate(directory: Path, run_id: str, holder: Holder) -> None:
@@ -103,10 +144,8 @@ def _terminate(directory: Path, run_id: str, holder: Holder) -> None:
 
 def _shutdown_timeout(directory: Path, run_id: str) -> float:
     """Of the run, as its orchestrator wrote; the default before it has."""
-    resolved = directory / f"run_{run_id}" / "control" / "orch.toml"
-    written = read_toml(resolved) if resolved.exists() else {}
-    default = OrchestratorConfig.model_fields["shutdown_timeout_seconds"].default
-    return float(written.get("shutdown_timeout_seconds", default))
+    written = written_config(directory, run_id).get("shutdown_timeout_seconds")
+    return float(written if isinstance(written, int | float) else DEFAULT_SHUTDOWN_SECONDS)
 
 
 def _progress(directory: Path, run_id: str) -> str:

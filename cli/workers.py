@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cli.check import SAFE_PATH
 from cli.job import JobConfig
+from cli.record import living_runs
 from cli.standing import all_committed, is_finished
 from cluster.events import Worker
 from orchestrator.config import OrchestratorConfig
@@ -29,13 +30,20 @@ def sections_of(config: JobConfig) -> dict[str, Config]:
     return {**servers, "trainer": config.trainer, **{worker_of(config, run): run for run in config.every_run}}
 
 
+def needs_servers(config: JobConfig) -> bool:
+    """Whether anything is left to generate, or may come: by a guest that waits for the job's return, or that has yet to join."""
+    if config.stay or not config.resume or living_runs(config.output_dir):
+        return True
+    return not all(map(all_committed, config.every_run))
+
+
 def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
     """The roles, in the order in which they start; they stop in its reverse, so that the orchestrators can still drain. What a
     resume finds finished is not started: no run that is done, and inference only where something is left to generate, or may
     come."""
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
     return (
-        ([] if not config.stay and all(map(all_committed, runs)) else _servers(config, files))
+        (_servers(config, files) if needs_servers(config) else [])
         + [
             Worker(
                 "trainer",

@@ -67,7 +67,8 @@ class Lifecycle:
         """How often each was started again, in all."""
         self.last_deaths = dict.fromkeys(self.workers, "")
         """In words, how each died last; empty for one that never did."""
-        self.guests: tuple[str, ...] = ()
+        self.guests: tuple[str, ...] | None = None
+        """None before anybody has looked."""
         self.outcome: Outcome | None = None
         """Set once everything has ended."""
         self._verdict: Outcome | None = None

@@ -33,7 +33,7 @@ def lock_place(lock_path: Path, taken: str) -> int:
     """Takes the lock and returns its descriptor, which holds it until closed. Raises `OSError` (`EADDRINUSE`) that says
     `taken` when another process has it."""
     lock_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # others may ask
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         os.ftruncate(descriptor, 0)

@@ -2,8 +2,8 @@
 writes the metrics of 20 steps; SIGTERM ends it with 0, as one that drains.
 
 `python -m tests.cli.fake_orchestrator OUTPUT RUN BEHAVIOUR [--resume]`; BEHAVIOUR is `finish`, or, at the third step, `fail`
-(exit code 3), `hang` (until it is evicted), `stubborn` (likewise, and SIGTERM does not end it), or `die` (SIGKILL; not with
-`--resume`).
+(exit code 3), `hang` (until it is evicted), `stubborn` (likewise, and SIGTERM does not end it), `die` (SIGKILL; not with
+`--resume`), or `return` (likewise, and then hangs).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
         append(metrics, shipped_line(step, time.time()))
         append(output / "trainer" / "metrics.jsonl", trained_line(step, run_id))
         time.sleep(0.02)
-        if step != 3:
+        if step < 3 or (step > 3 and behaviour != "return"):
             continue
         if behaviour == "fail":
             print("the disk is full", file=sys.stderr)
             sys.exit(3)
         if behaviour == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while behaviour in ("hang", "stubborn"):
+        while behaviour in ("hang", "stubborn") or (behaviour == "return" and resumes):
             time.sleep(0.05)
             if (run_dir / "control" / "evicted.txt").exists():
                 sys.exit(3)
-        if behaviour == "die" and not resumes:
+        if behaviour in ("die", "return") and not resumes:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

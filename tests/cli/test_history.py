@@ -52,6 +52,16 @@ def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path, write_
     assert [line["step"] for line in history.refresh()] == [4]
 
 
+def test_what_a_machines_end_left_is_passed_over(past: Path) -> None:
+    path = past / "run_test" / "metrics.jsonl"
+    path.write_bytes(
+        path.read_bytes() + b'\0\0\0\n[1]\n{"step": 21}\n' + json.dumps(shipped_line(21, 150.0)).encode() + b"\n"
+    )
+    (past / "run_test" / "losses.json").write_bytes(b"\0\0")
+    history = history_of(past)
+    assert (history.step, len(history.shipped), history.lost) == (21, 21, {})
+
+
 def test_steps_that_a_resume_takes_back_are_forgotten(tmp_path: Path, write_lines: Write) -> None:
     path = tmp_path / "trainer" / "metrics.jsonl"
     write_lines(path, [trained_line(step) for step in range(1, 5)])
@@ -296,6 +306,9 @@ def test_status_of_roles_that_were_started_one_by_one(past: Path, capsys: pytest
     shown = shown_by_status(past, capsys)
     assert "20/30" in shown
     assert "No processes are known" in shown
+    for damaged in (b"steps = ", b"steps = 'many'\n", b"\xff"):
+        (past / "run_test" / "control" / "orch.toml").write_bytes(damaged)
+        assert "20/?" in shown_by_status(past, capsys), "which is for its trainer to refuse"
 
 
 def test_status_of_a_directory_that_holds_nothing(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
 from transport.atomic import publish_directory
+from transport.exclusive import lock_place
 
 pytestmark = pytest.mark.slow
 
@@ -154,6 +155,25 @@ def test_a_finished_job_says_so_and_starts_nothing(job: FakeJob) -> None:
     assert "starting" not in output
     assert (job.output / "summary.json").read_bytes() == before
     assert "orchestrator starting" in job.run("fail", "--resume", "--orchestrator.steps", "30")[1]
+
+
+def test_a_finished_job_goes_on_for_a_guest_that_waits_for_its_return(job: FakeJob, job_file: Path) -> None:
+    assert job.run("finish")[0] == 0
+    publish_checkpoints(job, orchestrator=20, trainer=20)
+    guest = lock_place(job.output / "run_visitor" / "orchestrator.lock", "taken")
+    config = load(JobConfig, job.output / "job.toml", ["--model", str(job.model), "--resume", "true"])
+    files = dict.fromkeys(("inference_0", "trainer"), job_file)
+    assert [worker.name for worker in workers_of(config, files)] == ["inference_0", "trainer"]
+    process = job.start("finish", "--resume")
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not is_running(job.output):
+        assert process.poll() is None, "the guest was forgotten"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.close(guest)
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert "inference_0 ready" in output
 
 
 def test_inference_is_started_only_while_there_is_something_to_generate(job: FakeJob, job_file: Path) -> None:

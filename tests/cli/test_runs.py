@@ -145,6 +145,7 @@ def test_resolved_runs_load_to_themselves(file: Path, tmp_path: Path) -> None:
         ('[[orchestrator.environments]]\nname = "reverse"\nkind = "reverse-text"', "", ["runs[0].environments is required"]),
         ("[inference]", "[inference]\nlora = { max_rank = 8 }", ["runs[1].training.lora.rank = 16 is above"]),
         ("[[runs]]", "[runs]", ["runs"]),
+        ("[inference]", "[inference]\nport = 65535\nreplicas = 2", ["inference.port = 65535", "inference.replicas = 2"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_run_is_told_under_its_name(file: Path, old: str, new: str, expected: list[str]) -> None:

@@ -137,23 +137,36 @@ def test_one_run_is_stopped_and_another_evicted_while_the_third_goes_on(
     assert stop(["a", "--job", str(sweep.output)]) == 0
     assert "run a does not run; step 3/?" in capsys.readouterr().out
 
-    assert stop(["b", "--job", str(sweep.output), "--evict", "it diverged"]) == 0
+    assert stop(["b", "--job", str(sweep.output), "--evict", "it diverged [/now]"]) == 0
     assert "run b was evicted after" in capsys.readouterr().out
     wait_until(lambda: sweep.states()["orchestrator_b"] == "failed", "the supervisor to notice")
     assert sweep.states()["orchestrator_c"] == "ready"
     assert status([str(sweep.output)]) == 0
     shown = capsys.readouterr().out
-    for part in ("not running", "running", "evicted", "run b evicted: it diverged"):
+    for part in ("not running", "running", "evicted", "run b evicted: it diverged [/now]"):
         assert part in shown
     job.send_signal(signal.SIGINT)
     code, output, errors = finish(job)
     assert (code, errors) == (130, ""), "nobody need read a log to learn why a run was evicted"
     assert "orchestrator_b ended with exit code 3" in output
-    assert "run b: evicted: it diverged" in output
+    assert "run b: evicted: it diverged [/now]" in output
     outcomes = {
         name: run["outcome"] for name, run in json.loads((sweep.output / "summary.json").read_text())["runs"].items()
     }
-    assert outcomes == {"a": "stopped after step 3", "b": "evicted: it diverged", "c": "stopped after step 3"}
+    assert outcomes == {"a": "stopped after step 3", "b": "evicted: it diverged [/now]", "c": "stopped after step 3"}
+
+
+def test_a_run_that_is_about_to_come_back_is_stopped_all_the_same(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = sweep.start("hang,c=return")
+    wait_until((sweep.output / "processes.json").exists, "the job to start")
+    wait_until(lambda: sweep.states()["orchestrator_c"] == "restarting", "the death of c")
+    assert stop(["c", "--job", str(sweep.output)]) == 0
+    assert "run c has stopped after" in capsys.readouterr().out
+    wait_until(lambda: sweep.states()["orchestrator_c"] == "stopped", "the supervisor to notice")
+    job.send_signal(signal.SIGTERM)
+    assert finish(job)[0] == 0
 
 
 def test_a_run_that_is_not_there_or_no_run_is_told(tmp_path: Path) -> None:
@@ -171,6 +184,9 @@ def test_a_job_waits_for_its_guests(sweep: Sweep, capsys: pytest.CaptureFixture[
     job = sweep.start("hang")
     sweep.wait_for("a", 3)
     guest = sweep.guest("visitor", "hang")
+    wait_until((sweep.output / "run_visitor" / "control").exists, "its directory")
+    (sweep.output / "run_visitor" / "control" / "orch.toml").write_bytes(b"\xff")
+    (sweep.output / "run_visitor" / "losses.json").write_bytes(b"\0")
     for name in ("a", "b", "c"):
         assert stop([name, "--job", str(sweep.output)]) == 0
     wait_until(lambda: sweep.states()["orchestrator_c"] == "stopped", "the supervisor to notice")

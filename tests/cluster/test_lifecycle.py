@@ -414,6 +414,14 @@ def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
     assert job.outcome == Outcome(0, "told to")
 
 
+def test_services_that_came_back_for_a_guest_end_once_nobody_is_there() -> None:
+    job = running(Lifecycle([worker("server"), worker("trainer")]))
+    assert job.guests is None, "so that the first look counts, whatever it sees"
+    assert job.handle(GuestsSeen((), 2.0)) == [Terminate("trainer")]
+    assert end(job, "trainer", "server") == [Terminate("server")]
+    assert job.outcome == Outcome(0, "done")
+
+
 def test_services_that_stay_outlive_their_tasks() -> None:
     job = three()
     job = running(Lifecycle(list(job.workers.values()), stay=True))
