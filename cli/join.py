@@ -12,6 +12,7 @@ from typing import Any
 from cli.errors import UserError
 from cli.fit import check_run
 from cli.job import ServersConfig
+from cli.load import validate
 from cli.record import JOB_FILE, is_running, own_runs, read_json
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
@@ -24,7 +25,8 @@ same model, trainer and servers may be another."""
 def values_of_job(directory: str) -> dict[str, Any]:
     """What lies below the values of the run's own file. Raises `UserError` where there is no job."""
     shared = _job(Path(directory))["orchestrator"]
-    return {"output_dir": str(Path(directory).absolute())} | {key: shared[key] for key in FROM_THE_JOB}
+    known = {key: shared[key] for key in FROM_THE_JOB if key in shared}
+    return {"output_dir": str(Path(directory).absolute())} | known
 
 
 def check_joins(run: OrchestratorConfig, directory: Path) -> None:
@@ -42,7 +44,8 @@ def check_joins(run: OrchestratorConfig, directory: Path) -> None:
             f"run_id = {run.run_id!r} is one of the job's own runs ({', '.join(own)}): choose another, or go on with that one, "
             "once it has ended, by --resume"
         )
-    servers, trainer = ServersConfig.model_validate(job["inference"]), TrainerConfig.model_validate(job["trainer"])
+    servers = validate(ServersConfig, job["inference"], f"{directory / JOB_FILE}, inference")
+    trainer = validate(TrainerConfig, job["trainer"], f"{directory / JOB_FILE}, trainer")
     if servers.lora is None:
         raise UserError(
             f"the job in {directory} trains all weights of its model, which leaves room for one run only. Runs that train "
@@ -57,4 +60,8 @@ def check_joins(run: OrchestratorConfig, directory: Path) -> None:
 def _job(directory: Path) -> dict[str, Any]:
     if not (directory / JOB_FILE).exists():
         raise UserError(f"--join {directory}: there is no job ({JOB_FILE} is missing)")
-    return read_json(directory / JOB_FILE)
+    job = read_json(directory / JOB_FILE)
+    for section in ("inference", "trainer", "orchestrator"):
+        if not isinstance(job.get(section), dict):
+            raise UserError(f"{directory / JOB_FILE} lacks {section}: did another version of counterpoint write it?")
+    return job

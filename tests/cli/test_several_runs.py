@@ -274,6 +274,11 @@ def test_a_run_that_joins_has_the_jobs_model_wire_and_servers(
     join = [str(file), "--join", str(sweep.output), "--dry-run"]
     with pytest.raises(UserError, match=r"there is no job \(job.json is missing\)"):
         orchestrator(join)
+    sweep.output.mkdir()
+    (sweep.output / "job.json").write_text('{"inference": {}, "trainer": {}}')
+    with pytest.raises(UserError, match="lacks orchestrator: did another version"):
+        orchestrator(join)
+    (sweep.output / "job.json").unlink()
     job = sweep.start("hang")
     sweep.wait_for("a", 3)
     assert orchestrator(join) == 0

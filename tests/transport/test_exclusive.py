@@ -26,6 +26,15 @@ def test_a_place_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> None:
     os.close(lock_place(path, "taken"))
 
 
+def test_whoever_may_read_the_directory_may_ask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        os.close(lock_place(tmp_path / "place.lock", "taken"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "place.lock").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path) -> None:
     path = tmp_path / "place.lock"
     code = (
