@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from orchestrator.config import OrchestratorConfig
 from trainer import control
 from trainer.runs import Progress, Run
 from transport.atomic import flush_directory, publish_directory, published_steps, remove_directory
+from transport.config import IDENTIFIER_PATTERN
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +80,18 @@ def set_aside(output_dir: Path, run_id: str) -> None:
     former = output_dir / "trainer" / run_id
     aside = former.with_name(f".deleted-{run_id}")
     if former.is_dir():
-        shutil.rmtree(aside, ignore_errors=True)
+        if aside.exists():
+            shutil.rmtree(aside)
         former.rename(aside)
+
+
+def set_aside_deleted(output_dir: Path) -> None:
+    """The same for every run whose directory was deleted while no trainer ran."""
+    for kept in sorted(output_dir.glob("trainer/*/checkpoints")):
+        run_id = kept.parent.name
+        if re.fullmatch(IDENTIFIER_PATTERN, run_id) and not control.run_directory(output_dir, run_id).exists():
+            logger.info("the directory of run %s was deleted; its checkpoints are set aside", run_id)
+            set_aside(output_dir, run_id)
 
 
 def save(run: Run, output_dir: Path, keep: int) -> None:

@@ -144,6 +144,7 @@ class Trainer:
         self._manager.register_discovered_hook(self._on_discovered)
         self._manager.register_forgotten_hook(self._on_forgotten)
         if config.resume:
+            checkpoint.set_aside_deleted(config.output_dir)
             for finished in checkpoint.finished_runs(config.output_dir):
                 self._attendance.finished(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
 

@@ -133,3 +133,15 @@ def test_metrics_of_repeated_steps_are_removed(tmp_path: Path) -> None:
     metrics.truncate("a", 1)
     left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
     assert [(line["run_id"], line["step"]) for line in left] == [("a", 1), ("b", 1), ("b", 2)]
+
+
+def test_checkpoints_of_runs_that_were_deleted_meanwhile_are_set_aside(tmp_path: Path) -> None:
+    for run_id in ("kept", "deleted"):
+        (tmp_path / "trainer" / run_id / "checkpoints" / "step_1").mkdir(parents=True)
+    (tmp_path / "run_kept").mkdir()
+    for content in ("once", "twice"):
+        (tmp_path / "trainer" / "deleted" / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trainer" / "deleted" / "checkpoints" / content).touch()
+        checkpoint.set_aside_deleted(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "trainer").iterdir()) == [".deleted-deleted", "kept"]
+    assert [path.name for path in (tmp_path / "trainer" / ".deleted-deleted" / "checkpoints").iterdir()] == ["twice"]
