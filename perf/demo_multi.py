@@ -68,6 +68,9 @@ STOP_SECONDS = 180.0
 """The longest that a command may take to end in order."""
 
 POLL_SECONDS = 0.1
+WIDTH = 130
+"""Columns where there is no terminal."""
+
 REPEATED = re.compile(r"Request of \S+, attempt \d+, failed")
 """How a run's log speaks of a request that is tried again (`inference/pool.py`)."""
 
@@ -97,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo-multi"))
     given, for_the_job = parser.parse_known_args(arguments)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     try:
         return tell(given.output_dir, for_the_job, console)
     except DemoError as error:
@@ -345,7 +348,7 @@ def table_of(rows: list[Row], events: list[Event]) -> Table:
             ),
             str(row.failed),
             str(row.repeated),
-            row.ended,
+            row.ended.partition(":")[0],
         )
     return table
 
