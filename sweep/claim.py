@@ -168,7 +168,8 @@ class _Worker(Generic[C]):
         if error is None:
             self.walk.done(target_id)
         elif isinstance(error, LeaseLost):
-            self.walk.later(target_id, self._terms.heartbeat)  # The log has it already.
+            logger.warning("how its body ended does not count, and it is looked at again: %s", error)
+            self.walk.later(target_id, self._terms.heartbeat)
         else:
             logger.error("%s failed: %s: %s", target_id, type(error).__name__, error)
             self._errors[target_id] = error
@@ -221,8 +222,15 @@ def _called(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
 
 
 async def _drive(worker: _Worker[C], run_fn: Body[C]) -> None:
-    while (step := worker.walk.next()) is not None:
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled_before = task.cancelling()
+    while True:
         await asyncio.sleep(0)  # where a cancellation comes that was put off
+        if task.cancelling() > cancelled_before:
+            raise asyncio.CancelledError  # which the body has made another exception of
+        if (step := worker.walk.next()) is None:
+            return worker.raise_failures()
         if isinstance(step, Rest):
             worker.say_waiting()
             await asyncio.sleep(step.seconds)
@@ -230,13 +238,13 @@ async def _drive(worker: _Worker[C], run_fn: Body[C]) -> None:
         keeper = await _undisturbed(worker.acquire, step.target_id)
         if keeper is not None:
             worker.ended(step.target_id, await _run(run_fn, worker.targets[step.target_id], keeper))
-    worker.raise_failures()
 
 
 async def _run(run_fn: Body[C], target: SweepTarget[C], keeper: Keeper) -> Exception | None:
     """`_call` and `keeping`, with the body in a task that a lost lease cancels."""
     try:
         try:
+            await asyncio.sleep(0)  # as in `_drive`: a function that has begun cannot be cancelled
             if inspect.iscoroutinefunction(run_fn):
                 await _cancelled_when_lost(run_fn(target, keeper.claim), keeper)
             else:

@@ -144,6 +144,22 @@ def test_a_damaged_record_fails_its_target_alone_and_is_left_as_it_is(root: str)
     assert stored.data == b'{"half": '
 
 
+@both_forms
+def test_a_result_that_does_not_count_is_told(
+    root: str, run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[int] = []
+
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        runs.append(claim.token)
+        if len(runs) == 1:
+            open_store(root).discard("a")
+
+    run(root, targets("a"), body, **QUICK)
+    assert runs == [1, 1]
+    assert "a: its record was deleted" in caplog.text
+
+
 @pytest.mark.parametrize("interruption", [SystemExit, KeyboardInterrupt])
 def test_a_body_that_ends_the_process_gives_its_claim_back(root: str, interruption: type[BaseException]) -> None:
     def body(target: SweepTarget[int], claim: Claim) -> None:
@@ -290,6 +306,44 @@ async def test_cancelling_waits_for_the_body_and_gives_the_claim_back(root: str,
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
+    assert states(root) == {"a": ("INTERRUPTED", 0)}
+
+
+async def test_cancelling_ends_the_worker_whatever_the_body_makes_of_it(root: str) -> None:
+    started = asyncio.Event()
+
+    async def body(target: SweepTarget[int], claim: Claim) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(DEADLINE_SECONDS)
+        except asyncio.CancelledError as error:
+            raise RuntimeError("of its cleaning up") from error
+
+    task = asyncio.create_task(claim_and_run_async(root, targets("a", "b"), body))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert states(root) == {"a": ("FAILED", 1)}
+
+
+async def test_a_function_is_not_begun_once_its_worker_is_cancelled(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, began = asyncio.get_running_loop(), []
+    real_write = MemoryStore.write
+
+    def write(store: MemoryStore, key: str, data: bytes, version: str | None) -> str:
+        written = real_write(store, key, data, version)
+        if key == "a" and version is None:
+            loop.call_soon_threadsafe(task.cancel)  # while it is being claimed
+        return written
+
+    monkeypatch.setattr(MemoryStore, "write", write)
+    task = asyncio.create_task(
+        claim_and_run_async(root, targets("a"), lambda target, claim: began.append(target.target_id))
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert began == []
     assert states(root) == {"a": ("INTERRUPTED", 0)}
 
 
