@@ -122,3 +122,19 @@ def test_what_a_run_repeats_without_end_fills_no_log(tmp_path: Path, caplog: pyt
     for _ in range(200):
         take_in(reception, wire, Bye(), Hello("default", 0))
     assert len(caplog.records) < 50
+
+
+def test_a_wire_that_never_runs_dry_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calls without end keeps the trainer from its rows no longer than `INTAKE_SECONDS`."""
+    reception, wire = make_reception(tmp_path)
+    calls = 0
+
+    def receive(timeout: float) -> tuple[str, Hello]:
+        nonlocal calls
+        calls += 1
+        assert calls < 1_000_000, "it is still taking in"
+        return "nobody", Hello("nobody", 0)
+
+    monkeypatch.setattr(wire, "receive", receive)
+    assert list(reception.take_in(0.0)) == []
+    assert calls > 1
