@@ -26,6 +26,7 @@ from trainer import control
 from trainer.discovery import plan
 from trainer.gate import Admissible, ConfigValidationHook, Gate, hook_name
 from trainer.loss import Loss
+from trainer.multi_lora import is_target
 from trainer.optimizer import Optimizer
 from transport.records import Batch
 
@@ -340,7 +341,7 @@ class MultiRunManager:
         generator = torch.Generator().manual_seed(self._seed)
         self.release_run_parameters(idx)
         for prefix, module in self._modules.items():
-            if prefix.rpartition(".")[2] in lora.target_modules:
+            if is_target(prefix, lora):
                 module.admit(idx, lora.rank, lora.alpha, generator)
 
     def release_run_parameters(self, idx: int) -> None:
