@@ -125,6 +125,8 @@ class LocalStore:
         try:
             _lock(descriptor, guard)
             yield
+            # Said, since to close is not enough: a process forked meanwhile, by a body say, has the descriptor for life.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)
 
