@@ -11,7 +11,7 @@ import os
 import uuid
 from pathlib import Path
 from typing import NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 SCHEMES = "a local path, file://, memory://, s3:// and gs://"
 
@@ -72,12 +72,12 @@ def _open(root: str, process: int) -> Store:
     scheme, separator, rest = root.partition("://")
     if not separator:
         return _local(root)
-    parts = urlsplit(root)
+    place, slash, path = rest.partition("/")  # no more: a "#" or "?" is part of a name like any other character
     match scheme:
         case "file":
-            if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            if place not in ("", "localhost") or not slash:
                 raise ValueError(f"{root!r} does not name a file of this machine: write file:///absolute/path")
-            return _local(unquote(parts.path))
+            return _local(unquote(f"/{path}"))
         case "memory":
             from sweep.stores.memory import MemoryStore
 
@@ -85,11 +85,11 @@ def _open(root: str, process: int) -> Store:
         case "s3":
             from sweep.stores.s3 import S3Store
 
-            return S3Store(parts.netloc, parts.path.strip("/"))
+            return S3Store(place, path.strip("/"))
         case "gs":
             from sweep.stores.gs import GoogleStore
 
-            return GoogleStore(parts.netloc, parts.path.strip("/"))
+            return GoogleStore(place, path.strip("/"))
     raise UnsafeStoreError(
         f"{root!r}: a sweep needs storage that writes on a condition, and none is known for {scheme}://; there are {SCHEMES}"
     )

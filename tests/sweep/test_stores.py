@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -141,6 +142,7 @@ def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_sweep(s3_buck
     [
         ("http://host/x", UnsafeStoreError, "none is known for http://; there are a local path, file://, memory://"),
         ("", ValueError, "root is empty"),
+        ("file://", ValueError, "write file:///absolute/path"),
         ("file://host/x", ValueError, "write file:///absolute/path"),
         ("s3://", ValueError, "s3://bucket/prefix"),
         ("gs:///x", ValueError, "gs://bucket/prefix"),
@@ -151,7 +153,42 @@ def test_a_root_that_is_none_is_refused_with_a_reason(root: str, error: type[Exc
         open_store(root)
 
 
+def test_a_root_is_all_that_is_written_and_not_a_part_of_it(s3_bucket: str, tmp_path: Path) -> None:
+    """As a URL would be, whose end behind `#` or `?` is not part of its path."""
+    for root in (s3_bucket, tmp_path.as_uri()):
+        first, second = open_store(f"{root}/a#1"), open_store(f"{root}/a#2?x")
+        first.write("target", b"of the first", None)
+        assert second.read("target") is None
+    assert (tmp_path / "a#1" / "target.json").exists()
+
+
 # --- the local disk ---
+
+
+def test_a_process_forked_in_the_middle_of_a_write_does_not_keep_its_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweep.stores.local.GUARD_SECONDS", 1.0)
+    store = LocalStore(tmp_path)
+    real_read, children = LocalStore.read, []
+
+    def read_and_fork(store: LocalStore, key: str) -> Stored | None:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+        return real_read(store, key)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "read", read_and_fork)  # as called under the guard
+            version = store.write("a", b"one", None)
+        store.write("a", b"two", version)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert len(children) == 1
 
 
 def test_a_torn_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
