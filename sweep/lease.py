@@ -18,8 +18,9 @@ MARGIN = 1 / 6
 """The share of a lease's end in which its owner has stopped already: for a body to end in, and for clocks that run unevenly."""
 
 LONGEST_BACKOFF_SECONDS = 600.0
-TRACEBACK_CHARACTERS = 8000
+TRACEBACK_CHARACTERS = 4000
 ERROR_CHARACTERS = 1000
+"""With up to 12 bytes each in a record, both have room in one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,4 +244,4 @@ class Observer:
     def _record(self, target_id: str, stored: Stored | None) -> Record | None:
         if stored is None:
             return None
-        return Record.of_bytes(stored.data, f"{self.place}: {target_id}")
+        return Record.of_bytes(stored.data, target_id, self.place)

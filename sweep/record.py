@@ -19,6 +19,11 @@ LARGEST_BYTES = 65_536
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
+_COUNTS = ("token", "attempts", "revision", "pid")
+_SECONDS = ("lease_seconds", "started_at", "heartbeat_at", "finished_at")
+_TEXTS = ("owner", "host", "error", "traceback")
+_OPTIONAL = ("finished_at", "error", "traceback")
+
 
 class State(StrEnum):
     """What the last writer of a record left it in."""
@@ -65,13 +70,17 @@ class Record:
         return (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode()
 
     @classmethod
-    def of_bytes(cls, data: bytes, place: str) -> Record:
-        """What `to_bytes` gave. Raises `RecordError` naming `place` and what is wrong."""
+    def of_bytes(cls, data: bytes, target_id: str, root: str = "") -> Record:
+        """What `to_bytes` gave, of this target. Raises `RecordError` naming root, target and what is wrong."""
         try:
             if len(data) > LARGEST_BYTES:
                 raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
-            return cls._of_json(json.loads(data))
-        except (ValueError, KeyError, TypeError) as error:
+            record = cls._of_json(json.loads(data))
+            if record.target_id != target_id:
+                raise ValueError(f"it is that of {record.target_id}")
+            return record
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            place = f"{root}: {target_id}" if root else target_id
             raise RecordError(
                 f"{place} is not a sweep's record of format {FORMAT}: {error}; move it away to run its target afresh"
             ) from error
@@ -82,12 +91,15 @@ class Record:
             raise ValueError(f"no object with format {FORMAT}")
         names = [field.name for field in fields(cls)]
         given = {name: found[name] for name in names}
-        for name in ("token", "attempts", "revision", "pid"):
-            if not isinstance(given[name], int) or given[name] < 0:
-                raise ValueError(f"{name} is {given[name]!r}, not a whole number of at least 0")
-        for name in ("lease_seconds", "started_at", "heartbeat_at"):
-            if not isinstance(given[name], int | float) or not 0 <= given[name] < float("inf"):
-                raise ValueError(f"{name} is {given[name]!r}, not a number of at least 0")
+        for name, value in given.items():
+            if value is None and name in _OPTIONAL:
+                continue
+            if name in _COUNTS and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} is {value!r}, not a whole number of at least 0")
+            if name in _SECONDS and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
+                raise ValueError(f"{name} is {value!r}, not a number of at least 0")
+            if name in _TEXTS and not isinstance(value, str):
+                raise ValueError(f"{name} is {value!r}, not a text")
         return cls(**{**given, "state": State(given["state"]), "target_id": checked_id(given["target_id"])})
 
 

@@ -60,7 +60,7 @@ def _look(store: Store, target_id: str) -> TargetStatus:
     if stored is None:
         return TargetStatus(target_id, "PENDING")
     try:
-        return _status(Record.of_bytes(stored.data, f"{store.root}: {target_id}"))
+        return _status(Record.of_bytes(stored.data, target_id, store.root))
     except RecordError as error:
         return TargetStatus(target_id, "UNREADABLE", error=str(error))
 

@@ -125,13 +125,13 @@ def test_an_owner_stops_before_a_peer_may_begin() -> None:
 
 def test_a_record_is_read_as_it_was_written() -> None:
     for record in (RUNNING, FAILED, succeeded(RUNNING, 1.0)):
-        assert Record.of_bytes(record.to_bytes(), "here") == record
+        assert Record.of_bytes(record.to_bytes(), "target") == record
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "s3://x/a is not a sweep's record of format 1: Expecting value"),
+        (b"", "s3://x: target is not a sweep's record of format 1: Expecting value"),
         (RUNNING.to_bytes()[:40], "is not a sweep's record"),
         (b"[]", "no object with format 1"),
         (b'{"format": 2}', "no object with format 1"),
@@ -140,18 +140,23 @@ def test_a_record_is_read_as_it_was_written() -> None:
         (RUNNING.to_bytes().replace(b'"lease_seconds": 90', b'"lease_seconds": NaN'), "lease_seconds is nan"),
         (RUNNING.to_bytes().replace(b"RUNNING", b"WALKING"), "'WALKING' is not a valid State"),
         (RUNNING.to_bytes().replace(b'"target"', b'"../target"'), "'../target' is not an id"),
+        (RUNNING.to_bytes().replace(b'"target"', b'"another"'), "it is that of another"),
+        (RUNNING.to_bytes().replace(b'"finished_at": null', b'"finished_at": "noon"'), "finished_at is 'noon'"),
+        (RUNNING.to_bytes().replace(b'"owner": "owner"', b'"owner": null'), "owner is None, not a text"),
+        (RUNNING.to_bytes().replace(b'"error": null', b'"error": [1]'), r"error is \[1\], not a text"),
+        (b"[" * LARGEST_BYTES, "is not a sweep's record"),
         (b" " * (LARGEST_BYTES + 1), "more than 65536 bytes"),
         (b"\xff\xfe", "is not a sweep's record"),
     ],
 )
 def test_what_is_no_record_is_refused_by_name(data: bytes, message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        Record.of_bytes(data, "s3://x/a")
+        Record.of_bytes(data, "target", "s3://x")
 
 
 def test_a_long_error_is_cut_and_the_end_of_its_traceback_kept() -> None:
-    record = failed(RUNNING, "x" * 10**6, "y" * 10**6 + "the end", 0.0)
-    assert len(record.to_bytes()) < LARGEST_BYTES
+    record = failed(RUNNING, "\U0001f600" * 10**6, "\U0001f600" * 10**6 + "the end", 0.0)
+    assert Record.of_bytes(record.to_bytes(), "target") == record
     assert record.traceback is not None
     assert record.traceback.endswith("the end")
 

@@ -181,7 +181,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 worker.answers.append(StoreError("injected") if fault == "error" else self.store.read(key))
             case Write() as write:
                 if worker.tenure is not None:
-                    writes_as = Record.of_bytes(write.data, "the write").owner
+                    writes_as = Record.of_bytes(write.data, KEY).owner
                     assert writes_as == worker.owner, "an owner went on with another's record"
                 worker.answers.append(
                     StoreError("injected") if fault == "error" else self.apply(write, fault == "torn")
@@ -326,7 +326,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def apply(self, write: Write, torn: bool) -> Any:
         """The write at the store. What it changes is held against the rules of who may write what."""
-        new = Record.of_bytes(write.data, "the write")
+        new = Record.of_bytes(write.data, KEY)
         try:
             with tearing(torn):
                 version = self.store.write(write.key, write.data, write.version)
@@ -362,7 +362,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         if not hasattr(self, "workers"):
             return
         stored = self.store.read(KEY)
-        assert (stored and Record.of_bytes(stored.data, "the store")) == self.record
+        assert (stored and Record.of_bytes(stored.data, KEY)) == self.record
         assert self.confirmed_successes <= 1
         if self.confirmed_successes:
             assert self.record is not None
