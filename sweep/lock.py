@@ -75,7 +75,7 @@ class Keeper:
         self._lost: str | None = None
         self._trouble = "none was answered"
         self._on_lost: Callable[[], object] | None = None
-        for thread in (self._beat, self._watch):
+        for thread in (self._watch, self._beat):  # beating without being watched is for nobody
             threading.Thread(target=thread, name=f"sweep {thread.__name__} {record.target_id}", daemon=True).start()
 
     @property
@@ -96,7 +96,9 @@ class Keeper:
 
     def fail(self, error: Exception) -> None:
         """The body raised. Raises `LeaseLost` if that does not count."""
-        text = f"{type(error).__name__}: {error}"
+        text = "".join(
+            traceback.format_exception_only(error)
+        ).strip()  # copes with an exception that has no text to give
         trace = "".join(traceback.format_exception(error))
         self._end(lambda record, wall: failed(record, text, trace, wall), self._tenure.terms.lease)
 
@@ -214,7 +216,7 @@ def step_lock(
     `StepAlreadyDone`, `PreviousTaskFailed`, `StepHeld`; at the block's end see `keeping`. `StoreError` when the storage
     cannot be reached.
     """
-    root, _, target_id = os.fspath(path).rpartition("/")
+    root, target_id = os.path.split(os.fspath(path))
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
     store = open_store(root or ".")
     checked_id(target_id)

@@ -45,7 +45,7 @@ class TroubledStore(MemoryStore):
     def record(self) -> Record:
         stored = self.read("target")
         assert stored is not None
-        return Record.of_bytes(stored.data, "the test")
+        return Record.of_bytes(stored.data, "target")
 
 
 @pytest.fixture
@@ -106,6 +106,17 @@ def test_a_step_that_raises_reads_failed_with_the_error(root: str) -> None:
         step_lock(f"{root}/step", force_run_failed=False),
     ):
         pytest.fail("tried again")
+
+
+def test_an_exception_that_cannot_be_put_into_words_ends_its_claim_all_the_same(root: str) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("no message was ever set")
+
+    with pytest.raises(Mute), step_lock(f"{root}/step"):
+        raise Mute
+    assert status(root).state == "FAILED"
+    assert "Mute" in str(status(root).error)
 
 
 @pytest.mark.parametrize("interruption", [SystemExit, KeyboardInterrupt, GeneratorExit])
