@@ -73,7 +73,9 @@ def _bounds(measured: list[tuple[float, Replay]]) -> list[Figure]:
     if len(measured) > 2:
         slope, fixed = np.polyfit(sizes[:-1], walls[:-1], 1)
         line = fixed + slope * sizes[-1]
-        figures.append(Figure(f"wall of {sizes[-1]:.1f} GB over a line through the others", float(walls[-1] / line), "x", 1.5))
+        figures.append(
+            Figure(f"wall of {sizes[-1]:.1f} GB over a line through the others", float(walls[-1] / line), "x", 1.5)
+        )
     return figures
 
 
