@@ -24,7 +24,7 @@ from cli.summary import duration
 from cli.sweep_result import Result, result_of
 from cli.sweep_targets import SweepConfig, Target, targets_of
 from sweep.status import TargetStatus, sweep_status
-from sweep.store import StoreError, UnsafeStoreError
+from sweep.store import UnsafeStoreError
 
 USAGE = """usage: counterpoint sweep status FILE|ROOT [--json]
 
@@ -85,9 +85,9 @@ def looking(config: SweepConfig, targets: Sequence[Target]) -> Callable[[], list
 
 
 def console_for(file: Any) -> Console:
-    """A pipe has no width; 80 would cut columns off."""
-    console = Console(file=file)
-    return console if console.is_terminal else Console(file=file, width=140)
+    """A pipe has no width; 80 would cut columns off. Without markup: paths and hosts are others' words."""
+    console = Console(file=file, markup=False)
+    return console if console.is_terminal else Console(file=file, width=140, markup=False)
 
 
 def print_table(rows: Sequence[Row], title: str, console: Console) -> None:
@@ -101,7 +101,7 @@ async def show_live(look: Callable[[], list[Row]], title: str, console: Console,
         while True:
             try:
                 rows = await asyncio.to_thread(look)
-            except StoreError as error:
+            except OSError as error:  # the storage's, or that of the runs' directories
                 live.update(Text(f"{title}: {error}", "red"), refresh=True)  # as it may be again in a moment
             else:
                 live.update(Group(_table(rows, title), *_troubles(rows)), refresh=True)

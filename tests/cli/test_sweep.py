@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from rich.console import Console
 
 from cli.errors import UserError
 from cli.job import JobConfig
@@ -21,9 +23,12 @@ from cli.load import load
 from cli.main import main
 from cli.record import orchestrator_of
 from cli.sweep import main as sweep
+from cli.sweep_status import Row, show_live
 from cli.sweep_status import main as status_of
 from cli.sweep_targets import SweepConfig, Target, targets_of
+from sweep.lock import step_lock
 from sweep.status import TargetStatus, sweep_status
+from sweep.store import StoreError
 from transport.exclusive import lock_place
 
 DEADLINE_SECONDS = 120.0
@@ -336,6 +341,30 @@ def test_what_is_wrong_is_told_before_anything_is_claimed(
     for part in expected:
         assert part in str(caught.value)
     assert not fleet.root.exists()
+
+
+def test_a_root_with_brackets_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "[" / "red]"
+    with step_lock(root / "a"):
+        pass
+    assert status_of([str(root)]) == 0
+    assert "[/red]: 1 targets, 1 SUCCESS" in capsys.readouterr().out
+
+
+async def test_the_live_table_outlives_what_cannot_be_read_for_a_moment() -> None:
+    looks = iter([PermissionError("run_a/metrics.jsonl"), StoreError("s3://b: no answer")])
+
+    def look() -> list[Row]:
+        if error := next(looks, None):
+            raise error
+        return [Row(TargetStatus("a", "SUCCESS"), None, {})]
+
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cli.sweep_status.REFRESH_SECONDS", 0.0)
+        await show_live(look, "rates", Console(file=shown, force_terminal=True, width=140), until_settled=True)
+    assert "rates: run_a/metrics.jsonl" in shown.getvalue()
+    assert "1 SUCCESS" in shown.getvalue()
 
 
 def test_a_place_without_a_sweep_is_told(tmp_path: Path) -> None:
