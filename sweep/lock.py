@@ -119,10 +119,11 @@ class Keeper:
             self._ending = True
             self._changed.notify_all()
         # From here on nobody is told any more: the body has ended, and whether it counts is for the store to say.
+        give_up = monotonic() + patience
         if not self._writing.acquire(timeout=patience):
             raise LeaseLost(f"{self.claim.target_id}: the storage has not answered for {patience:g} s")
         try:
-            perform(self._store, self._tenure.end(transition, patience))
+            perform(self._store, self._tenure.end(transition, give_up - monotonic()))
         except (StoreError, RecordError) as error:
             raise LeaseLost(f"{self.claim.target_id}: how it ended could not be written: {error}") from error
         finally:

@@ -236,7 +236,7 @@ class Observer:
         if self.clocks.monotonic() < tenure.deadline:
             return tenure
         try:
-            yield from tenure.end(interrupted, tenure.terms.lease)
+            yield from tenure.end(interrupted, min(CLAIM_SECONDS, tenure.terms.safe_seconds))
         except LeaseLost:
             return Held(0.0, tenure.record)
         return Held(tenure.terms.heartbeat, tenure.record)

@@ -220,7 +220,7 @@ def test_a_storage_out_of_reach_ends_a_worker_after_ten_leases(root: str, monkey
     monkeypatch.setattr(MemoryStore, "read", read)
     with pytest.raises(StoreError, match="out of reach"):
         claim_and_run(root, targets("a"), lambda target, claim: None, heartbeat=0.005, lease=0.01)
-    assert next(reads) > 2
+    assert next(reads) >= 2, "it gave up at once"
 
 
 # --- coroutines ---
