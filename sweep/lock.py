@@ -100,7 +100,10 @@ class Keeper:
             traceback.format_exception_only(error)
         ).strip()  # copes with an exception that has no text to give
         trace = "".join(traceback.format_exception(error))
-        self._end(lambda record, wall: failed(record, text, trace, wall), self._tenure.terms.lease)
+        try:
+            self._end(lambda record, wall: failed(record, text, trace, wall), self._tenure.terms.lease)
+        except LeaseLost as lost:
+            raise LeaseLost(f"{lost}; its body had raised {text}") from error
 
     def give_back(self) -> None:
         """The body was interrupted: a peer may take the target at once. Logs what goes wrong, since another exception is

@@ -278,6 +278,14 @@ def test_a_deleted_record_is_a_lost_lease() -> None:
     assert store.read("target") is None
 
 
+def test_what_the_body_raised_is_told_though_it_does_not_count() -> None:
+    store = TroubledStore()
+    keeper = claim(store, PATIENT)
+    store.discard("target")
+    with pytest.raises(LeaseLost, match="its record was deleted; its body had raised RuntimeError: no luck"):
+        keeper.fail(RuntimeError("no luck"))
+
+
 def test_a_forked_child_leaves_its_parents_claim_alone() -> None:
     """Whatever it does with the copy that it has, also should it leave the block by an exception."""
     store = TroubledStore()
