@@ -29,7 +29,8 @@ from cli.sweep_status import console_for, looking, print_table, show_live
 from cli.sweep_targets import SweepConfig, Target, targets_of
 from cluster import launch
 from sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
-from sweep.lock import Claim
+from sweep.lock import Claim, PreviousTaskFailed
+from sweep.record import RecordError
 from sweep.store import UnsafeStoreError, open_store
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,9 @@ async def _work(config: SweepConfig, targets: Sequence[Target]) -> int:
     except UnsafeStoreError as error:
         raise UserError(str(error)) from None
     except SweepFailed as error:
+        for failure in error.exceptions:
+            if isinstance(failure, PreviousTaskFailed | RecordError):  # our own attempts' are in the log
+                logger.error("%s", failure)
         logger.error("%s; a larger max_attempts has them tried again", error.message)
         return 1
     logger.info("every target of %s reads SUCCESS", config.name)

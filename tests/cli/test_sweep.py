@@ -28,7 +28,7 @@ from cli.sweep_status import main as status_of
 from cli.sweep_targets import SweepConfig, Target, targets_of
 from sweep.lock import step_lock
 from sweep.status import TargetStatus, sweep_status
-from sweep.store import StoreError
+from sweep.store import StoreError, open_store
 from transport.exclusive import lock_place
 
 DEADLINE_SECONDS = 120.0
@@ -218,6 +218,18 @@ def test_a_failed_target_has_the_last_words_of_its_process_and_stops_no_other(
     code, output = fleet.finish(fleet.worker("finish"))
     assert code == 0, output
     assert fleet.steps("seed-1") == ALL_STEPS
+
+
+@pytest.mark.slow
+def test_a_target_that_fails_without_being_tried_is_told_with_its_reason(fleet: Fleet) -> None:
+    store = open_store(f"{fleet.root}/test")
+    for target_id in ("seed-1", "seed-2"):
+        store.write(target_id, b"no record", None)
+    code, output = fleet.finish(fleet.worker("finish"))
+    assert code == 1, output
+    for target_id in ("seed-1", "seed-2"):
+        assert f"{fleet.root}/test: {target_id} is not a sweep's record" in output
+    assert "move it away" in output
 
 
 @pytest.mark.slow
