@@ -62,7 +62,7 @@ def open_store(root: str | os.PathLike[str]) -> Store:
     """The store at a root. Opened once a process: clients of object stores are slow to make and may not cross a fork.
 
     Raises `ValueError` for a root that is none, `UnsafeStoreError` for a kind of storage without conditional writes,
-    `ImportError` naming the extra to install.
+    `ImportError` naming the extra to install, `StoreError` for credentials that cannot be had.
     """
     return _open(os.fspath(root), os.getpid())
 

@@ -23,7 +23,7 @@ class GoogleStore:
     readers = 32
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        """Raises `ImportError` naming the extra, `ValueError` without a bucket."""
+        """Raises `ImportError` naming the extra, `ValueError` without a bucket, `StoreError` without credentials."""
         try:
             from google.api_core.exceptions import GoogleAPIError, NotFound, PreconditionFailed
             from google.auth.exceptions import GoogleAuthError
@@ -37,7 +37,10 @@ class GoogleStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (GoogleAPIError, GoogleAuthError, RequestException)
         self._refused, self._absent = PreconditionFailed, NotFound
-        self._client: Any = storage.Client()
+        try:
+            self._client: Any = storage.Client()
+        except (GoogleAuthError, OSError) as error:  # the latter for a project that is not set
+            raise StoreError(f"{self.root} cannot be opened: {error}") from error
         self._bucket: Any = self._client.bucket(bucket)
 
     def read(self, key: str) -> Stored | None:

@@ -25,7 +25,7 @@ class S3Store:
     readers = 32
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        """Raises `ImportError` naming the extra, `ValueError` without a bucket."""
+        """Raises `ImportError` naming the extra, `ValueError` without a bucket, `StoreError` for an unknown profile."""
         try:
             import boto3
             from botocore.config import Config
@@ -39,15 +39,16 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (BotoCoreError, ClientError)
         # Sent once: when to send again is the protocol's to say, which knows how long a lease has left.
-        self._client: Any = boto3.client(
-            "s3",
-            config=Config(
-                connect_timeout=CONNECT_SECONDS,
-                read_timeout=READ_SECONDS,
-                max_pool_connections=self.readers,
-                retries={"total_max_attempts": 1},
-            ),
+        config = Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            max_pool_connections=self.readers,
+            retries={"total_max_attempts": 1},
         )
+        try:
+            self._client: Any = boto3.client("s3", config=config)
+        except BotoCoreError as error:
+            raise StoreError(f"{self.root} cannot be opened: {error}") from error
 
     def read(self, key: str) -> Stored | None:
         """See `Store`."""

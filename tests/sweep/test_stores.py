@@ -153,6 +153,23 @@ def test_a_root_that_is_none_is_refused_with_a_reason(root: str, error: type[Exc
         open_store(root)
 
 
+@pytest.mark.parametrize(
+    ("root", "variable", "value"),
+    [
+        ("gs://private/sweep", "GOOGLE_APPLICATION_CREDENTIALS", "/no-such-file.json"),
+        ("s3://private/sweep", "AWS_PROFILE", "nobody"),
+    ],
+)
+def test_credentials_that_cannot_be_had_are_an_error_of_the_store(
+    root: str, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StoreError, match=f"{root} cannot be opened: .*{value}"):
+        open_store(root)
+
+
 def test_a_root_is_all_that_is_written_and_not_a_part_of_it(s3_bucket: str, tmp_path: Path) -> None:
     """As a URL would be, whose end behind `#` or `?` is not part of its path."""
     for root in (s3_bucket, tmp_path.as_uri()):
