@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cli.load import load
+from cli.record import is_running
 from cli.sweep_status import Row, console_for, looking, print_table
 from cli.sweep_targets import SweepConfig, targets_of
 from cluster.process import guarded, last_lines
@@ -119,7 +120,8 @@ def wait_until(
 def fleet_is_ready() -> bool:
     processes = OUTPUT / "processes.json"
     workers = json.loads(processes.read_text())["workers"] if processes.exists() else []
-    return bool(workers) and all(worker["state"] == "ready" for worker in workers)
+    # A file alone may be that of a demo which was killed, on its way to be moved aside.
+    return is_running(OUTPUT) and bool(workers) and all(worker["state"] == "ready" for worker in workers)
 
 
 def midway(rows: Sequence[Row]) -> list[Row]:
