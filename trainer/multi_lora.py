@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,15 +96,20 @@ def routing(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterator[None
             layer.routing = None
 
 
+def peft_state(layers: Mapping[str, MultiLora], index: int) -> dict[str, Tensor]:
+    """The weights of slot `index` on all `layers`, by module path, under the names of PEFT; they may share memory."""
+    return {
+        f"base_model.model.{prefix}.{name}": tensor
+        for prefix, layer in layers.items()
+        for name, tensor in layer.adapter_state(index).items()
+    }
+
+
 def export_adapter(model: nn.Module, index: int, config: LoraConfig, base_model: str, directory: Path) -> None:
     """Writes `adapter_model.safetensors` and `adapter_config.json` of slot `index`, as PEFT names them, into `directory`."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
-    tensors = {
-        # Each its own memory: safetensors refuses two names for one.
-        f"base_model.model.{name}.{part}": tensor.cpu().clone().contiguous()
-        for name, layer in layers.items()
-        for part, tensor in layer.adapter_state(index).items()
-    }
+    # Each its own memory: safetensors refuses two names for one.
+    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, index).items()}
     # Not save_file, whose errors do not say what the system's was.
     (directory / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     description = {

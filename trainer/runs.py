@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 import torch
@@ -26,7 +26,8 @@ from trainer import control
 from trainer.discovery import plan
 from trainer.gate import Admissible, ConfigValidationHook, Gate, hook_name
 from trainer.loss import Loss
-from trainer.multi_lora import is_target
+from trainer.low_rank import MultiLora
+from trainer.multi_lora import is_target, peft_state
 from trainer.optimizer import Optimizer
 from transport.records import Batch
 
@@ -42,22 +43,6 @@ DeletionHook = Callable[[int, str], object]
 
 class HookError(RuntimeError):
     """A hook raised; the message names it, its run and what it raised."""
-
-
-class AdapterLayer(Protocol):
-    """A module that has an adapter for each run, as those of `trainer/multi_lora.py`."""
-
-    def admit(self, index: int, rank: int, alpha: float, generator: torch.Generator) -> None:
-        """A fresh adapter in a free slot."""
-
-    def release(self, index: int) -> None:
-        """Empties a slot."""
-
-    def adapter_parameters(self, index: int) -> dict[str, nn.Parameter]:
-        """A slot's parameters by name."""
-
-    def adapter_state(self, index: int) -> dict[str, Tensor]:
-        """A slot's tensors, named as PEFT does below the layer's own name."""
 
 
 @dataclass(slots=True)
@@ -120,7 +105,7 @@ class MultiRunManager:
         self._given_up: set[int] = set()
         """Indices of runs that were evicted or refused since: should they be let in again at once, they begin anew."""
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
-        self._modules: dict[str, AdapterLayer] = {}
+        self._modules: dict[str, MultiLora] = {}
 
     # --- ids and indices ---
 
@@ -315,7 +300,7 @@ class MultiRunManager:
 
     # --- adapters ---
 
-    def register_module(self, prefix: str, module: AdapterLayer) -> None:
+    def register_module(self, prefix: str, module: MultiLora) -> None:
         """A layer with an adapter a run, at module path `prefix`; replaces a former one of that path."""
         self._modules[prefix] = module
 
@@ -329,11 +314,7 @@ class MultiRunManager:
 
     def get_state_dict_for_run(self, idx: int) -> dict[str, Tensor]:
         """A run's adapter as PEFT names it, and vLLM loads it; detached, on the trainer's device."""
-        return {
-            f"base_model.model.{prefix}.{name}": tensor
-            for prefix, module in self._modules.items()
-            for name, tensor in module.adapter_state(idx).items()
-        }
+        return peft_state(self._modules, idx)
 
     def reset_run_parameters(self, idx: int) -> None:
         """Gives a run a fresh adapter on its target modules, whatever was in its slot before."""

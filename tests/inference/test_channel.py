@@ -409,6 +409,30 @@ async def test_no_more_answers_are_given_in_one_pass_than_its_share(
     assert max(given.count(moment) for moment in given) <= 2
 
 
+async def test_no_more_memory_is_asked_for_in_one_pass_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = 0
+    begun: list[int] = []
+    begin = channel._Connection._begin_extension
+
+    def count() -> None:
+        nonlocal passes
+        passes += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    def counted(connection: channel._Connection, large: memory.LargeMemory, present: memoryview) -> None:
+        begun.append(passes)
+        begin(connection, large, present)
+
+    monkeypatch.setattr(channel._Connection, "_begin_extension", counted)
+    body = bytes(LARGE_BYTES)
+    async with channel_to(answering(response(body))) as to:
+        count()
+        answers = await asyncio.gather(*(post(to) for _ in range(12)))
+    assert all(answer == body for answer in answers)
+    assert len(begun) == 12
+    assert max(begun.count(moment) for moment in begun) == channel.EXTENSIONS_A_PASS
+
+
 async def test_a_connection_that_is_cut_while_its_head_waits_fails_its_call_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
