@@ -1,0 +1,130 @@
+"""Files that others may have written, such as those of a guest's run: read without waiting, bounded in size and in depth.
+
+What stands at a path may be a FIFO, a device, a link, gigabytes, or brackets that exhaust a parser's stack. Only a regular file
+is read, never through a link in its own place, never more than its reader allows, and no parser is given what it could not end
+with. Everything else is an `UntrustedFileError`, which says what was found; a file that is missing stays an `OSError`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import tomllib
+from typing import Any, BinaryIO
+
+import orjson
+
+MAX_DEPTH = 32
+"""Tables and arrays inside one another, and parts of a dotted key, in a TOML file."""
+
+_KINDS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+_LONG_KEY = re.compile(
+    rb"(?:\.[ \t]*+(?:[A-Za-z0-9_-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+){%d}" % MAX_DEPTH,
+)
+"""`tomllib` takes time that grows with the square of a dotted key's parts: hours for a megabyte of them."""
+
+
+class UntrustedFileError(ValueError):
+    """A file that is not what its reader expects; the message says which file, what was found, and what was expected."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """The file at `path`, opened for reading in bytes; never waits, as opening a FIFO would.
+
+    Raises:
+        UntrustedFileError: something else than a regular file stands there, or a symbolic link.
+        OSError: it is missing or may not be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UntrustedFileError(f"{path} is a symbolic link; expected a regular file") from None
+        if error.errno == errno.ENXIO:
+            raise UntrustedFileError(f"{path} is a socket or a device; expected a regular file") from None
+        raise
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+            raise UntrustedFileError(f"{path} is {kind}; expected a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """The content of the regular file at `path`. Raises `UntrustedFileError`, too, when it has more than `max_bytes`; else as
+    `open_regular`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(max_bytes + 1) if size <= max_bytes else b""
+    if max(size, len(content)) > max_bytes:
+        raise UntrustedFileError(f"{path} has {max(size, len(content))} bytes; at most {max_bytes} are read")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], max_bytes: int) -> str:
+    """The same as text for people: what is no UTF-8 is replaced."""
+    return read_bytes(path, max_bytes).decode(errors="replace")
+
+
+def read_toml(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
+    """The table in the file, at most `MAX_DEPTH` deep. Raises `UntrustedFileError` when it is no such, else as `read_bytes`."""
+    content = read_bytes(path, max_bytes)
+    if _LONG_KEY.search(content):
+        raise UntrustedFileError(f"{path} has a dotted key of more than {MAX_DEPTH} parts")
+    try:
+        table = tomllib.loads(content.decode())
+        too_deep = _is_deeper(table, MAX_DEPTH)
+    except RecursionError:
+        too_deep = True
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise UntrustedFileError(f"{path}: this is not TOML: {error}") from None
+    if too_deep:
+        raise UntrustedFileError(f"{path} has tables or arrays more than {MAX_DEPTH} deep")
+    return table
+
+
+def read_json(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
+    """The JSON object in the file. Raises `UntrustedFileError` when it is none, else as `read_bytes`."""
+    content = read_bytes(path, max_bytes)
+    try:
+        return parse_json(content)
+    except UntrustedFileError as error:
+        raise UntrustedFileError(f"{path}: {error}") from None
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`, such as a line of a metrics file. Raises `UntrustedFileError` when it is no object. `orjson`
+    bounds the depth itself."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise UntrustedFileError(f"this is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UntrustedFileError(f"expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _is_deeper(value: object, limit: int) -> bool:
+    """Whether tables and arrays lie more than `limit` deep in `value`. Without recursion."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(level)
