@@ -7,13 +7,14 @@ caller's own thread, and as a coroutine in the caller's own loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
 import random
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -47,6 +48,11 @@ class SweepTarget(Generic[C]):
 
     def __post_init__(self) -> None:
         checked_id(self.target_id)
+
+
+class BodyExited(Exception):
+    """A body ended with an exception that is no `Exception`, such as `SystemExit`, and nobody had asked its worker to end. Its
+    attempt has failed; the exception is the cause."""
 
 
 Body = Callable[[SweepTarget[C], Claim], Any]
@@ -110,7 +116,9 @@ async def claim_and_run_async(
     thread and is told by `claim.stop`. Cancelling this does the same, waits for the body's end and gives the claim back.
     Signals are the caller's."""
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
-    await _drive(await _undisturbed(_Worker, sweep_root, targets, terms), run_fn)
+    worker = await _undisturbed(_Worker, sweep_root, targets, terms)
+    with Interruptions(takes_over=False) as interruptions:
+        await _drive(worker, run_fn, interruptions)
 
 
 class _Worker(Generic[C]):
@@ -204,11 +212,25 @@ class _Worker(Generic[C]):
 
 def _call(run_fn: Body[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions) -> Exception | None:
     try:
-        with keeping(keeper) as claim, interruptions.heeded():
+        with keeping(keeper, interruptions) as claim, interruptions.heeded(), _contained(interruptions):
             _called(run_fn, target, claim)
     except Exception as error:  # noqa: BLE001 - `keeping` has recorded it, and it is raised at the end
         return error
     return None
+
+
+@contextlib.contextmanager
+def _contained(interruptions: Interruptions) -> Iterator[None]:
+    """Makes `BodyExited` of what would end the worker though nobody asked for that: one body after another would end one worker
+    after another."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or interruptions.caused(error):
+            raise
+        raise BodyExited(
+            f"it raised {type(error).__name__}: {error}; a body returns, or raises an Exception"
+        ) from error
 
 
 def _called(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
@@ -221,7 +243,7 @@ def _called(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
 # --- in a loop ---
 
 
-async def _drive(worker: _Worker[C], run_fn: Body[C]) -> None:
+async def _drive(worker: _Worker[C], run_fn: Body[C], interruptions: Interruptions) -> None:
     task = asyncio.current_task()
     assert task is not None
     cancelled_before = task.cancelling()
@@ -237,18 +259,20 @@ async def _drive(worker: _Worker[C], run_fn: Body[C]) -> None:
             continue
         keeper = await _undisturbed(worker.acquire, step.target_id)
         if keeper is not None:
-            worker.ended(step.target_id, await _run(run_fn, worker.targets[step.target_id], keeper))
+            worker.ended(step.target_id, await _run(run_fn, worker.targets[step.target_id], keeper, interruptions))
 
 
-async def _run(run_fn: Body[C], target: SweepTarget[C], keeper: Keeper) -> Exception | None:
+async def _run(
+    run_fn: Body[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions
+) -> Exception | None:
     """`_call` and `keeping`, with the body in a task that a lost lease cancels."""
     try:
         try:
             await asyncio.sleep(0)  # as in `_drive`: a function that has begun cannot be cancelled
             if inspect.iscoroutinefunction(run_fn):
-                await _cancelled_when_lost(run_fn(target, keeper.claim), keeper)
+                await _cancelled_when_lost(_awaited(run_fn(target, keeper.claim), interruptions), keeper)
             else:
-                await _told_when_cancelled(run_fn, target, keeper.claim)
+                await _told_when_cancelled(run_fn, target, keeper.claim, interruptions)
         except Exception as error:  # noqa: BLE001 - it is recorded, and raised at the end
             await _undisturbed(keeper.fail, error)
             return error
@@ -259,6 +283,11 @@ async def _run(run_fn: Body[C], target: SweepTarget[C], keeper: Keeper) -> Excep
         await _undisturbed(keeper.give_back)
         raise
     return None
+
+
+async def _awaited(body: Awaitable[Any], interruptions: Interruptions) -> None:
+    with _contained(interruptions):
+        await body
 
 
 async def _cancelled_when_lost(body: Awaitable[Any], keeper: Keeper) -> None:
@@ -273,9 +302,16 @@ async def _cancelled_when_lost(body: Awaitable[Any], keeper: Keeper) -> None:
         raise
 
 
-async def _told_when_cancelled(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
+async def _told_when_cancelled(
+    run_fn: Body[C], target: SweepTarget[C], claim: Claim, interruptions: Interruptions
+) -> None:
     """In a thread, which cannot be cancelled: it is told, and waited for."""
-    work = asyncio.ensure_future(asyncio.to_thread(_called, run_fn, target, claim))
+
+    def call() -> None:
+        with _contained(interruptions):
+            _called(run_fn, target, claim)
+
+    work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -321,7 +357,8 @@ def _run_in_loop(worker: _Worker[C], run_fn: Body[C]) -> None:
 
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             loop.add_signal_handler(signal.SIGTERM, terminate)
-        await _drive(worker, run_fn)
+        with Interruptions(takes_over=False) as interruptions:
+            await _drive(worker, run_fn, interruptions)
 
     try:
         asyncio.run(drive())

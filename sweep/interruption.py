@@ -1,11 +1,13 @@
 """SIGTERM and Ctrl-C while targets run: an exception, but only where it can be put in order, in a body or in a wait.
 
 Between those a claim is being made or ended; a signal waits until that is done, so that no claim is left behind by a worker
-that could have given it back.
+that could have given it back. A signal that the program handles itself is passed on at once, and noted: an exception that
+ends a body is an interruption only where somebody asked for the worker's end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -15,28 +17,48 @@ from types import FrameType
 from typing import Any, NoReturn
 
 DEFAULTS: dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-"""The handlers that are replaced. One that the program has set, or a signal that is ignored, is left as it is."""
+"""The handlers that are replaced. A signal that is ignored is left as it is."""
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask for an end. A handler that the program has set for one is called, and that is noted."""
 
 
 class Interruptions:
-    """Takes the signals over for as long as its block runs, in the main thread; in any other it does nothing."""
+    """Watches the signals for as long as its block runs, in the main thread; in any other it does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_over: bool = True) -> None:
+        """`takes_over`: whether the default handlers are replaced, too, so that a signal is heeded only where it can be."""
+        self._takes_over = takes_over
         self._asked: int | None = None
+        self._passed_on = False
         self._heeding = False
-        self._replaced: list[signal.Signals] = []
+        self._replaced: dict[signal.Signals, tuple[Any, Any]] = {}
+        """By signal, the handler before and ours."""
 
     def __enter__(self) -> Interruptions:
         if threading.current_thread() is threading.main_thread():
-            for number, default in DEFAULTS.items():
-                if signal.getsignal(number) is default:
-                    signal.signal(number, self._handle)
-                    self._replaced.append(number)
+            for number in PASSED_ON:
+                before = signal.getsignal(number)
+                if before is DEFAULTS.get(number, signal.SIG_DFL):
+                    ours: Any = self._handle if self._takes_over and number in DEFAULTS else None
+                else:
+                    ours = self._passing_on_to(before) if callable(before) else None
+                if ours is not None:
+                    signal.signal(number, ours)
+                    self._replaced[number] = (before, ours)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number in self._replaced:
-            signal.signal(number, DEFAULTS[number])
+        for number, (before, ours) in self._replaced.items():
+            if signal.getsignal(number) == ours:  # else the program has set another meanwhile
+                signal.signal(number, before)
+
+    def caused(self, error: BaseException) -> bool:
+        """Whether a body that ended with it was interrupted, by what the worker was asked to do; else the body has failed.
+        `sys.exit` of a body's own is a failure."""
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | GeneratorExit):
+            return True
+        return not isinstance(error, Exception) and (self._passed_on or self._asked is not None)
 
     def check(self) -> None:
         """Raises if a signal came that could not be heeded then."""
@@ -57,6 +79,13 @@ class Interruptions:
         """Sleeps; raises as `heeded`."""
         with self.heeded():
             time.sleep(seconds)
+
+    def _passing_on_to(self, handler: Any) -> Any:
+        def note(number: int, frame: FrameType | None) -> None:
+            self._passed_on = True
+            handler(number, frame)
+
+        return note
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._asked = number

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from sweep.interruption import Interruptions
 from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
 from sweep.protocol import Clocks, LeaseLost, Observer, Tenure, perform
 from sweep.record import Record, RecordError, checked_id
@@ -94,7 +95,7 @@ class Keeper:
         """The body returned. Raises `LeaseLost` if that does not count."""
         self._end(succeeded, self._tenure.terms.lease)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """The body raised. Raises `LeaseLost` if that does not count."""
         text = "".join(
             traceback.format_exception_only(error)
@@ -190,16 +191,16 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def keeping(keeper: Keeper) -> Iterator[Claim]:
-    """The claim for as long as the block runs: SUCCESS when it ends, FAILED and the same exception when it raises one, given back
-    when it is interrupted (`SystemExit`, `KeyboardInterrupt`, cancellation). Raises `LeaseLost` if it ended too late to count."""
+def keeping(keeper: Keeper, interruptions: Interruptions) -> Iterator[Claim]:
+    """The claim for as long as the block runs: SUCCESS when it ends, given back when it is interrupted, FAILED when it raises
+    anything else; the exception goes on. Raises `LeaseLost` if it ended too late to count."""
     try:
         yield keeper.claim
-    except Exception as error:
-        keeper.fail(error)
-        raise
-    except BaseException:
-        keeper.give_back()
+    except BaseException as error:
+        if interruptions.caused(error):
+            keeper.give_back()
+        else:
+            keeper.fail(error)
         raise
     keeper.succeed()
 
@@ -238,7 +239,10 @@ def step_lock(
         case StaysFailed(record):
             raise PreviousTaskFailed(f"{path}: {holder(record)}: {record.error}")
         case Tenure():
-            with keeping(Keeper(store, found)) as claim:
+            with (
+                Interruptions(takes_over=False) as interruptions,
+                keeping(Keeper(store, found), interruptions) as claim,
+            ):
                 yield claim
 
 

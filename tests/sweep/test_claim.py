@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from sweep.claim import SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
+from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
 from sweep.lock import Claim, PreviousTaskFailed, step_lock
 from sweep.status import sweep_status
 from sweep.store import StoreError, open_store
@@ -160,13 +162,68 @@ def test_a_result_that_does_not_count_is_told(
     assert "a: its record was deleted" in caplog.text
 
 
-@pytest.mark.parametrize("interruption", [SystemExit, KeyboardInterrupt])
-def test_a_body_that_ends_the_process_gives_its_claim_back(root: str, interruption: type[BaseException]) -> None:
+def test_ctrl_c_in_a_body_gives_its_claim_back(root: str) -> None:
     def body(target: SweepTarget[int], claim: Claim) -> None:
-        raise interruption
+        raise KeyboardInterrupt
 
-    with pytest.raises(interruption):
+    with pytest.raises(KeyboardInterrupt):
         claim_and_run(root, targets("a", "b"), body)
+    assert states(root) == {"a": ("INTERRUPTED", 0)}
+
+
+class Outcome(BaseException):
+    """As test frameworks and schedulers have them: no `Exception`."""
+
+
+@both_forms
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+@pytest.mark.parametrize("end", [SystemExit(1), SystemExit(0), Outcome("of its own")], ids=repr)
+def test_a_body_that_exits_unasked_has_failed_and_its_worker_goes_on(
+    root: str, run: Callable[..., None], kind: str, end: BaseException
+) -> None:
+    def function(target: SweepTarget[int], claim: Claim) -> None:
+        if target.target_id == "bad":
+            raise end
+
+    async def coroutine(target: SweepTarget[int], claim: Claim) -> None:
+        function(target, claim)
+
+    with pytest.raises(SweepFailed, match="1 of 2 targets failed: bad") as raised:
+        run(root, targets("bad", "good"), function if kind == "function" else coroutine, max_attempts=2, **QUICK)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, BodyExited)
+    assert error.__cause__ is end
+    assert states(root) == {"bad": ("FAILED", 2), "good": ("SUCCESS", 1)}
+    recorded = next(found.error for found in sweep_status(root) if found.target_id == "bad")
+    assert recorded is not None
+    assert f"{type(end).__name__}: {end}" in recorded
+
+
+@both_forms
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_a_body_ended_by_the_programs_own_handler_of_a_signal_gives_its_claim_back(
+    root: str, run: Callable[..., None], kind: str
+) -> None:
+    """The exception that the handler raises is one that the worker was asked for, whatever its code."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(1)
+
+    def function(target: SweepTarget[int], claim: Claim) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        claim.stop.wait(DEADLINE_SECONDS)  # where it runs in a thread, the handler does not
+
+    async def coroutine(target: SweepTarget[int], claim: Claim) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with pytest.raises(SystemExit) as raised:
+            run(root, targets("a", "b"), function if kind == "function" else coroutine, max_attempts=2, **QUICK)
+        assert signal.getsignal(signal.SIGTERM) is leave
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert raised.value.code == 1
     assert states(root) == {"a": ("INTERRUPTED", 0)}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from sweep.interruption import Interruptions
 from sweep.lease import Terms, monotonic
 from sweep.lock import REAL_CLOCKS, Keeper, PreviousTaskFailed, StepAlreadyDone, StepHeld, keeping, step_lock
 from sweep.protocol import LeaseLost, Observer, Tenure, perform
@@ -94,6 +96,13 @@ def test_a_step_is_done_once(root: str) -> None:
         pytest.fail("done twice")
 
 
+def test_a_step_that_exits_unasked_reads_failed(root: str) -> None:
+    with pytest.raises(SystemExit), step_lock(f"{root}/step"):
+        sys.exit("out of patience")
+    found = status(root)
+    assert (found.state, found.attempts, found.error) == ("FAILED", 1, "SystemExit: out of patience")
+
+
 def test_a_step_that_raises_reads_failed_with_the_error(root: str) -> None:
     with pytest.raises(RuntimeError, match="no such luck"), step_lock(f"{root}/step"):
         raise RuntimeError("no such luck")
@@ -119,7 +128,7 @@ def test_an_exception_that_cannot_be_put_into_words_ends_its_claim_all_the_same(
     assert "Mute" in str(status(root).error)
 
 
-@pytest.mark.parametrize("interruption", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, GeneratorExit])
 def test_a_step_that_is_interrupted_is_free_at_once(root: str, interruption: type[BaseException]) -> None:
     with pytest.raises(interruption), step_lock(f"{root}/step"):
         raise interruption
@@ -164,7 +173,7 @@ def test_the_path_is_checked_before_anything_is_written(tmp_path: Path) -> None:
 
 def test_a_claim_beats_for_as_long_as_it_is_held() -> None:
     store = TroubledStore()
-    with keeping(claim(store, PATIENT)):
+    with keeping(claim(store, PATIENT), Interruptions()):
         until(lambda: store.record().revision >= 4)
         assert store.record().state == "RUNNING"
     assert store.record().state == "SUCCESS"
@@ -181,7 +190,7 @@ def test_heartbeats_go_on_through_errors_and_lost_answers() -> None:
         if next(errors) % 3:
             fails()
 
-    with keeping(claim(store, PATIENT)) as held:
+    with keeping(claim(store, PATIENT), Interruptions()) as held:
         store.before_write = now_and_then
         until(lambda: store.record().revision >= 4)
         store.before_write, store.after_write = no_trouble, now_and_then
@@ -202,7 +211,7 @@ def test_the_body_is_told_when_no_heartbeat_is_confirmed_and_before_a_peer_may_b
 
     store.before_write = fails if trouble == "fails" else hangs
     reason = rf"no heartbeat was confirmed for 0\.5 s.*; the last error: .*{error}"
-    with pytest.raises(LeaseLost, match=reason), keeping(keeper) as held:
+    with pytest.raises(LeaseLost, match=reason), keeping(keeper, Interruptions()) as held:
         assert held.stop.wait(DEADLINE_SECONDS)
     assert monotonic() - claimed_at >= QUICK.safe_seconds - QUICK.heartbeat, "told before its time"
     assert store.record().state == "RUNNING"
@@ -219,7 +228,7 @@ def test_a_heartbeat_that_breaks_is_told_and_logged(
     monkeypatch.setattr("sweep.protocol.beaten", broken)
     with (
         pytest.raises(LeaseLost, match=r"the heartbeat failed: MemoryError"),
-        keeping(claim(TroubledStore(), PATIENT)) as held,
+        keeping(claim(TroubledStore(), PATIENT), Interruptions()) as held,
     ):
         assert held.stop.wait(DEADLINE_SECONDS)
     assert "the heartbeat failed" in caplog.text
@@ -251,7 +260,7 @@ def test_a_zombie_can_neither_end_nor_release_what_its_successor_has() -> None:
 
 def test_a_result_whose_answer_was_lost_is_known_to_be_ours() -> None:
     store = TroubledStore()
-    with keeping(claim(store, PATIENT)):
+    with keeping(claim(store, PATIENT), Interruptions()):
         answers = iter([fails])
 
         def first_is_lost() -> None:
@@ -264,7 +273,10 @@ def test_a_result_whose_answer_was_lost_is_known_to_be_ours() -> None:
 @pytest.mark.slow
 def test_a_result_that_cannot_be_written_does_not_count() -> None:
     store = TroubledStore()
-    with pytest.raises(LeaseLost, match="how it ended could not be written"), keeping(claim(store, Terms(0.1, 0.2))):
+    with (
+        pytest.raises(LeaseLost, match="how it ended could not be written"),
+        keeping(claim(store, Terms(0.1, 0.2)), Interruptions()),
+    ):
         store.before_write = fails
     assert store.record().state == "RUNNING"
 
@@ -273,7 +285,7 @@ def test_a_deleted_record_is_a_lost_lease() -> None:
     store = TroubledStore()
     keeper = claim(store, PATIENT)
     store.discard("target")
-    with pytest.raises(LeaseLost, match="its record was deleted"), keeping(keeper) as held:
+    with pytest.raises(LeaseLost, match="its record was deleted"), keeping(keeper, Interruptions()) as held:
         assert held.stop.wait(DEADLINE_SECONDS)
     assert store.read("target") is None
 
