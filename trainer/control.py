@@ -1,7 +1,8 @@
 """`run_<id>/control/` as the trainer reads and writes it: who is there, with which configuration, and what the trainer answers.
 
-A directory is looked at without trust: its name has to be an id, and it has to lie in the job's own directory, wherever links
-lead. Nothing here needs torch, so that the command line evicts a run by the same function as the trainer.
+A directory is looked at without trust: its name has to be an id, it has to lie in the job's own directory, wherever links
+lead, and its files are read as `transport/untrusted.py` reads those of others. Nothing here needs torch, so that the command
+line evicts a run by the same function as the trainer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from orchestrator.config import OrchestratorConfig
 from transport.atomic import write_atomically
 from transport.config import IDENTIFIER_PATTERN
+from transport.untrusted import UntrustedFileError, read_text, read_toml
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ _REFUSED = "config_validation_error.txt"
 
 MAX_CONFIG_BYTES = 2**20
 """Of `orch.toml`; larger ones are not read."""
+
+MAX_REASON_BYTES = 2**14
+"""Of `evicted.txt`; larger ones are not read. What the trainer writes to `control/` is no longer, either."""
 
 FileIdentity = tuple[int, int, int]
 """Time of change in nanoseconds, size and inode: differs once a file was replaced."""
@@ -95,14 +99,12 @@ def read_config(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
     """A run's configuration; None where the file has gone. Raises `InvalidConfig`."""
     path = run_directory(output_dir, run_id) / "control" / "orch.toml"
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_CONFIG_BYTES + 1)
-        if len(content) > MAX_CONFIG_BYTES:
-            raise ValueError(f"more than {MAX_CONFIG_BYTES} bytes")
-        config = OrchestratorConfig.model_validate(tomllib.loads(content.decode()))
+        config = OrchestratorConfig.model_validate(read_toml(path, MAX_CONFIG_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValidationError, ValueError) as error:
+    except UntrustedFileError as error:
+        raise InvalidConfig(str(error)) from error
+    except (OSError, ValidationError) as error:
         raise InvalidConfig(f"{path}: {error}") from error
     if config.run_id != run_id:
         raise InvalidConfig(f"{path}: run_id = {config.run_id!r}, but this is the directory of run {run_id!r}")
@@ -124,12 +126,15 @@ def eviction(output_dir: Path, run_id: str) -> str | None:
     """Why the run was evicted; None where it was not."""
     path = run_directory(output_dir, run_id) / "control" / EVICTED
     try:
-        return path.read_text(errors="replace").strip() or "no reason given"
+        return read_text(path, MAX_REASON_BYTES).strip() or "no reason given"
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except UntrustedFileError as error:
+        return str(error)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
 
 
 def _write(output_dir: Path, run_id: str, name: str, text: str) -> None:
-    write_atomically(run_directory(output_dir, run_id) / "control" / name, text.encode() + b"\n")
+    content = text.encode(errors="replace")[: MAX_REASON_BYTES - 1] + b"\n"
+    write_atomically(run_directory(output_dir, run_id) / "control" / name, content)

@@ -16,6 +16,9 @@ from trainer.control import InvalidConfig, Sighting
 
 logger = logging.getLogger(__name__)
 
+MAX_REASON_LENGTH = 4000
+"""Characters: a configuration may be wrong in as many places as it has."""
+
 ConfigValidationHook = Callable[[OrchestratorConfig], tuple[bool, str]]
 """Answers whether a configuration can be trained and, if not, why and what to do."""
 
@@ -75,6 +78,7 @@ class Gate:
             self._passed[run_id] = Admissible(sighting, config)
 
     def _refuse(self, sighting: Sighting, reason: str) -> None:
+        reason = reason[:MAX_REASON_LENGTH]
         logger.error("run %s is refused: %s", sighting.run_id, reason)
         self._passed.pop(sighting.run_id, None)
         self._failed[sighting.run_id] = (sighting, reason)

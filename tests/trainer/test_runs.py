@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -218,17 +219,15 @@ def test_names_that_are_no_ids_and_links_that_lead_elsewhere_are_no_runs(tmp_pat
 def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("good", "mute", "odd", "shut"):
+    for name in ("good", "mute", "shut"):
         write(tmp_path, name)
     (tmp_path / "run_loop").symlink_to(tmp_path / "run_loop")
-    (tmp_path / "run_odd" / "control" / "evicted.txt").mkdir()
     (tmp_path / "run_mute" / "control" / "config_validation_error.txt").mkdir()
     manager = MultiRunManager(tmp_path, 9, CPU)
     manager.register_config_validation_hook(lambda config: (config.run_id != "mute", "not today"))
     manager.discover_runs()
     assert manager.run_ids == {0: "good", 1: "shut"}
     assert manager.refused["mute"] == "not today"
-    assert "evicted.txt cannot be read: Is a directory" in manager.refused["odd"]
 
     def forbidden(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied", "evicted.txt")
@@ -239,6 +238,42 @@ def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
         manager.discover_runs()
         assert manager.run_ids == {0: "good"}
         assert manager.refused["shut"].startswith("broken ([Errno 13]")
+
+
+def as_bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "reason"),
+    [
+        ("orch.toml", as_bytes(b"a = " + b"[" * 100_000), "more than 32 deep"),
+        ("orch.toml", as_bytes(b"a" + b".a" * 400_000 + b" = 1"), "a dotted key of more than 32 parts"),
+        ("orch.toml", as_bytes(b" " * 2**20 + b"\n"), "at most 1048576 are read"),
+        ("orch.toml", as_bytes(b"".join(b"key_%d = 1\n" % number for number in range(10_000))), "Extra inputs"),
+        ("orch.toml", os.mkfifo, "is a FIFO; expected a regular file"),
+        ("orch.toml", Path.mkdir, "is a directory; expected a regular file"),
+        ("evicted.txt", os.mkfifo, "is a FIFO; expected a regular file"),
+        ("evicted.txt", Path.mkdir, "is a directory; expected a regular file"),
+        ("evicted.txt", as_bytes(b"a" * 10**6), "has 1000000 bytes; at most 16384 are read"),
+    ],
+)
+def test_a_file_of_a_guest_that_is_not_what_it_should_be_costs_its_run_alone(
+    tmp_path: Path, name: str, make: Callable[[Path], object], reason: str
+) -> None:
+    bad = write(tmp_path, "bad").with_name(name)
+    bad.unlink(missing_ok=True)
+    make(bad)
+    write(tmp_path, "good")
+    manager = MultiRunManager(tmp_path, 9, CPU)
+    assert manager.discover_runs()
+    assert manager.run_ids == {0: "good"}
+    assert reason in manager.refused["bad"]
+    assert len(manager.refused["bad"]) < 5000
+    complaint = bad.with_name("config_validation_error.txt")
+    assert complaint.exists() == (name == "orch.toml")
+    if complaint.exists():
+        assert reason in complaint.read_text()
 
 
 def test_a_directory_deleted_and_made_anew_at_once_is_of_another_run(tmp_path: Path) -> None:
