@@ -15,6 +15,7 @@ COPY environments environments
 COPY inference inference
 COPY orchestrator orchestrator
 COPY perf perf
+COPY sweep sweep
 COPY trainer trainer
 COPY transport transport
 # The lock as constraints: the versions are those that were tested, but only what the base needs is installed.

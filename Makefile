@@ -5,6 +5,7 @@
 #   make demo-sweep   four runs that share a trainer, two workers, one of them killed midway
 #   make test         every test
 #   make lint         style and types
+#   make wheel-test   build the wheel, install it into an empty environment, and run it from there
 #   make lock         resolve requirements/cpu.lock anew
 #
 # PYTHON names the interpreter that .venv is made with. For GPUs see docs/gpu.md.
@@ -21,7 +22,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.f
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep test lint format lock
+.PHONY: setup demo demo-multi demo-sweep test wheel-test lint format lock
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -49,6 +50,22 @@ demo-sweep: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/pytest $(ARGS)
+
+# With base dependencies alone, as in the image, and from elsewhere: what is missing from the wheel is not found in this folder.
+# A build leaves copies in build/, and the next one would pack them; so it works on a copy of the sources.
+WHEEL_TEST := build/wheel-test
+wheel-test: $(INSTALLED)
+	rm -rf $(WHEEL_TEST)
+	mkdir -p $(WHEEL_TEST)/source
+	git ls-files -z | tar --create --null --files-from=- | tar --extract --directory=$(WHEEL_TEST)/source
+	$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir $(WHEEL_TEST) $(WHEEL_TEST)/source
+	$(BIN)/uv venv --quiet --python $(BIN)/python $(WHEEL_TEST)/venv
+	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=$(WHEEL_TEST)/venv $(BIN)/uv pip install --quiet $(TORCH) --constraint $(LOCK) $(WHEEL_TEST)/*.whl
+	cd $(WHEEL_TEST) && venv/bin/counterpoint --help
+	cd $(WHEEL_TEST) && venv/bin/python -c 'import importlib, cli.main; [importlib.import_module(row[0]) for row in cli.main.COMMANDS.values()]'
+	cd $(WHEEL_TEST) && venv/bin/counterpoint synthesize --rollouts 8 --turns 2 --tokens 64 dump
+	cd $(WHEEL_TEST) && venv/bin/counterpoint replay dump
+	rm -rf $(WHEEL_TEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -1,0 +1,46 @@
+"""What is packed: every package of the repository is in the wheel, in the image, and under the eyes of ruff and mypy."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+NOT_SHIPPED = {"tests"}
+
+PACKAGES = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - NOT_SHIPPED
+BY_WHEEL = set(PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
+
+
+def test_the_wheel_has_every_package() -> None:
+    assert {name for name in BY_WHEEL if "*" not in name} == PACKAGES
+    with_inner = {
+        path.parent.parent.name for path in REPOSITORY.glob("*/*/__init__.py") if path.parent.parent.name in PACKAGES
+    }
+    assert {name.removesuffix(".*") for name in BY_WHEEL if name.endswith(".*")} == with_inner
+
+
+def test_the_image_is_built_from_every_package() -> None:
+    """`COPY cli cli` for each, of what `.dockerignore` does not keep back; and what else the build copies is sent, too."""
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    copied = {line.split()[1].rstrip("/") for line in lines if re.fullmatch(r"COPY (\S+) \1", line)}
+    sources = {
+        word.split("/")[0]
+        for line in lines
+        if line.startswith("COPY ") and "--from" not in line
+        for word in line.split()[1:-1]
+    }
+    assert copied == PACKAGES
+    sent = {
+        line.removeprefix("!")
+        for line in (REPOSITORY / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    assert sent == sources
+
+
+def test_ruff_and_mypy_know_every_package() -> None:
+    assert set(PROJECT["tool"]["mypy"]["packages"]) == PACKAGES | NOT_SHIPPED
+    assert set(PROJECT["tool"]["ruff"]["lint"]["isort"]["known-first-party"]) == PACKAGES | NOT_SHIPPED
