@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 
@@ -25,7 +26,7 @@ from cli.output import check_output, check_ports, claim, write_job
 from cli.progress import Progress, choose
 from cli.record import PROCESSES_FILE, orchestrator_of, run_ids_in, steps_of
 from cli.standing import how_a_guest_stands, how_it_ended, is_finished, verdict_on
-from cli.summary import print_summary, summarise, summarise_runs, write_summary
+from cli.summary import SUMMARY_FILE, as_text, print_summary, summarise, summarise_runs
 from cli.workers import needs_servers, worker_of, workers_of
 from cluster.events import ENDED, Outcome, State, Worker
 from cluster.job import Job, WorkerView
@@ -110,8 +111,10 @@ class JobOnScreen:
             run.run_id: History.of(config.output_dir, run.run_id, run.steps, since=self._began)
             for run in config.every_run
         }
-        self._unreadable: set[str] = set()
-        """Runs of which that was said."""
+        self._complaints: set[str] = set()
+        """Runs that cannot be read and files that cannot be written of which that was said."""
+        self._recorded = b""
+        """What `processes.json` holds by our hand."""
         self._fresh_steps()  # a resumed job's past is no news
         self._job = Job(workers, self._on_change, self._guests, config.stay)
         self._progress: Progress
@@ -139,17 +142,33 @@ class JobOnScreen:
             await asyncio.wait([running], timeout=POLL_SECONDS)
             if not running.done():
                 self._job.look_for_guests()
-            self._progress.update(self._job.views(), self._fresh_steps())
+            self._job.harmless(self._look, otherwise=None)
         return running.result()
 
+    def _look(self) -> None:
+        self._keep_record()
+        self._progress.update(self._job.views(), self._fresh_steps())
+
     def _on_change(self, job: Job) -> None:
-        """Keeps `processes.json` true, for `counterpoint status` and for people with a debugger."""
-        views = [asdict(view) for view in job.views()]
-        text = json.dumps({"job": job.state, "workers": views}, indent=2).encode()
-        path = self._config.output_dir / PROCESSES_FILE
-        if not path.exists() or path.read_bytes() != text:
-            write_atomically(path, text)
+        self._keep_record()
         self._progress.update(job.views(), [])
+
+    def _keep_record(self) -> None:
+        """Keeps `processes.json` true, for `counterpoint status` and for people with a debugger; tried again later where the disk
+        does not take it."""
+        views = [asdict(view) for view in self._job.views()]
+        record = json.dumps({"job": self._job.state, "workers": views}, indent=2).encode()
+        if record != self._recorded and self._written(self._config.output_dir / PROCESSES_FILE, record):
+            self._recorded = record
+
+    def _written(self, path: Path, text: bytes) -> bool:
+        """Whether a file that only shows something could be written. One that could not is told of, once."""
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            self._complain(path.name, f"{path.name} cannot be written: {error}")
+            return False
+        return True
 
     def _guests(self) -> Sequence[str]:
         """The runs whose orchestrator lives and is none of our workers: whoever started it, it needs trainer and servers."""
@@ -172,7 +191,7 @@ class JobOnScreen:
         try:
             return orchestrator_of(self._config.output_dir, run_id) is not None
         except OSError as error:
-            self._complain(run_id, error)
+            self._complain(run_id, f"run {run_id} cannot be looked at: {error}")
             return False
 
     def _fresh_steps(self) -> list[tuple[History, Line]]:
@@ -181,14 +200,14 @@ class JobOnScreen:
             try:
                 fresh += [(history, line) for line in history.refresh()]
             except OSError as error:
-                self._complain(history.run_id, error)
+                self._complain(history.run_id, f"run {history.run_id} cannot be looked at: {error}")
         return fresh
 
-    def _complain(self, run_id: str, error: OSError) -> None:
-        """Says once of each run that what it keeps cannot be read. The others have done nothing to be ended for it."""
-        if run_id not in self._unreadable:
-            self._unreadable.add(run_id)
-            self._console.print(f"run {run_id} cannot be looked at: {error}", highlight=False)
+    def _complain(self, what: str, complaint: str) -> None:
+        """Says once of a run or a file what is wrong with it. The job has done nothing to be ended for it."""
+        if what not in self._complaints:
+            self._complaints.add(what)
+            self._console.print(complaint, highlight=False)
 
     def _explain(self, outcome: Outcome) -> None:
         """Says why workers failed, in their own last words."""
@@ -208,13 +227,18 @@ class JobOnScreen:
             summary = summarise(histories[0], directory, elapsed, outcome.reason)
         else:
             summary = summarise_runs(histories, self._endings(), directory, elapsed, outcome.reason)
-        paths = {"summary": write_summary(summary, directory)}
+        paths = (
+            {"summary": directory / SUMMARY_FILE} if self._written(directory / SUMMARY_FILE, as_text(summary)) else {}
+        )
         if self._config.orchestrator.run_dir.exists() and not self._config.runs:
             paths["run"] = self._config.orchestrator.run_dir
         if any(history.shipped for history in histories):
             from cli.plot import plot
 
-            paths["curves"] = plot(histories, directory / "curves.png", directory.name)
+            try:
+                paths["curves"] = plot(histories, directory / "curves.png", directory.name)
+            except OSError as error:
+                self._complain("curves.png", f"curves.png cannot be written: {error}")
         print_summary(summary, paths, self._console)
 
     def _endings(self) -> dict[str, str]:

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from cli.history import History
 from orchestrator.losses import in_words
-from transport.atomic import write_atomically
+
+SUMMARY_FILE = "summary.json"
 
 EDGE_STEPS = 5
 """Reward is compared between this many steps at the start and at the end."""
@@ -90,11 +91,9 @@ def lag_quantiles(history: History) -> dict[str, float | None]:
     return {"p50": float(np.quantile(pooled, 0.5)), "p99": float(np.quantile(pooled, 0.99)), "max": float(maximum)}
 
 
-def write_summary(summary: Summary, output_dir: Path) -> Path:
-    """Writes `summary.json` into the job's directory."""
-    path = output_dir / "summary.json"
-    write_atomically(path, json.dumps(summary, indent=2).encode())
-    return path
+def as_text(summary: Summary) -> bytes:
+    """What `summary.json` holds."""
+    return json.dumps(summary, indent=2).encode()
 
 
 def print_summary(summary: Summary, files: dict[str, Path], console: Console) -> None:

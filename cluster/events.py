@@ -82,6 +82,16 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """The worker could not be started."""
+
+    worker: str
+    reason: str
+    """For a person."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Someone asked for the end, politely the first time; the second time everything is killed."""
 
@@ -106,7 +116,7 @@ class Tick:
     at: float
 
 
-Event = Begin | BecameReady | Exited | StopRequested | GuestsSeen | Tick
+Event = Begin | BecameReady | Exited | SpawnFailed | StopRequested | GuestsSeen | Tick
 
 
 @dataclass(frozen=True, slots=True)

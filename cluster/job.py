@@ -8,11 +8,12 @@ this process, a subreaper itself, kills what a killed guardian leaves.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster import launch
 from cluster.events import (
@@ -25,6 +26,7 @@ from cluster.events import (
     Kill,
     Outcome,
     Spawn,
+    SpawnFailed,
     State,
     StopRequested,
     Terminate,
@@ -34,8 +36,12 @@ from cluster.events import (
 from cluster.lifecycle import Lifecycle
 from cluster.process import Process
 
+logger = logging.getLogger(__name__)
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell's."""
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Job:
     ) -> None:
         """`on_change` is called, on the loop, after anything that `views` shows has changed. `guests` names who makes use of the
         services without being one of the workers; it is asked before the services are stopped for want of tasks,
-        which they never are if they are to `stay`."""
+        which they never are if they are to `stay`. What either raises is logged, and ends nothing."""
         self.lifecycle = Lifecycle(workers, stay)
         self._on_change = on_change
         self._guests = guests
@@ -81,6 +87,7 @@ class Job:
         self._processes: dict[str, Process] = {}
         self._since = dict.fromkeys(self.lifecycle.workers, time.time())
         self._timer: asyncio.TimerHandle | None = None
+        self._complaints: set[str] = set()
 
     @property
     def state(self) -> State:
@@ -93,23 +100,21 @@ class Job:
 
     def _view(self, name: str) -> WorkerView:
         process, state = self._processes.get(name), self.lifecycle.states[name]
-        if process is None:
-            return WorkerView(name, state, self._since[name], None, "")
+        known = process.main_pid if process is not None and state not in ENDED | {State.RESTARTING} else None
         return WorkerView(
             name,
             state,
             self._since[name],
-            process.main_pid if state not in ENDED | {State.RESTARTING} else None,
-            process.status,
-            self._log_from[name],
-            process.log_until,
+            known,
+            process.status if process is not None else "",
+            self._log_from.get(name),
+            process.log_until if process is not None else None,
             self.lifecycle.restarts[name],
             self.lifecycle.last_deaths[name],
         )
 
     async def run(self) -> Outcome:
-        """Starts the workers and returns when all of them have ended. Raises `OSError` when a worker's log cannot be opened, and
-        whatever `on_change` raises; whatever happens, no process is left."""
+        """Starts the workers and returns when all of them have ended. Whatever happens, no process is left."""
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[Outcome] = self._loop.create_future()
         launch.become_subreaper()
@@ -135,9 +140,20 @@ class Job:
     def look_for_guests(self) -> None:
         """Notices guests that have come or gone. To be called now and then: the last one that leaves ends a job whose tasks have
         ended."""
-        guests = tuple(self._guests())
-        if guests != self.lifecycle.guests and self.lifecycle.outcome is None:
+        guests = self.harmless(lambda: tuple(self._guests()), otherwise=self.lifecycle.guests)
+        if guests is not None and guests != self.lifecycle.guests and self.lifecycle.outcome is None:
             self._apply(GuestsSeen(guests, time.monotonic()))
+
+    def harmless(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """What somebody who watches the job answers, `otherwise` where it fails: that is no reason to end the job. It is logged,
+        once for each reason."""
+        try:
+            return look()
+        except Exception as error:
+            if repr(error) not in self._complaints:
+                self._complaints.add(repr(error))
+                logger.exception("watching the job failed; the job goes on")
+            return otherwise
 
     def _install_signal_handlers(self) -> list[signal.Signals]:
         handlers: dict[signal.Signals, Callable[[], None]] = {
@@ -153,33 +169,53 @@ class Job:
         return list(handlers)
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception in a callback must end the job, not leave it waiting for a callback that never comes."""
+        """An exception in a callback, a fault of ours, ends the job in order: it would wait for what never comes. Where that
+        fails, too, everything is killed."""
         loop.default_exception_handler(context)
-        if not self._finished.done():
-            self._finished.set_exception(context.get("exception") or RuntimeError(context["message"]))
+        error = context.get("exception") or RuntimeError(context["message"])
+        try:
+            self.stop(f"the supervisor failed: {error!r}", 1)
+        except Exception as further:  # noqa: BLE001 - it is raised where the job is awaited
+            if not self._finished.done():
+                self._finished.set_exception(further)
 
     def _apply(self, event: Event) -> None:
         """Handles one event and does what follows from it."""
+        events = [event]
+        while events:
+            events += self._handle(events.pop(0))
+        self._set_timer()
+        if self.lifecycle.outcome is not None and not self._finished.done():
+            self._finished.set_result(self.lifecycle.outcome)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.harmless(lambda: self._on_change(self), otherwise=None)
+
+    def _handle(self, event: Event) -> list[Event]:
+        """Does what the event asks for; what has come of that already."""
         before = dict(self.lifecycle.states)
         instructions = self.lifecycle.handle(event)
         for name, state in self.lifecycle.states.items():
             if state is not before[name]:
                 self._since[name] = time.time()
+        failures: list[Event] = []
         for instruction in instructions:
             match instruction:
                 case Spawn(name, again):
-                    self._spawn(name, again)
-                case Terminate(name):
+                    try:
+                        self._spawn(name, again)
+                    except OSError as error:
+                        failures.append(SpawnFailed(name, str(error), time.monotonic()))
+                case Terminate(name) if name in self._processes:  # else its start has just failed
                     self._processes[name].terminate()
-                case Kill(name):
+                case Kill(name) if name in self._processes:
                     self._processes[name].kill()
-        self._set_timer()
-        if self.lifecycle.outcome is not None and not self._finished.done():
-            self._finished.set_result(self.lifecycle.outcome)
-        self._on_change(self)
+        return failures
 
     def _spawn(self, name: str, again: bool) -> None:
-        if again:
+        """Starts the worker. Raises `OSError` as `Process` does."""
+        if name in self._processes:
             self._forget(self._processes.pop(name))
             launch.kill_orphans([process.guardian_pid for process in self._processes.values()])
         process = Process(self.lifecycle.workers[name], again)
@@ -195,7 +231,7 @@ class Job:
         if self._processes[name].listen():
             self._apply(BecameReady(name, time.monotonic()))
         else:
-            self._on_change(self)
+            self._changed()
 
     def _collect_exits(self) -> None:
         """Reaps every child. Those that are no guardian are orphans of a killed one: adopted, reaped, of no meaning."""

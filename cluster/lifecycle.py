@@ -24,6 +24,7 @@ from cluster.events import (
     Kill,
     Outcome,
     Spawn,
+    SpawnFailed,
     State,
     StopRequested,
     Terminate,
@@ -96,6 +97,8 @@ class Lifecycle:
                 return self._became_ready(event)
             case Exited():
                 return self._exited(event)
+            case SpawnFailed():
+                return self._spawn_failed(event)
             case StopRequested():
                 return self._stop_requested(event)
             case GuestsSeen():
@@ -152,11 +155,21 @@ class Lifecycle:
         if code == 0 and (self.workers[name].task or self.state is State.STOPPING):
             self.states[name] = State.STOPPED  # its work is done; or it saw that its peers had gone, and went too
             return self._go_on(event.at)
-        return self._died(name, code, ready_since, event.at)
-
-    def _died(self, name: str, code: int, ready_since: float, at: float) -> list[Instruction]:
-        """A worker ended that should not have: it is started again, or it has failed."""
         words = describe_exit(code) + (", although the job still needs it" if code == 0 else "")
+        return self._died(name, code, words, ready_since, event.at)
+
+    def _spawn_failed(self, event: SpawnFailed) -> list[Instruction]:
+        """Counts as a death: what was in the way (a full disk, no memory) may be gone at the next attempt."""
+        name = event.worker
+        self._deadlines.pop(name, None)
+        self._ready_since.pop(name, None)
+        if self.states[name] is State.STOPPING:
+            self.states[name] = State.STOPPED
+            return self._go_on(event.at)
+        return self._died(name, 1, f"could not be started: {event.reason}", event.at, event.at)
+
+    def _died(self, name: str, code: int, words: str, ready_since: float, at: float) -> list[Instruction]:
+        """A worker ended that should not have: it is started again, or it has failed."""
         self.last_deaths[name] = words
         if at - ready_since >= HEALTHY_SECONDS:
             self._deaths_in_a_row[name] = 0

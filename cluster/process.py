@@ -32,10 +32,10 @@ class Process:
     """A started worker. Start it from the main thread: the kernel ties its life to the thread that started it."""
 
     def __init__(self, worker: Worker, again: bool = False) -> None:
-        """Starts it, `again` with its `restart_arguments`. Raises `OSError` when the log file cannot be opened."""
+        """Starts it, `again` with its `restart_arguments`. Raises `OSError` when the log file cannot be opened, or the system
+        lacks memory, processes or descriptors; then nothing is left of the attempt."""
         self.worker = worker
         self._command = [*worker.command, *(worker.restart_arguments if again else ())]
-        self.notifications = NotifySocket()
         self.main_pid: int | None = None
         """The command's own process, once the guardian has named it."""
         self.status = ""
@@ -44,6 +44,7 @@ class Process:
         """Where its output begins in the log, which earlier sessions may have begun. In bytes."""
         self.log_until: int | None = None
         """Where its output ended when it was told to end: what follows may look like trouble, and is none of its own."""
+        self.notifications = NotifySocket()
         try:
             self.guardian_pid = self._spawn()
         except OSError:
@@ -118,7 +119,8 @@ def last_lines(log_file: Path, count: int = 20, start: int = 0, end: int | None 
 
 
 def _size(file: Path) -> int:
+    """0 for a file that cannot be looked at: a position in a log is for people, and no reason to leave a worker alone."""
     try:
         return file.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0

@@ -230,3 +230,22 @@ def test_a_job_whose_output_nobody_reads_any_more_still_ends_in_order(
     assert json.loads((job.output / "summary.json").read_text())["steps"]["shipped"] >= 1
     workers = json.loads((job.output / "processes.json").read_text())["workers"]
     assert {worker["state"] for worker in workers} == {"stopped"}
+
+
+def test_a_disk_that_takes_no_status_file_ends_nothing(job: FakeJob) -> None:
+    """A directory in the file's place stands for a full disk: what cannot be written."""
+    process = job.start("hang")
+    job.wait_for_steps()
+    processes, summary = job.output / "processes.json", job.output / "summary.json"
+    processes.unlink()
+    processes.mkdir()
+    summary.mkdir()
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130, errors
+    assert "processes.json cannot be written: " in output
+    assert "summary.json cannot be written: " in output
+    assert "reward" in output, "the summary is shown all the same"
+    processes.rmdir()
+    summary.rmdir()
+    assert job.run("finish", "--resume")[0] == 0

@@ -52,7 +52,7 @@ os.wait()
 class Supervised:
     """A running supervisor, its reports, and every process that carries the test's mark."""
 
-    def __init__(self, directory: Path, workers: list[dict[str, Any]]) -> None:
+    def __init__(self, directory: Path, workers: list[dict[str, Any]], reports: Path | None = None) -> None:
         self.directory = directory
         self.mark = f"mark-{directory}"
         for worker in workers:
@@ -60,7 +60,7 @@ class Supervised:
             worker["log_file"] = str(directory / f"{worker['name']}.log")
         specification = directory / "workers.json"
         specification.write_text(json.dumps(workers))
-        self.reports = directory / "reports.jsonl"
+        self.reports = reports or directory / "reports.jsonl"
         with self.reports.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.cluster.supervisor", str(specification)], stdout=output
@@ -117,8 +117,8 @@ Start = Callable[..., Supervised]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Supervised] = []
 
-    def launch(*workers: dict[str, Any]) -> Supervised:
-        started.append(Supervised(tmp_path, list(workers)))
+    def launch(*workers: dict[str, Any], reports: Path | None = None) -> Supervised:
+        started.append(Supervised(tmp_path, list(workers), reports))
         return started[-1]
 
     yield launch
@@ -346,12 +346,74 @@ def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
     assert "cannot start 'no-such-program': No such file" in (tmp_path / "log").read_text()
 
 
-def test_a_log_that_cannot_be_written_ends_the_job(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    (tmp_path / "workers.json").write_text(
-        json.dumps([{"name": "task", "command": ["true"], "log_file": str(tmp_path / "log"), "task": True}])
-    )
-    command = [sys.executable, "-m", "tests.cluster.supervisor", str(tmp_path / "workers.json")]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+def test_a_worker_that_cannot_be_started_fails_and_the_others_are_stopped_in_order(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "task.log").mkdir()
+    job = start(service("server"), service("task", task=True, after=["server"]))
+    outcome = job.finish()
+    assert (outcome["code"], outcome["failed_worker"]) == (1, "task")
+    assert "task could not be started: " in outcome["reason"]
+    assert "Is a directory" in outcome["reason"]
+    assert job.log("server") == "drained\n"
+
+
+def test_a_worker_that_cannot_be_started_again_is_tried_again_and_the_others_live_on(
+    start: Start, tmp_path: Path
+) -> None:
+    job = start(service("server", max_restarts=3), service("task", task=True, after=["server"]))
+    ready(job, "server", "task")
+    killed, task = job.state("server")["pid"], job.state("task")["pid"]
+    (tmp_path / "server.log").unlink()
+    (tmp_path / "server.log").mkdir()
+    os.kill(killed, signal.SIGKILL)
+    job.until(lambda: "could not be started" in job.state("server")["last_death"], "a start that fails")
+    (tmp_path / "server.log").rmdir()
+    job.until(lambda: job.state("server")["state"] == "ready", "the server's return")
+    assert job.state("server")["restarts"] >= 2
+    assert job.state("task")["pid"] == task
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["code"] == 130
+    assert job.log("task") == "drained\n"
+
+
+FAULTY = """
+import sys
+from cluster.lifecycle import Lifecycle
+from tests.cluster.supervisor import main
+handle = Lifecycle._became_ready
+def fail(self, event):
+    Lifecycle._became_ready = handle
+    raise RuntimeError("a fault of ours")
+Lifecycle._became_ready = fail
+sys.argv = ["supervisor", sys.argv[1]]
+main()
+"""
+
+
+def test_a_fault_of_the_supervisor_ends_the_job_in_order(tmp_path: Path) -> None:
+    """Injected: no input is known to cause one."""
+    command = [sys.executable, "-c", SERVICE]
+    specification = {
+        "name": "server",
+        "command": command,
+        "ready_timeout_seconds": 20,
+        "log_file": str(tmp_path / "log"),
+    }
+    (tmp_path / "workers.json").write_text(json.dumps([specification]))
+    supervisor = [sys.executable, "-c", FAULTY, str(tmp_path / "workers.json")]
+    completed = subprocess.run(supervisor, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert completed.returncode == 1
-    assert "IsADirectoryError" in completed.stderr
+    assert "a fault of ours" in completed.stderr
+    assert (tmp_path / "log").read_text() == "drained\n"
+
+
+def test_what_cannot_be_shown_ends_nothing(start: Start) -> None:
+    job = start(
+        service("server", max_restarts=3),
+        {"name": "task", "command": "print('worked')", "after": ["server"], "task": True},
+        reports=Path("/dev/full"),
+    )
+    job.process.wait(DEADLINE_SECONDS)
+    assert job.log("task") == "worked\n"
+    assert job.log("server") == "drained\n"

@@ -21,6 +21,7 @@ from cluster.events import (
     Kill,
     Outcome,
     Spawn,
+    SpawnFailed,
     State,
     StopRequested,
     Terminate,
@@ -251,6 +252,27 @@ def test_what_dies_is_started_again_after_a_pause_that_doubles_and_only_so_often
     assert job.outcome == Outcome(1, "trainer ended with exit code 1", "trainer")
 
 
+def test_a_start_that_fails_counts_as_a_death() -> None:
+    job = three(max_restarts=1)
+    job.handle(Begin(0.0))
+    job.handle(BecameReady("trainer", 1.0))
+    assert job.handle(SpawnFailed("server", "the disk is full", 1.0)) == []
+    assert (job.states["server"], job.deadline) == (State.RESTARTING, 1.0 + FIRST_BACKOFF_SECONDS)
+    assert job.last_deaths["server"] == "could not be started: the disk is full"
+    assert job.handle(Tick(2.0)) == [Spawn("server", again=True)]
+    assert job.handle(SpawnFailed("server", "the disk is full", 2.0)) == [Terminate("task")]
+    end(job, "task", "trainer")
+    assert job.outcome == Outcome(1, "server could not be started: the disk is full", "server")
+
+
+def test_of_two_starts_that_fail_at_once_the_second_has_nothing_to_stop() -> None:
+    job = three()
+    job.handle(Begin(0.0))
+    assert job.handle(SpawnFailed("server", "no memory", 0.0)) == [Terminate("trainer")]
+    assert job.handle(SpawnFailed("trainer", "no memory", 0.0)) == []
+    assert job.outcome == Outcome(1, "server could not be started: no memory", "server")
+
+
 def test_a_worker_that_was_well_for_long_has_its_restarts_anew() -> None:
     job = running(three(max_restarts=1))
     at = 10.0
@@ -345,6 +367,7 @@ NAMES = ("server", "trainer", "task", "other")
 EVENTS = st.one_of(
     st.tuples(st.just("ready"), st.sampled_from(NAMES)),
     st.tuples(st.just("exit"), st.sampled_from(NAMES), st.sampled_from([0, 1, 3, 137, 143])),
+    st.tuples(st.just("no start"), st.sampled_from(NAMES)),
     st.tuples(st.just("stop")),
     st.tuples(st.just("guests"), st.sampled_from([(), ("visitor",)])),
     st.tuples(st.just("tick"), st.floats(0, 100)),
@@ -387,6 +410,9 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
             case ("exit", name, code) if name in alive:
                 alive.remove(name)
                 apply(Exited(name, code, now))
+            case ("no start", name) if started[-1] == name and name in alive:
+                alive.remove(name)
+                apply(SpawnFailed(name, "no memory", now))
             case ("stop",):
                 apply(StopRequested("asked", 0, now))
             case ("guests", names):
