@@ -21,6 +21,7 @@ CASES = {
     "send": "the sender, beside a bare ZMQ loop",
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "4,096 rollouts in flight, beside the same loop with the openai client",
+    "events": "what an event costs the scheduler, with 100 to 10,000 groups under way",
     "memory": "peak and growth of resident size",
     "scaling": "from 0.1 to 4 GB",
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",

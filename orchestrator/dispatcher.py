@@ -27,8 +27,10 @@ from orchestrator.events import (
     DrainRequested,
     Event,
     Finish,
+    GroupsBegun,
     Instruction,
     JudgeGroup,
+    MoreToStart,
     RolloutEnded,
     ShipBatch,
     StartGroup,
@@ -109,6 +111,8 @@ class Dispatcher:
         """Of what leaves no judged rollout behind, for the next step's metrics."""
         self._to_start: deque[Group] = deque()
         """Groups whose turn to start comes in one of the next passes of the loop."""
+        self._more_to_start = False
+        """The scheduler waits until they have begun."""
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
         self._shipping = False
@@ -167,6 +171,8 @@ class Dispatcher:
         match instruction:
             case StartGroup():
                 self._start_group(instruction)
+            case MoreToStart():
+                self._more_to_start = True
             case CancelGroup(group_id, reason):
                 self._cancel_group(self._groups.pop(group_id, None), reason)
             case JudgeGroup(group_id):
@@ -200,6 +206,9 @@ class Dispatcher:
             for rollout in group.rollouts:
                 self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
             await asyncio.sleep(0)
+        if self._more_to_start:
+            self._more_to_start = False
+            self.handle(GroupsBegun())
 
     def _cancel_group(self, group: Group | None, reason: str) -> None:
         if group is None:

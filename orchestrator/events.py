@@ -63,6 +63,11 @@ class CapacityChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsBegun:
+    """All groups that were to start before `MoreToStart` have begun."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """Start nothing more (shutdown). What is in flight is cancelled by the dispatcher."""
 
@@ -74,6 +79,7 @@ Event = (
     | GroupJudged
     | BatchCommitted
     | CapacityChanged
+    | GroupsBegun
     | DrainRequested
 )
 
@@ -88,6 +94,11 @@ class StartGroup:
     environment: str
     example_index: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoreToStart:
+    """More groups may start than one event starts: report `GroupsBegun` once those named so far have begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +131,4 @@ class Finish:
     """The last step has been committed: nothing more will be asked."""
 
 
-Instruction = StartGroup | CancelGroup | JudgeGroup | ShipBatch | Finish
+Instruction = StartGroup | MoreToStart | CancelGroup | JudgeGroup | ShipBatch | Finish

@@ -1,7 +1,8 @@
 """The scheduler: a pure state machine that decides which groups start, which are thrown away and which ship.
 
 `handle(event) -> instructions`: no clock, no I/O, no tasks; the same events give the same instructions. The vocabulary is
-`events.py`; the dispatcher executes what is decided here. `docs/scheduling.md` shows the rules at work.
+`events.py`; the dispatcher executes what is decided here. `docs/scheduling.md` shows the rules at work. No rule looks at every
+group: what they ask of all of them is in `group_table.py`.
 
 A group is *running* from `StartGroup` until its last rollout ended, *judging* until `GroupJudged`, *ready* until a batch takes
 it, and then forgotten; it is *waiting* when a checkpoint says that it must start again. The rules, s being the next step to ship
@@ -10,6 +11,7 @@ and v the newest loaded policy version:
 - **Capacity.** A group starts only when all its rollouts fit among those in flight, cancelled ones included until they ended.
 - **Lead.** It starts for step t = s + (rollouts that the groups under way are expected to give) // rollouts_per_step, and only
   while t - v <= max_lead_steps and t <= steps. Expected of a running group is what has not failed; of a ready one what counts.
+- **Pace.** One event starts `starts_an_event` groups at most, so that none takes long; `MoreToStart` asks for one that goes on.
 - **Staleness.** A turn of version o in the batch of step s has staleness s - o <= max_off_policy_steps. A running group is known
   by the version it started under, a ready one by the oldest turn that completed. One that is too stale for the next step can
   ship in no later one either: it is cancelled or dropped when s becomes the next step, hence before newer weights load, since
@@ -39,8 +41,10 @@ from orchestrator.events import (
     Event,
     Finish,
     GroupJudged,
+    GroupsBegun,
     Instruction,
     JudgeGroup,
+    MoreToStart,
     PolicyUpdated,
     PolicyUpdateStarting,
     RolloutEnded,
@@ -48,8 +52,12 @@ from orchestrator.events import (
     StartGroup,
 )
 from orchestrator.group import Group, Phase, Snapshot, restored
+from orchestrator.group_table import GroupTable
 
 STATE_FORMAT = 1
+
+_STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
+"""What is being judged is looked at once it is ready."""
 
 
 class ExampleSource(Protocol):
@@ -68,16 +76,17 @@ class ExampleSource(Protocol):
 class Scheduler:
     """See the module's docstring. `mix` is drawn from exactly when a new group starts, so the two are saved as one state."""
 
-    def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource) -> None:
+    def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int = 64) -> None:
         self._schedule = schedule
         self._steps = steps
         self._mix = mix
+        self._starts_an_event = starts_an_event
         self._server_capacity = schedule.max_inflight_rollouts
         self._version: int | None = None
         self._loading: int | None = None
         self._next_step = 1
         self._next_group_id = 0
-        self._groups: dict[int, Group] = {}
+        self._groups = GroupTable(schedule)
         self._in_flight: set[str] = set()
         self._shipping: int | None = None
         self._draining = False
@@ -90,8 +99,7 @@ class Scheduler:
     def handle(self, event: Event) -> list[Instruction]:
         """What follows from `event`, to be done in this order. Raises `ValueError` when the event contradicts those before."""
         match event:
-            case RolloutEnded():
-                # Frees capacity at most: nothing became ready or stale, and these are the most frequent events.
+            case RolloutEnded():  # Frees capacity at most: nothing became ready or stale.
                 return [*self._rollout_ended(event), *self._start()]
             case GroupJudged():
                 instructions = list(self._group_judged(event))
@@ -103,6 +111,8 @@ class Scheduler:
                 instructions = self._batch_committed(event)
             case CapacityChanged():
                 self._server_capacity, instructions = event.rollouts, []
+            case GroupsBegun():
+                instructions = []
             case DrainRequested():
                 self._draining, instructions = True, []
         for rule in (self._drop_stale, self._ship, self._drop_stale, self._start, self._finish):
@@ -126,10 +136,10 @@ class Scheduler:
         elif event.outcome == "cancelled" and self._draining:
             group.interrupted = True
         else:
-            group.failed += 1
+            self._groups.rollout_failed(group)
         if group.outstanding == 0:
-            group.phase = "waiting" if group.interrupted else "judging"
-            if group.phase == "judging":
+            self._groups.move(group, "waiting" if group.interrupted else "judging")
+            if not group.interrupted:
                 yield JudgeGroup(group.group_id)
 
     def _group_judged(self, event: GroupJudged) -> Iterator[Instruction]:
@@ -138,10 +148,14 @@ class Scheduler:
             return  # cancelled while it was judged
         if group is None or group.phase != "judging" or event.kept + event.filtered > group.completed:
             raise ValueError(f"{event} does not fit the group: {group}")
-        group.kept, group.filtered, group.phase = event.kept, event.filtered, "ready"
+        group.kept, group.filtered = event.kept, event.filtered
+        if event.dropped is None and self._groups.counts(group):
+            self._groups.move(group, "ready")
+            return
+        self._groups.remove(group)
         if event.dropped is not None:
             yield self._lose(group, "dropped", event.dropped)
-        elif self._counts(group) == 0:
+        else:
             yield self._lose(group, "filtered", f"all {group.filtered} completed rollouts were filtered")
 
     def _batch_committed(self, event: BatchCommitted) -> list[Instruction]:
@@ -155,38 +169,46 @@ class Scheduler:
     def _drop_stale(self) -> Iterator[Instruction]:
         """Cancels or drops what is too stale for the next step. What is being judged is looked at once it is ready."""
         limit = self._schedule.max_off_policy_steps
-        for group in list(self._groups.values()):
+        stale: list[Group] = []
+        for phase in _STALENESS_COUNTS:
+            while (group := self._groups.oldest(phase)) is not None and self._next_step - group.version > limit:
+                self._groups.remove(group)
+                stale.append(group)
+        for group in sorted(stale, key=lambda each: each.group_id):
             staleness = self._next_step - group.version
-            if group.phase in ("running", "ready") and staleness > limit:
-                yield self._lose(
-                    group,
-                    "stale",
-                    f"too stale: generated by policy version {group.version}, it would be {staleness} steps old in the batch of "
-                    f"step {self._next_step}; max_off_policy_steps is {limit}",
-                )
+            yield self._lose(
+                group,
+                "stale",
+                f"too stale: generated by policy version {group.version}, it would be {staleness} steps old in the batch of "
+                f"step {self._next_step}; max_off_policy_steps is {limit}",
+            )
 
     def _ship(self) -> Iterator[Instruction]:
         if self._draining or self._shipping is not None or self._next_step > self._steps:
             return
         if self._version is None or self._next_step - self._version > self._schedule.max_lead_steps:
             return
-        chosen: list[Group] = []
-        count = 0
-        for group in self._ready():
-            chosen.append(group)
-            count += self._counts(group)
-            if count < self._schedule.rollouts_per_step:
-                continue
+        while self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
+            chosen = self._take_oldest()
             if any(group.kept for group in chosen):
                 yield self._batch_of(chosen)
                 return
             for group in chosen:
                 yield self._lose(group, "filtered", "the filters left nothing of a whole batch")
-            chosen, count = [], 0
+
+    def _take_oldest(self) -> list[Group]:
+        """Removes as many ready groups as make a batch, which there must be."""
+        taken: list[Group] = []
+        count = 0
+        while count < self._schedule.rollouts_per_step:
+            group = self._groups.oldest("ready")
+            assert group is not None
+            self._groups.remove(group)
+            taken.append(group)
+            count += self._groups.counts(group)
+        return taken
 
     def _batch_of(self, groups: list[Group]) -> ShipBatch:
-        for group in groups:
-            del self._groups[group.group_id]
         self._shipping = self._next_step
         self._next_step += 1
         self._lost.clear()
@@ -194,21 +216,24 @@ class Scheduler:
 
     def _start(self) -> Iterator[Instruction]:
         if len(self._in_flight) + self._schedule.group_size > self.capacity:
-            return  # The most frequent blocker, seen without a look at every group.
-        waiting = [group for group in self._groups.values() if group.phase == "waiting"]
-        expected = self._expected()
-        while self._version is not None and self._start_blocker(expected) is None:
-            group = waiting.pop(0) if waiting else self._new_group()
+            return  # The most frequent blocker, seen without putting it into words.
+        started = 0
+        while self._version is not None and self._start_blocker() is None:
+            if started == self._starts_an_event:
+                yield MoreToStart()
+                return
+            started += 1
+            group = self._groups.oldest("waiting") or self._new_group()
             size = self._schedule.group_size
-            group.phase, group.outstanding, group.started_version = "running", size, self._version
+            group.outstanding, group.started_version = size, self._version
+            self._groups.move(group, "running")
             self._in_flight.update(f"{group.group_id}-{index}" for index in range(size))
-            expected += size
             yield StartGroup(group.group_id, group.environment, group.example_index, size)
 
     def _new_group(self) -> Group:
         environment, example_index = self._mix.next()
         group = Group(self._next_group_id, environment, example_index)
-        self._groups[group.group_id] = group
+        self._groups.add(group)
         self._next_group_id += 1
         return group
 
@@ -216,16 +241,16 @@ class Scheduler:
         if self._finished or self._shipping is not None or self._next_step <= self._steps:
             return
         self._finished = True
-        for group in self._groups.values():
+        for group in self._groups:
             if group.phase != "waiting":
                 yield CancelGroup(group.group_id, f"the run is done: step {self._steps} was the last")
-        self._groups.clear()
+        self._groups = GroupTable(self._schedule)
         yield Finish()
 
-    def _start_blocker(self, expected: int) -> str | None:
+    def _start_blocker(self) -> str | None:
         """Why no group may start now, in words, or None when one may."""
         schedule, in_flight = self._schedule, len(self._in_flight)
-        step = self._next_step + expected // schedule.rollouts_per_step
+        step = self._next_step + self._groups.expected // schedule.rollouts_per_step
         if self._draining:
             return "shutting down: nothing more is started"
         if self._version is None:
@@ -253,44 +278,24 @@ class Scheduler:
             return 0
         return max(self._schedule.group_size, min(self._schedule.max_inflight_rollouts, self._server_capacity))
 
-    def _counts(self, group: Group) -> int:
-        """Rollouts of a ready group that count towards a batch."""
-        return group.kept + (group.filtered if self._schedule.on_filtered == "ship" else 0)
-
-    def _expected(self) -> int:
-        """Rollouts that the groups under way will count for, if nothing else fails."""
-        size = self._schedule.group_size
-        expected = 0
-        for group in self._groups.values():
-            if group.phase == "ready":
-                expected += self._counts(group)
-            elif group.phase != "waiting":
-                expected += size - group.failed
-        return expected
-
-    def _ready(self) -> list[Group]:
-        ready = [group for group in self._groups.values() if group.phase == "ready"]
-        return sorted(ready, key=lambda group: (group.version, group.group_id))
-
     def _lose(self, group: Group, kind: str, reason: str) -> CancelGroup:
-        del self._groups[group.group_id]
+        """Notes the loss of a group that has been removed."""
         self._lost[kind] += 1
         self._last_loss = reason
         return CancelGroup(group.group_id, reason)
 
     def snapshot(self) -> Snapshot:
         """What is held and awaited now."""
-        phases = Counter(group.phase for group in self._groups.values())
         return Snapshot(
             policy_version=self._version,
             next_step=self._next_step,
             in_flight_rollouts=len(self._in_flight),
             capacity=self.capacity,
-            groups=dict(phases),
-            waiting_for=tuple(self._waiting_for(phases)),
+            groups=self._groups.sizes(),
+            waiting_for=tuple(self._waiting_for()),
         )
 
-    def _waiting_for(self, phases: Counter[Phase]) -> Iterator[str]:
+    def _waiting_for(self) -> Iterator[str]:
         if self._finished:
             yield "nothing: the run is done"
             return
@@ -299,12 +304,12 @@ class Scheduler:
         if self._loading is not None:
             yield f"policy version {self._loading} to be loaded"
         if self._next_step <= self._steps:
-            counted = sum(self._counts(group) for group in self._ready())
+            sizes = self._groups.sizes()
             yield (
-                f"the batch of step {self._next_step} has {counted} of {self._schedule.rollouts_per_step} rollouts; "
-                f"{phases['running']} groups running, {phases['judging']} being judged"
+                f"the batch of step {self._next_step} has {self._groups.ready_rollouts} of {self._schedule.rollouts_per_step} "
+                f"rollouts; {sizes.get('running', 0)} groups running, {sizes.get('judging', 0)} being judged"
             )
-            yield self._start_blocker(self._expected()) or "a group may start"
+            yield self._start_blocker() or "a group may start"
         elif self._shipping is None:
             yield f"nothing of its own: all {self._steps} steps are committed"
         if self._lost:
@@ -319,13 +324,13 @@ class Scheduler:
             "format": STATE_FORMAT,
             "next_step": self._next_step,
             "next_group_id": self._next_group_id,
-            "groups": [group.saved() for group in self._groups.values()],
+            "groups": [group.saved() for group in self._groups],
             "mix": self._mix.state(),
         }
 
     def ready_group_ids(self) -> list[int]:
         """The groups whose rollouts must be saved with `state()`, in the order they would ship."""
-        return [group.group_id for group in self._ready()]
+        return [group.group_id for group in self._groups.ready()]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from `state`, in a new scheduler; the first `PolicyUpdated` then starts the scheduling.
@@ -335,7 +340,7 @@ class Scheduler:
         if state.get("format") != STATE_FORMAT:
             raise ValueError(f"scheduler state has format {state.get('format')!r}; this version reads {STATE_FORMAT}")
         try:
-            groups = {int(entry["group_id"]): restored(entry) for entry in state["groups"]}
+            groups = GroupTable(self._schedule, [restored(entry) for entry in state["groups"]])
             next_step, next_group_id = int(state["next_step"]), int(state["next_group_id"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"scheduler state is damaged: {type(error).__name__}: {error}") from error

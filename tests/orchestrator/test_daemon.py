@@ -16,7 +16,7 @@ import uvloop
 
 from environments.config import EnvironmentConfig
 from orchestrator.checkpoint import load_newest
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from orchestrator.daemon import run
 from orchestrator.dump import open_dump
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started, wait_until
@@ -66,6 +66,17 @@ def test_a_run(
     assert published_steps(config.run_dir / "checkpoints") == [STEPS - 1, STEPS]
     assert all(isinstance(record["state"]["answer"], str) for record in records_of(config))
     assert "step 5/5" in (config.run_dir / "orchestrator.log").read_text()
+
+
+def test_more_groups_than_one_event_starts_are_in_flight_at_once(
+    make_config: Callable[..., OrchestratorConfig],
+) -> None:
+    schedule = ScheduleConfig(group_size=1, rollouts_per_step=100, max_inflight_rollouts=150)
+    config = make_config(args={"turns": 1, "together": 150}, steps=2, schedule=schedule, filters=[])
+    with ScriptedTrainer(config.output_dir, "one", 2):
+        assert run(config, lambda: None) == 0
+    assert_whole(config, 2)
+    assert [line["rollouts/failed"] for line in metrics_of(config)] == [0, 0]
 
 
 @pytest.mark.parametrize("args", [{"turns": 1}, {"turns": 3, "group_scoring": True}], ids=["one turn", "group scoring"])

@@ -1,7 +1,8 @@
 """The scheduler's promises under any order of events, crashes and resumes included, by a random walk against a small model.
 
 The machine plays dispatcher, servers and trainer. What it checks: capacity, lead, staleness and size of every batch, each group
-shipped at most once, none lost, the next step always reachable, and that a resumed scheduler is the one that was saved.
+shipped at most once, none lost, the next step always reachable, that a resumed scheduler is the one that was saved, and that
+every event has the consequences it has by the rules as they are written most plainly (`straightforward_scheduler.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
@@ -34,8 +35,10 @@ from orchestrator.events import (
     Event,
     Finish,
     GroupJudged,
+    GroupsBegun,
     Instruction,
     JudgeGroup,
+    MoreToStart,
     PolicyUpdated,
     PolicyUpdateStarting,
     RolloutEnded,
@@ -44,6 +47,7 @@ from orchestrator.events import (
 )
 from orchestrator.scheduler import Scheduler
 from tests.orchestrator.examples import CountingMix
+from tests.orchestrator.straightforward_scheduler import StraightforwardScheduler
 
 STEPS = 6
 
@@ -71,6 +75,10 @@ class World:
     committed: int = 0
 
 
+def without_reason(instruction: Instruction) -> Instruction:
+    return replace(instruction, reason="") if isinstance(instruction, CancelGroup) else instruction
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Random events that the protocol admits."""
 
@@ -81,9 +89,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         further=st.integers(0, 1),
         extra_capacity=st.integers(0, 9),
         on_filtered=st.sampled_from(["refill", "ship"]),
+        starts_an_event=st.sampled_from([1, 2, 64]),
     )
     def begin(
-        self, group_size: int, rollouts_per_step: int, lead: int, further: int, extra_capacity: int, on_filtered: str
+        self,
+        group_size: int,
+        rollouts_per_step: int,
+        lead: int,
+        further: int,
+        extra_capacity: int,
+        on_filtered: str,
+        starts_an_event: int,
     ) -> None:
         self.schedule = ScheduleConfig.model_validate(
             {
@@ -95,7 +111,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "on_filtered": on_filtered,
             }
         )
-        self.scheduler = Scheduler(self.schedule, STEPS, CountingMix())
+        self.starts_an_event = starts_an_event
+        self.make_schedulers()
         self.world = World()
         self.servers = self.schedule.max_inflight_rollouts
         self.version: int | None = None
@@ -110,12 +127,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.pending = self.checkpoint
         self.tell(PolicyUpdated(0))
 
+    def make_schedulers(self) -> None:
+        starts = self.starts_an_event
+        self.scheduler = Scheduler(self.schedule, STEPS, CountingMix(), starts_an_event=starts)
+        self.plain = StraightforwardScheduler(self.schedule, STEPS, CountingMix(), starts_an_event=starts)
+        self.more_to_start = False
+
     # --- the dispatcher ---
 
     def tell(self, event: Event) -> None:
         if isinstance(event, PolicyUpdated):
             self.version, self.loading = event.version, None
-        for instruction in self.scheduler.handle(event):
+        instructions = self.scheduler.handle(event)
+        assert [without_reason(each) for each in instructions] == self.plain.handle(event)
+        assert sum(isinstance(each, StartGroup) for each in instructions) <= self.starts_an_event
+        for instruction in instructions:
             self.execute(instruction)
 
     def execute(self, instruction: Instruction) -> None:
@@ -123,6 +149,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         match instruction:
             case StartGroup():
                 self.start(instruction)
+            case MoreToStart():
+                self.more_to_start = True
             case CancelGroup(group_id):
                 del self.world.groups[group_id]
                 self.world.cancelled.add(group_id)
@@ -237,6 +265,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.shipping = None
         self.tell(BatchCommitted(self.world.committed))
 
+    @precondition(lambda self: self.more_to_start)
+    @rule()
+    def the_groups_have_begun(self) -> None:
+        self.more_to_start = False
+        self.tell(GroupsBegun())
+
     def trainable(self) -> bool:
         return self.version is not None and self.version < min(self.world.committed, STEPS - 1)
 
@@ -293,8 +327,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.resume(*self.capture(self.world.committed), self.version)
 
     def resume(self, state: dict[str, Any], world: World, version: int) -> None:
-        self.scheduler = Scheduler(self.schedule, STEPS, CountingMix())
+        self.make_schedulers()
         self.scheduler.restore(state)
+        self.plain.restore(state)
         assert self.scheduler.state() == state
         assert set(self.scheduler.ready_group_ids()) == set(world.groups)
         self.checkpoint = (state, copy.deepcopy(world))
@@ -322,7 +357,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def something_can_always_happen(self) -> None:
-        under_way = self.in_flight or self.judging() or self.shipping or self.trainable()
+        under_way = self.in_flight or self.more_to_start or self.judging() or self.shipping or self.trainable()
         assert under_way or self.finished or self.servers == 0, self.scheduler.snapshot()
         assert self.scheduler.snapshot().waiting_for
 
@@ -346,6 +381,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             (self.trainable() and self.loading is None, self.new_weights_are_about_to_load),
         ]
         playing: list[tuple[object, Callable[[], None]]] = [
+            (self.more_to_start, self.the_groups_have_begun),
             (self.shipping, self.the_batch_is_committed),
             (self.judging(), lambda: self.judge_keeping_all(self.judging()[0])),
             (rollouts, lambda: self.end(rollouts[0], True, 0)),

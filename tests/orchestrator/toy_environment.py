@@ -15,12 +15,15 @@ from transport.records import Rollout
 
 class Toy:
     """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state`, `cancel`, `thread` or
-    `stubborn`; with `hopeless` all fail at once; with `dull` every reward is the same."""
+    `stubborn`; with `hopeless` all fail at once; with `dull` every reward is the same. The first rollouts wait until
+    `together` of them have begun."""
 
-    def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False) -> None:
+    def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False, together: int = 0) -> None:
         self.group_scoring = group_scoring
         self._turns = turns
         self._fault = fault
+        self._missing = together
+        self._all_here = asyncio.Event()
 
     def __len__(self) -> int:
         return 50
@@ -31,6 +34,10 @@ class Toy:
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
         if self._fault == "hopeless":
             raise ConnectionError("the sandbox\nis down")
+        self._missing -= 1
+        if self._missing <= 0:
+            self._all_here.set()
+        await self._all_here.wait()
         turn = await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
         for _ in range(self._turns - 1):
             turn = await model.generate(model.chat.extend(turn, [{"role": "user", "content": "go on"}]))

@@ -1,0 +1,108 @@
+"""Events: what the scheduler takes for each, on the loop, with 100 to 10,000 groups of one rollout under way.
+
+    python -m perf.bench.events [--quick]
+
+No dispatcher and no server: rollouts end in the order in which they began, every group is kept, each step is committed at once.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from typing import Any
+
+from orchestrator.collector import seldom_collecting, set_apart
+from orchestrator.config import ScheduleConfig
+from orchestrator.events import (
+    BatchCommitted,
+    Event,
+    GroupJudged,
+    GroupsBegun,
+    Instruction,
+    JudgeGroup,
+    MoreToStart,
+    PolicyUpdated,
+    RolloutEnded,
+    ShipBatch,
+    StartGroup,
+)
+from orchestrator.scheduler import Scheduler
+from perf.bench.command import show
+from perf.figures import Case, Figure
+
+GROUPS = (100, 1_000, 10_000)
+EVENTS_A_GROUP = 3
+ROLLOUTS_PER_STEP = 64
+LEAD = 1_000_000
+"""Steps: neither lead nor staleness limits anything."""
+
+
+def measure(quick: bool) -> list[Case]:
+    """The case `events`. Takes 2 s, or less with `quick`."""
+    events = EVENTS_A_GROUP * GROUPS[-1] // (3 if quick else 1)
+    with seldom_collecting():
+        set_apart()
+        seconds = {groups: _handle(groups, events) for groups in GROUPS}
+    means = {groups: sum(each) / len(each) for groups, each in seconds.items()}
+    least, most = GROUPS[0], GROUPS[-1]
+    figures = [Figure("events each", events, "")]
+    for groups, each in seconds.items():
+        figures += [
+            Figure(f"an event with {groups:,} groups: mean", 1e6 * means[groups], "us"),
+            Figure(f"an event with {groups:,} groups: longest", 1e3 * max(each), "ms"),
+        ]
+    figures.append(Figure(f"mean with {most:,} groups over {least}", means[most] / means[least], "x", 2.0))
+    return [Case("events", figures)]
+
+
+def _handle(groups: int, events: int) -> array[float]:
+    """CPU seconds of this thread that each of so many events took."""
+    schedule = ScheduleConfig(
+        group_size=1,
+        rollouts_per_step=ROLLOUTS_PER_STEP,
+        max_inflight_rollouts=groups,
+        max_lead_steps=LEAD,
+        max_off_policy_steps=LEAD,
+    )
+    scheduler = Scheduler(schedule, LEAD, _Examples())
+    seconds = array("d")
+    due: deque[Event] = deque([PolicyUpdated(0)])
+    while len(seconds) < events:
+        event = due.popleft()
+        began = time.thread_time()
+        instructions = scheduler.handle(event)
+        seconds.append(time.thread_time() - began)
+        due.extend(answer for each in instructions if (answer := _answer(each)) is not None)
+    return seconds
+
+
+def _answer(instruction: Instruction) -> Event | None:
+    match instruction:
+        case StartGroup(group_id):
+            return RolloutEnded(group_id, f"{group_id}-0", "completed", 0)
+        case MoreToStart():
+            return GroupsBegun()
+        case JudgeGroup(group_id):
+            return GroupJudged(group_id, kept=1, filtered=0)
+        case ShipBatch(step):
+            return BatchCommitted(step)
+        case _:
+            return None
+
+
+class _Examples:
+    """All alike."""
+
+    def next(self) -> tuple[str, int]:
+        return "short", 0
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+if __name__ == "__main__":
+    show(measure)
