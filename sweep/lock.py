@@ -21,6 +21,7 @@ from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, mon
 from sweep.protocol import Clocks, LeaseLost, Observer, Tenure, perform
 from sweep.record import Record, RecordError, checked_id
 from sweep.store import Store, StoreError, open_store, prove
+from sweep.walk import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -227,12 +228,13 @@ def step_lock(
     checked_id(target_id)
     prove(store)
     observer = Observer(terms, REAL_CLOCKS, store.root)
+    pace = Pace(heartbeat, random.Random())
     give_up = None if timeout is None else monotonic() + timeout
     while isinstance(found := perform(store, observer.acquire(target_id)), Held):
         remaining = float("inf") if give_up is None else give_up - monotonic()
         if remaining <= 0:
             raise StepHeld(f"{path}: {holder(found.record)}, and {timeout:g} s to wait are over")
-        time.sleep(min(remaining, random.uniform(0.5, 1.0) * min(max(found.seconds, heartbeat / 20), heartbeat)))
+        time.sleep(min(remaining, pace.rest(1, found.seconds)))
     match found:
         case Done(record):
             raise StepAlreadyDone(f"{path}: {holder(record)}")

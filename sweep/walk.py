@@ -5,13 +5,38 @@ Outcomes in (`done`, `failed`, `later`), steps out (`next`). `sweep/claim.py` ca
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SHORTEST_REST = 1 / 20
-"""Of a heartbeat, between two passes."""
+FIRST_REST_SECONDS = 0.1
+"""For each open target, between two passes at first: an idle worker asks the storage for 20 records a second at most."""
+
+
+class Pace:
+    """How long to rest between two looks at what peers hold: briefly at first, then twice as long each time, up to a heartbeat.
+
+    So what a peer ends is noticed after at most twice the time that it took, and one that takes hours costs a look a heartbeat.
+    """
+
+    def __init__(self, heartbeat: float, chance: random.Random) -> None:
+        self._heartbeat = heartbeat
+        self._chance = chance
+        self._looks = 0
+
+    def quicken(self) -> None:
+        """Something has happened: more may."""
+        self._looks = 0
+
+    def rest(self, targets: int, soonest: float) -> float:
+        """Seconds, with jitter: workers that wait for the same thing would otherwise all look at the same moment. `targets` are
+        looked at each time; none is known to change before `soonest`, unless a peer ends it."""
+        first = min(FIRST_REST_SECONDS * targets, self._heartbeat)
+        pause = min(first * 2.0 ** min(self._looks, 32), self._heartbeat)
+        self._looks += 1
+        return min(max(soonest, first), pause) * self._chance.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +59,8 @@ class Walk:
     def __init__(self, target_ids: Iterable[str], heartbeat: float, chance: random.Random) -> None:
         self._this_pass = deque(target_ids)
         self._next_pass: list[str] = []
-        self._soonest = heartbeat
-        self._heartbeat = heartbeat
-        self._chance = chance
+        self._soonest = math.inf
+        self._pace = Pace(heartbeat, chance)
         self.failures: dict[str, Exception] = {}
         """What stays failed, and why."""
 
@@ -46,19 +70,20 @@ class Walk:
             return Try(self._this_pass.popleft())
         if not self._next_pass:
             return None
-        # Workers that wait for the same thing would otherwise all look at the same moment.
-        seconds = max(self._soonest, self._heartbeat * SHORTEST_REST) * self._chance.uniform(0.5, 1.0)
+        seconds = self._pace.rest(len(self._next_pass), self._soonest)
         self._this_pass.extend(self._next_pass)
         self._next_pass.clear()
-        self._soonest = self._heartbeat
+        self._soonest = math.inf
         return Rest(seconds)
 
     def done(self, target_id: str) -> None:
         """It reads SUCCESS."""
+        self._pace.quicken()
 
     def failed(self, target_id: str, error: Exception) -> None:
         """It is not tried again."""
         self.failures[target_id] = error
+        self._pace.quicken()
 
     def later(self, target_id: str, seconds: float) -> None:
         """It may be worth a look in so many seconds: a peer has it, or it rests."""
