@@ -63,7 +63,11 @@ def _children() -> dict[int, list[int]]:
         try:
             with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
                 state, parent = file.read().rpartition(")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        except (
+            FileNotFoundError,
+            ProcessLookupError,
+            PermissionError,
+        ):  # it ended while we looked; or is hidden from us
             continue
         if state != "Z":
             children.setdefault(int(parent), []).append(int(entry))
@@ -96,24 +100,24 @@ def reap() -> list[tuple[int, int]]:
 
 def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
     """Kills and reaps everything below this process, which must be a subreaper, until nothing is left. Returns what would
-    not die in time (a process in an uninterruptible sleep).
+    not die in time (a process in an uninterruptible sleep) or may not be killed, which is not waited for (another user's).
 
     Python's resource trackers come last: each removes the shared memory and the semaphores of those that were killed, which
     would stay in /dev/shm for ever, and then ends by itself.
     """
+    refused: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
     trackers_until = time.monotonic() + TRACKER_SECONDS
     while True:
         reap()
         remaining = descendants(os.getpid())
-        if not remaining or time.monotonic() > deadline:
+        if not set(remaining) - refused or time.monotonic() > deadline:
             return remaining
-        others = [pid for pid in remaining if not _is_resource_tracker(pid)]
+        others = [pid for pid in remaining if pid not in refused and not _is_resource_tracker(pid)]
         if others:
             trackers_until = time.monotonic() + TRACKER_SECONDS
-        for pid in remaining if time.monotonic() > trackers_until else others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        victims = remaining if time.monotonic() > trackers_until else others
+        refused |= {pid for pid in victims if not _send(pid, signal.SIGKILL)}
         time.sleep(0.005)
 
 
@@ -123,8 +127,18 @@ def kill_orphans(guardians: Sequence[int]) -> None:
     children = _children()  # once: what a guarded worker starts between two looks would seem to be nobody's
     guarded = {pid for guardian in guardians for pid in (guardian, *_below(guardian, children))}
     for pid in set(_below(os.getpid(), children)) - guarded:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: int) -> bool:
+    """Whether we may signal the process; it may have ended meanwhile."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, as below `sudo`
+        return False
+    return True
 
 
 def _is_resource_tracker(pid: int) -> bool:
@@ -175,14 +189,20 @@ def guard(command: list[str], nice: int, parent: int) -> int:
     while True:
         number = signal.sigwait(watched)
         if number == signal.SIGHUP:
-            kill_descendants()
+            _leave_nothing()
             return 128 + signal.SIGKILL
         codes = dict(reap())  # before forwarding, so that a signal never goes to a recycled pid
         if worker in codes:
-            kill_descendants()
+            _leave_nothing()
             return codes[worker]
         if number != signal.SIGCHLD:
-            os.kill(worker, number)
+            _send(worker, number)
+
+
+def _leave_nothing() -> None:
+    """Kills what is left, and names in the worker's log what cannot be."""
+    if left := kill_descendants():
+        os.write(2, f"cannot kill what the worker left behind: process {', '.join(map(str, left))}\n".encode())
 
 
 if __name__ == "__main__":

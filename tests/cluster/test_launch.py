@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +33,55 @@ def test_orphans_are_killed_and_what_a_guarded_worker_starts_meanwhile_is_none(
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
     launch.kill_orphans([GUARDIAN])
     assert sorted(killed) == [(ORPHAN, signal.SIGKILL), (ITS_CHILD, signal.SIGKILL)]
+
+
+def test_what_belongs_to_another_user_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = {os.getpid(): [ORPHAN, WORKER], ORPHAN: [ITS_CHILD]}
+    killed: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        if pid == ORPHAN:
+            raise PermissionError(1, "Operation not permitted")
+        killed.append(pid)
+        for children in world.values():
+            if pid in children:
+                children.remove(pid)
+
+    monkeypatch.setattr(launch, "_children", lambda: world)
+    monkeypatch.setattr(os, "kill", kill)
+    launch.kill_orphans([])
+    assert sorted(killed) == [WORKER, ITS_CHILD]
+    world[ORPHAN] = [ITS_CHILD]
+    assert launch.kill_descendants(timeout_seconds=600.0) == [ORPHAN], "and not waited for"
+
+
+@pytest.mark.slow
+def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp_path: Path) -> None:
+    """Who may kill whom is injected: only root could start a process of another user."""
+    guardian = """
+    import os, sys
+    from cluster import launch
+    kill = os.kill
+    def refuse(pid, number):
+        if os.path.exists(sys.argv[1]) and pid == int(open(sys.argv[1]).read()):
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, number)
+    os.kill = refuse
+    sys.exit(launch.guard(sys.argv[2:], nice=0, parent=os.getppid()))
+    """
+    worker = """
+    import os, subprocess, sys
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True, stderr=subprocess.DEVNULL)
+    open(sys.argv[1], "w").write(str(child.pid))
+    os._exit(7)
+    """
+    pid_file = str(tmp_path / "pid")
+    command = [sys.executable, "-c", textwrap.dedent(guardian), pid_file]
+    command += [sys.executable, "-c", textwrap.dedent(worker), pid_file]
+    completed = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    left = Path(pid_file).read_text()
+    os.kill(int(left), signal.SIGKILL)
+    assert completed.returncode == 7
+    assert completed.stderr == f"cannot kill what the worker left behind: process {left}\n"
