@@ -341,4 +341,5 @@ def _as_turn(request: GenerateRequest, completion: Completion, version: int, url
         routed_experts=completion.routed_experts,
         routed_experts_start=request.routed_experts_start,
         server=url,
+        temperature=request.sampling.temperature,
     )

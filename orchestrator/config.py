@@ -1,6 +1,6 @@
 """Configuration of one run: what to roll out, how to turn it into batches, and how the trainer is to train on them.
 
-The trainer reads the same file (`run_<id>/control/orch.toml`) for `[training]`, `[sampling]` and `steps`, and nothing else
+The trainer reads the same file (`run_<id>/control/orch.toml`) for `[training]` and `steps`, and nothing else
 of this package. How versions, steps and staleness relate is said once, in `ScheduleConfig`.
 """
 
@@ -20,7 +20,8 @@ class SamplingConfig(Config):
     """How completions are sampled."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Softmax temperature. Log-probabilities, of inference and trainer alike, are those at this temperature."""
+    """Softmax temperature. It is recorded with every turn: the trainer, too, computes log-probabilities at the temperature that a
+    turn was generated at, so a run may be resumed with another one."""
 
     max_tokens: int = Field(default=256, ge=1)
     """Longest completion of one turn."""

@@ -136,6 +136,8 @@ def _fault_of_form(turn: Turn) -> str | None:
     for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
         if array.ndim != 1 or array.dtype != np.int32:
             return f"{name} has shape {array.shape} and dtype {array.dtype}; expected one dimension of int32"
+    if not 0 < turn.temperature < math.inf:
+        return f"temperature is {turn.temperature}; expected a positive, finite number"
     if not turn.prompt_ids.size:
         return "prompt_ids is empty; expected at least one token"
     if turn.log_probabilities.shape != turn.completion_ids.shape:

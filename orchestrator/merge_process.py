@@ -98,6 +98,7 @@ def _sample_buffers(sample: Sample) -> list[Buffer]:
         "environment": sample.environment,
         "policy_version": sample.policy_version,
         "reward": sample.reward,
+        "temperature": sample.temperature,
         "chunks": len(sample.routed_experts),
     }
     columns: dict[str, AnyArray] = {name: getattr(sample, name) for name in _COLUMNS}

@@ -36,6 +36,7 @@ def rollout_record(rollout: Rollout, state_columns: Sequence[str]) -> dict[str, 
                 "policy_version": turn.policy_version,
                 "finish_reason": turn.finish_reason,
                 "server": turn.server,
+                "temperature": turn.temperature,
             }
             for turn in rollout.turns
         ],

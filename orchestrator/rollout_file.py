@@ -52,6 +52,7 @@ _TURN_TYPES = {
     "routed_experts": np.ndarray | None,
     "routed_experts_start": int,
     "server": str,
+    "temperature": float | int,
 }
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 

@@ -5,8 +5,9 @@ later turn may extend; at the end each branch is one sample. `step.py` merges a 
 the samples together with `assemble_batch`, in a worker thread; whoever calls the model asks `OpenBranches.rows_held` which
 routing the answer can leave out.
 
-**Which branch a turn extends.** The longest one that is a prefix, token for token, of the turn's prompt; of equal ones the first
-opened. Only what this turn's model call wrote is trained by it, so no token trains twice.
+**Which branch a turn extends.** The longest one of the turn's temperature that is a prefix, token for token, of its prompt; of
+equal ones the first opened. A sample thus has one temperature, which it is trained at. Only what this turn's model call wrote is
+trained by it, so no token trains twice.
 
 **Routed experts.** Position i's row is decided by tokens 0..i alone, and the last token of a turn has none, for it was never fed
 back. A branch of n tokens therefore holds rows 0..n-2, and the turn that extends it brings row n-1 and those after it; rows
@@ -47,6 +48,11 @@ class Branch:
     """Rows in `routed_experts`: tokens - 1, or 0 without routing."""
 
     @property
+    def temperature(self) -> float:
+        """Of all its turns."""
+        return self.turns[0].temperature
+
+    @property
     def length(self) -> int:
         """Tokens."""
         return len(self.tokens) // _INT32_BYTES
@@ -84,7 +90,7 @@ class OpenBranches:
         if not len(turn.prompt_ids):
             raise ValueError("prompt_ids is empty; expected at least one token")
         prompt = turn.prompt_ids.tobytes()
-        branch = self._extended_by(prompt)
+        branch = self._extended_by(prompt, turn.temperature)
         chunks = self._new_rows(turn, prompt, branch)
         if branch is None:
             branch = Branch()
@@ -92,9 +98,12 @@ class OpenBranches:
         branch.extend(turn, prompt + turn.completion_ids.tobytes(), chunks)
         return branch
 
-    def _extended_by(self, prompt: bytes) -> Branch | None:
+    def _extended_by(self, prompt: bytes, temperature: float | None = None) -> Branch | None:
+        """Among the branches of one temperature, or among all."""
         found: Branch | None = None
         for branch in self.branches:
+            if temperature is not None and branch.temperature != temperature:
+                continue
             if (found is None or branch.length > found.length) and branch.begins(prompt):
                 found = branch
         return found
@@ -167,6 +176,7 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
         environment=rollout.environment,
         policy_version=min(turn.policy_version for turn in branch.turns),
         reward=rollout.reward if rollout.reward is not None else 0.0,
+        temperature=branch.temperature,
         token_ids_T=np.frombuffer(branch.tokens, dtype=np.int32),
         loss_mask_T=loss_mask_T,
         log_probabilities_T=log_probabilities_T,
@@ -199,7 +209,9 @@ def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
     return Batch(
         run_id=run_id,
         step=step,
-        samples=tuple(SampleInfo(s.rollout_id, s.environment, s.policy_version, s.reward) for s in samples),
+        samples=tuple(
+            SampleInfo(s.rollout_id, s.environment, s.policy_version, s.reward, s.temperature) for s in samples
+        ),
         token_ids_T=token_ids_T,
         loss_mask_T=loss_mask_T,
         log_probabilities_T=log_probabilities_T,

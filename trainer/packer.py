@@ -69,6 +69,8 @@ class MicroBatch:
     advantages_P: Tensor
     environments_P: Tensor
     """Index into the sorted names of the environments of the token's batch."""
+    temperatures_P: Tensor
+    """float32: what the token was sampled at, and its logits are divided by."""
     routed_experts_TLK: Tensor | None
     has_record_T: Tensor
 
@@ -149,6 +151,7 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
         inference_log_probabilities_P=place(joined["log_probabilities_T"][trained]),
         advantages_P=place(joined["advantages_T"][trained]),
         environments_P=place(joined["environments_T"][trained]),
+        temperatures_P=place(joined["temperatures_T"][trained]),
         routed_experts_TLK=None if routed_experts is None else place(routed_experts),
         has_record_T=place(has_record),
     )
@@ -160,6 +163,7 @@ def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.
     lengths = [span.stop - span.start for span in spans]
     names = environment_names(batch)
     environments_S = np.array([names.index(batch.samples[index].environment) for index in samples])
+    temperatures_S = np.array([batch.samples[index].temperature for index in samples], dtype=np.float32)
     mask_T = np.concatenate([batch.loss_mask_T[span] for span in spans])
     columns = {
         "mask_T": mask_T,
@@ -168,6 +172,7 @@ def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.
         "log_probabilities_T": np.concatenate([batch.log_probabilities_T[span] for span in spans]),
         "advantages_T": np.concatenate([batch.advantages_T[span] for span in spans]),
         "environments_T": np.repeat(environments_S, lengths),
+        "temperatures_T": np.repeat(temperatures_S, lengths),
     }
     return Part(batch, list(samples), lengths, int(mask_T.sum())), columns
 

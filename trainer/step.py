@@ -1,10 +1,10 @@
 """The training steps of several runs side by side: a step is opened, its samples are trained in rows, and it is finished.
 
 A row may hold samples of several runs: one forward and one backward pass of the frozen model for all of them, with each
-run's own adapter, temperature and loss over its own tokens. Steps are finished one by one, when their last sample is trained;
-nothing of a run changes before its whole step is known to be finite, so that a step that is refused leaves its weights,
-optimizer and counters as they were, and what is broken in one run is in none of the others. All ranks open the same steps, train
-their shares of the samples, and finish in the same order with the same metrics.
+run's own adapter and loss over its own tokens, at the temperature that each sample was generated at. Steps are finished one by
+one, when their last sample is trained; nothing of a run changes before its whole step is known to be finite, so that a step that
+is refused leaves its weights, optimizer and counters as they were, and what is broken in one run is in none of the others. All
+ranks open the same steps, train their shares of the samples, and finish in the same order with the same metrics.
 """
 
 from __future__ import annotations
@@ -137,8 +137,6 @@ def _forward(
         if replay is not None and micro.routed_experts_TLK is not None
         else nullcontext()
     )
-    temperatures = torch.tensor([step.run.config.sampling.temperature for step in steps], dtype=torch.float32)
-    predictions = torch.tensor([part.predictions for part in micro.parts])
     spans = [(step.run.index, part.tokens) for step, part in zip(steps, micro.parts, strict=True)]
     with replaying, routing(model, spans):
         return log_probabilities(
@@ -148,7 +146,7 @@ def _forward(
             micro.sample_lengths,
             micro.predicting_P,
             micro.targets_P,
-            temperatures.repeat_interleave(predictions).to(micro.targets_P.device),
+            micro.temperatures_P,
         )
 
 

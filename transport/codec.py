@@ -19,7 +19,7 @@ import numpy as np
 
 from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
 from transport.atomic import Buffer, as_bytes_view, write_buffers
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
+from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
 from transport.records import Batch, SampleInfo
 from transport.validation import MAX_NAME_LENGTH, validate
 
@@ -96,7 +96,8 @@ def _preamble(batch: Batch) -> bytes:
     values: list[list[Any]] = [[batch.run_id, batch.step, len(batch.samples), sidecars, routed]]
     for index, sample in enumerate(batch.samples):
         chunks = len(batch.routed_experts[index]) if routed else 0
-        values.append([sample.rollout_id, sample.environment, sample.policy_version, sample.reward, chunks])
+        named = [sample.rollout_id, sample.environment, sample.policy_version, sample.reward, sample.temperature]
+        values.append([*named, chunks])
     return b"".join(map(msgpack.packb, values))
 
 
@@ -138,7 +139,7 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
 
 def _values(header: memoryview) -> Iterator[Any]:
     """The msgpack values of a header, one by one. The limits bound each value, as nested claims of length would otherwise
-    multiply: everything legitimate is a list of at most five with short strings."""
+    multiply: everything legitimate is a list of at most six with short strings."""
     if header.nbytes >= 2**28:
         raise CodecError(f"a header of {header.nbytes} bytes")
     unpacker = msgpack.Unpacker(
@@ -165,11 +166,14 @@ def _decode_samples(values: Iterator[Any], count: int) -> tuple[tuple[SampleInfo
     counts: list[int] = []
     while len(infos) < count:
         match next(values, None):
-            case [str(rollout_id), str(environment), int(policy_version), float(reward), int(chunks)] if chunks >= 0:
-                infos.append(SampleInfo(rollout_id, environment, policy_version, reward))
+            case [str(), str(), int(), float(), float(), int(chunks)] as row if chunks >= 0:
+                infos.append(SampleInfo(*row[:-1]))
                 counts.append(chunks)
             case other:
-                raise CodecError(f"sample {len(infos)} of {count} is {other!r:.80}")
+                raise CodecError(
+                    f"sample {len(infos)} of {count} is {other!r:.80}; protocol {PROTOCOL_VERSION} has rollout id, environment, "
+                    "policy version, reward, temperature and number of routing chunks"
+                )
     return tuple(infos), counts
 
 

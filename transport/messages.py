@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""2: a sample's row of a batch's header has its temperature."""
 
 
 @dataclass(frozen=True, slots=True)

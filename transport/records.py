@@ -40,6 +40,8 @@ class Turn:
     routed_experts: RoutingArray | None = None
     routed_experts_start: int = 0
     server: str = ""
+    temperature: float = 1.0
+    """What divided the logits when it was sampled. A file written before this was recorded has 1."""
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class Sample:
     policy_version: int
     """The oldest of its turns."""
     reward: float
+    temperature: float
+    """Of all its turns: turns of different temperatures are never merged."""
     token_ids_T: Int32Array
     loss_mask_T: UInt8Array
     """1 where the token was written by the model and trains."""
@@ -94,6 +98,8 @@ class SampleInfo:
     environment: str
     policy_version: int
     reward: float
+    temperature: float
+    """What its log-probabilities were sampled at, and is trained at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,10 @@ def _check_samples(batch: Batch) -> None:
             raise ValueError(
                 f"sample {index} ({sample.rollout_id}): reward is {sample.reward}; expected a finite number"
             )
+        if not 0 < sample.temperature < math.inf:
+            raise ValueError(
+                f"sample {index} ({sample.rollout_id}): temperature is {sample.temperature}; expected a positive, finite number"
+            )
         if not 0 <= sample.policy_version < 2**62:
             raise ValueError(f"sample {index} ({sample.rollout_id}): policy_version is {sample.policy_version}")
         if max(len(sample.rollout_id), len(sample.environment)) > MAX_NAME_LENGTH:

@@ -95,7 +95,7 @@ def make_batch(samples: int) -> Batch:
     return Batch(
         run_id=RUN_ID,
         step=1,
-        samples=tuple(SampleInfo(f"0-{index}", "synthetic", 0, 1.0) for index in range(samples)),
+        samples=tuple(SampleInfo(f"0-{index}", "synthetic", 0, 1.0, 1.0) for index in range(samples)),
         token_ids_T=np.zeros(samples * tokens, dtype=np.int32),
         loss_mask_T=np.ones(samples * tokens, dtype=np.uint8),
         log_probabilities_T=np.zeros(samples * tokens, dtype=np.float32),

@@ -16,7 +16,7 @@ from inference.pool import InferencePool
 from tests.inference.fake_server import FakeServer, weight_update
 from transport.records import Turn
 
-SAMPLING = SamplingParameters(temperature=1.0, max_tokens=3, stop_token_ids=())
+SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3, stop_token_ids=())
 PROMPT = np.array([7, 8, 9], dtype=np.int32)
 
 
@@ -52,6 +52,7 @@ async def test_a_turn_says_what_was_asked_and_who_answered() -> None:
         turn = await generate(pool, start=2)
     assert turn.completion_ids.tolist() == [4, 4, 4]
     assert (turn.policy_version, turn.finish_reason, turn.server) == (4, "length", server.url)
+    assert turn.temperature == 0.7
     assert (turn.prompt_ids == PROMPT).all()
     assert turn.routed_experts is not None
     assert (turn.routed_experts_start, turn.routed_experts.shape) == (2, (3, 2, 2))

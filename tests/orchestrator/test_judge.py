@@ -93,6 +93,7 @@ def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
             changed(log_probabilities=np.array([-1.0, 0.5, -1.0], dtype=np.float32)),
             "turn 0: log_probabilities[1] is 0.5; expected 0 or less",
         ),
+        (changed(temperature=0.0), "turn 0: temperature is 0.0; expected a positive, finite number"),
         (changed(prompt_ids=np.array([], dtype=np.int32)), "turn 0: prompt_ids is empty"),
         (changed(prompt_ids=np.array([3, -1], dtype=np.int32)), "turn 0: prompt_ids holds the token -1"),
         (changed(completion_ids=np.array([[1, 2, 3]], dtype=np.int32)), "turn 0: completion_ids has shape (1, 3)"),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from orchestrator.rollout_file import fault_of_state, read_rollouts, rollout_buffers, write_rollouts
+from orchestrator.rollout_file import (
+    fault_of_state,
+    framed,
+    frames,
+    parse_rollouts,
+    read_rollouts,
+    rollout_buffers,
+    write_rollouts,
+)
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
-from transport.atomic import as_bytes_view
+from transport.atomic import Buffer, as_bytes_view
 from transport.records import Rollout
 
 
@@ -18,8 +27,8 @@ def assert_same(one: Rollout, other: Rollout) -> None:
         len(other.turns), other.state, other.metrics, other.reward, other.error, other.filtered_by, other.advantage,
     ]  # fmt: skip
     for a, b in zip(one.turns, other.turns, strict=True):
-        assert (a.policy_version, a.finish_reason, a.server, a.routed_experts_start) == (
-            b.policy_version, b.finish_reason, b.server, b.routed_experts_start,
+        assert (a.policy_version, a.finish_reason, a.server, a.routed_experts_start, a.temperature) == (
+            b.policy_version, b.finish_reason, b.server, b.routed_experts_start, b.temperature,
         )  # fmt: skip
         np.testing.assert_array_equal(a.prompt_ids, b.prompt_ids)
         np.testing.assert_array_equal(a.completion_ids, b.completion_ids)
@@ -35,12 +44,24 @@ def test_round_trip(tmp_path: Path) -> None:
     rollouts = [
         make_rollout(0, 0, turns=two_turns, state={"text": "ü", "numbers": [1, 2.5, None]}, metrics={"length": 2.0}),
         make_rollout(0, 1, turns=[], reward=None, error="it broke"),
-        make_rollout(1, 0, turns=[make_turn([7], [8])], filtered_by="zero_advantage"),
+        make_rollout(1, 0, turns=[replace(make_turn([7], [8]), temperature=0.5)], filtered_by="zero_advantage"),
     ]
     path = tmp_path / "rollouts.bin"
     write_rollouts(path, rollouts)
     for written, read in zip(rollouts, read_rollouts(path), strict=True):
         assert_same(written, read)
+
+
+def test_a_turn_of_an_older_file_has_temperature_1() -> None:
+    """Files that were written before the temperature was recorded do not name it."""
+    rollout_frame, (turn_header, turn_arrays) = frames(_bytes(rollout_buffers(make_rollout())))
+    del turn_header["temperature"]
+    (read,) = parse_rollouts(_bytes([*framed(*rollout_frame), *framed(turn_header, turn_arrays)]))
+    assert read.turns[0].temperature == 1.0
+
+
+def _bytes(buffers: list[Buffer]) -> memoryview:
+    return memoryview(b"".join(as_bytes_view(buffer) for buffer in buffers))
 
 
 def test_a_state_larger_than_a_frame_header(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,13 @@ async def test_a_batch_that_the_trainer_would_refuse_leaves_no_step(tmp_path: Pa
 
 @pytest.mark.slow
 async def test_the_merge_process_gives_the_same(tmp_path: Path) -> None:
-    rollouts = [make_rollouts()[0], make_rollout(3, 0, turns=[make_turn([1], [2, 3])])]
+    cold = replace(make_turn([1], [2, 3]), temperature=0.5)
+    rollouts = [make_rollouts()[0], make_rollout(3, 0, turns=[cold])]
     async with MergeProcess() as merge:
         for _ in range(2):
             for one, other in zip(await merge(rollouts), merge_all(rollouts), strict=True):
-                assert (one.rollout_id, one.policy_version, one.reward) == (
-                    other.rollout_id, other.policy_version, other.reward,
+                assert (one.rollout_id, one.policy_version, one.reward, one.temperature) == (
+                    other.rollout_id, other.policy_version, other.reward, other.temperature,
                 )  # fmt: skip
                 for name in ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T"):
                     np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

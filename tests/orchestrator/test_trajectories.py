@@ -17,7 +17,13 @@ LAYERS, TOP_K = 2, 2
 
 
 def make_turn(
-    prompt: list[int], completion: list[int], *, version: int = 0, start: int | None = None, mark: int = 0
+    prompt: list[int],
+    completion: list[int],
+    *,
+    version: int = 0,
+    start: int | None = None,
+    mark: int = 0,
+    temperature: float = 1.0,
 ) -> Turn:
     """A turn whose routing row at position p is `mark * 1000 + p` in every entry, so that each row tells where it is from."""
     positions = range(start or 0, len(prompt) + len(completion) - 1)
@@ -31,6 +37,7 @@ def make_turn(
         finish_reason="stop",
         routed_experts=None if start is None else routing,
         routed_experts_start=start or 0,
+        temperature=temperature,
     )
 
 
@@ -40,6 +47,7 @@ def make_rollout(turns: list[Turn]) -> Rollout:
 
 @dataclass
 class ReferenceBranch:
+    temperature: float
     tokens: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
@@ -52,8 +60,12 @@ def reference_merge(turns: list[Turn]) -> list[ReferenceBranch] | None:
     branches: list[ReferenceBranch] = []
     for turn in turns:
         prompt, completion = turn.prompt_ids.tolist(), turn.completion_ids.tolist()
-        fitting = [branch for branch in branches if prompt[: len(branch.tokens)] == branch.tokens]
-        branch = max(fitting, key=lambda branch: len(branch.tokens), default=ReferenceBranch())
+        fitting = [
+            branch
+            for branch in branches
+            if prompt[: len(branch.tokens)] == branch.tokens and branch.temperature == turn.temperature
+        ]
+        branch = max(fitting, key=lambda branch: len(branch.tokens), default=ReferenceBranch(turn.temperature))
         rows = list(branch.rows)
         if turn.routed_experts is not None:
             start = turn.routed_experts_start
@@ -101,7 +113,8 @@ def turns_strategy(draw: st.DrawFn) -> list[Turn]:
         if routed:
             choices = [0, 0, *[min(len(sequence) - 1, last_row) for sequence in sequences]]
             start = draw(st.sampled_from([*choices, draw(st.integers(0, last_row))]))
-        turns.append(make_turn(prompt, completion, version=draw(st.integers(0, 5)), start=start, mark=mark))
+        version, temperature = draw(st.integers(0, 5)), draw(st.sampled_from([1.0, 1.0, 0.5]))
+        turns.append(make_turn(prompt, completion, version=version, start=start, mark=mark, temperature=temperature))
         sequences.append(prompt + completion)
     return turns
 
@@ -120,7 +133,7 @@ def test_merging_equals_the_reference(turns: list[Turn]) -> None:
         assert sample.loss_mask_T.tolist() == branch.mask
         assert sample.log_probabilities_T.tolist() == branch.log_probabilities
         assert sample.advantages_T.tolist() == [1.5 * bit for bit in branch.mask]
-        assert sample.policy_version == min(branch.versions)
+        assert (sample.policy_version, sample.temperature) == (min(branch.versions), branch.temperature)
         assert routing_of(sample) == branch.rows
 
 
@@ -134,6 +147,7 @@ def test_every_completion_token_trains_exactly_once_and_the_batch_is_valid(turns
     if samples:
         batch = assemble_batch("default", 4, samples)
         codec.validate(batch)
+        assert [info.temperature for info in batch.samples] == [sample.temperature for sample in samples]
         for index, sample in enumerate(samples):
             place = slice(batch.sample_offsets[index], batch.sample_offsets[index + 1])
             for name in ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T"):
@@ -147,7 +161,13 @@ def test_leaving_out_the_rows_held_never_leaves_a_gap(turns: list[Turn]) -> None
     for mark, turn in enumerate(turns):
         prompt, completion = turn.prompt_ids.tolist(), turn.completion_ids.tolist()
         branch = branches.add(
-            make_turn(prompt, completion, start=branches.rows_held(turn.prompt_ids), mark=mark),
+            make_turn(
+                prompt,
+                completion,
+                start=branches.rows_held(turn.prompt_ids),
+                mark=mark,
+                temperature=turn.temperature,
+            ),
         )
         assert branch.rows == branch.length - 1
 
@@ -180,6 +200,15 @@ def test_two_calls_at_once_from_one_state_give_two_samples_that_share_rows() -> 
     first, second = merge_rollout(make_rollout([root, left, right]))
     assert routing_of(first) == [1000, 1001, 2002, 2003]
     assert routing_of(second) == [1000, 1001, 3002, 3003]
+    assert second.loss_mask_T.tolist() == [0, 0, 0, 0, 1]
+
+
+def test_turns_of_two_temperatures_are_two_samples_that_share_rows() -> None:
+    hot = make_turn([1, 2], [3], start=0, mark=1)
+    cold = make_turn([1, 2, 3, 4], [5], start=2, mark=2, temperature=0.5)
+    first, second = merge_rollout(make_rollout([hot, cold]))
+    assert [first.temperature, second.temperature] == [1.0, 0.5]
+    assert routing_of(second) == [1000, 1001, 2002, 2003]
     assert second.loss_mask_T.tolist() == [0, 0, 0, 0, 1]
 
 

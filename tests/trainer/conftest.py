@@ -58,7 +58,8 @@ def dense_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_batch(
     step: int = 1, lengths: tuple[int, ...] = (9, 17, 5, 12), run_id: str = "default", routed: bool = False
 ) -> Batch:
-    """A random batch: the first third of each sample is prompt, environments alternate, routing (if any) in two chunks."""
+    """A random batch: the first third of each sample is prompt, environments alternate, each sample has a temperature of its own,
+    routing (if any) comes in two chunks."""
     random = np.random.default_rng(step)
     tokens = sum(lengths)
     masks = [np.arange(length) >= max(1, length // 3) for length in lengths]
@@ -77,7 +78,9 @@ def make_batch(
         run_id=run_id,
         step=step,
         samples=tuple(
-            SampleInfo(f"{step}-{index}", ("reverse", "guess")[index % 2], step - 1, float(index % 2))
+            SampleInfo(
+                f"{step}-{index}", ("reverse", "guess")[index % 2], step - 1, float(index % 2), 0.6 + 0.2 * index
+            )
             for index in range(len(lengths))
         ),
         token_ids_T=random.integers(0, VOCABULARY, tokens, dtype=np.int32),

@@ -41,15 +41,12 @@ class Bench:
             self.model.config.vocab_size, max_tokens, self.replay.layers, self.replay.experts, self.replay.top_k
         )
 
-    def admit(
-        self, index: int, loss: Loss | None = None, temperature: float = 1.0, rate: float = 1e-3, **lora: object
-    ) -> Run:
+    def admit(self, index: int, loss: Loss | None = None, rate: float = 1e-3, **lora: object) -> Run:
         """A run in slot `index` with an adapter that depends on the slot alone."""
         adapter = LoraConfig.model_validate(lora)
         config = make_run_config(
             self.directory, self.directory, STEPS, lora=adapter, learning_rate=rate, schedule="linear", warmup_steps=2
         )
-        config.sampling.temperature = temperature
         generator = torch.Generator().manual_seed(index)
         for name, layer in self.layers.items():
             if is_target(name, adapter):

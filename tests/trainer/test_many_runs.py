@@ -24,9 +24,9 @@ from transport.records import Batch
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 DENSE: dict[int, dict[str, Any]] = {
-    0: {"rank": 4, "temperature": 0.9, "rate": 1e-3},
-    2: {"rank": 3, "temperature": 1.0, "rate": 3e-3, "alpha": 4.0},
-    5: {"rank": 8, "temperature": 0.6, "rate": 3e-4, "target_modules": ATTENTION},
+    0: {"rank": 4, "rate": 1e-3},
+    2: {"rank": 3, "rate": 3e-3, "alpha": 4.0},
+    5: {"rank": 8, "rate": 3e-4, "target_modules": ATTENTION},
 }
 """Runs by slot."""
 MIXTURE: dict[int, dict[str, Any]] = {

@@ -38,6 +38,8 @@ def test_a_row_carries_the_samples_own_values() -> None:
     assert micro.inference_log_probabilities_P.tolist() == batch.log_probabilities_T[trained].tolist()
     assert micro.advantages_P.tolist() == batch.advantages_T[trained].tolist()
     assert micro.environments_P.tolist() == [1] * len(trained)
+    own = np.repeat(np.array([0.6, 0.8, 1.0], np.float32), (9, 6, 11))[trained]
+    assert micro.temperatures_P.tolist() == own.tolist()
     assert micro.routed_experts_TLK is not None
     assert micro.has_record_T.tolist() == [True] * 10 + [False] + [True] * 8 + [False]
     for start, sample, length in ((0, 2, 11), (11, 0, 9)):
@@ -69,6 +71,7 @@ def test_a_row_of_several_batches_is_their_rows_side_by_side() -> None:
         "targets_P",
         "advantages_P",
         "environments_P",
+        "temperatures_P",
         "has_record_T",
         "inference_log_probabilities_P",
     ):

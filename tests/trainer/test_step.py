@@ -25,8 +25,8 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
         span = slice(*batch.sample_offsets[index : index + 2])
         tokens = torch.from_numpy(batch.token_ids_T[span]).long()
         with torch.no_grad():
-            logits = lone.model(input_ids=tokens[None], use_cache=False, sample_lengths=[len(tokens)]).logits[0] / 0.9
-        distribution = torch.distributions.Categorical(logits=logits[:-1])
+            logits = lone.model(input_ids=tokens[None], use_cache=False, sample_lengths=[len(tokens)]).logits[0]
+        distribution = torch.distributions.Categorical(logits=logits[:-1] / info.temperature)
         keep = torch.from_numpy(trained[span][1:])
         log_p = distribution.log_prob(tokens[1:])[keep].numpy()
         difference = log_p - batch.log_probabilities_T[span][trained[span]]

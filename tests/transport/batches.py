@@ -9,6 +9,7 @@ from transport.arrays import AnyArray
 from transport.records import Batch, RoutingArray, SampleInfo
 
 NAMES = strategies.text(max_size=20)
+TEMPERATURES = strategies.floats(1e-3, 100.0)
 
 
 def make_batch(
@@ -26,7 +27,7 @@ def make_batch(
     return Batch(
         run_id=run_id,
         step=step,
-        samples=tuple(SampleInfo(f"rollout-{i}", "reverse-text", step - 1, i / 2) for i in range(len(lengths))),
+        samples=tuple(SampleInfo(f"rollout-{i}", "reverse-text", step - 1, i / 2, 1.0) for i in range(len(lengths))),
         token_ids_T=random.integers(0, 1000, tokens, dtype=np.int32),
         loss_mask_T=mask,
         log_probabilities_T=(-random.random(tokens) * mask).astype(np.float32),
@@ -63,7 +64,9 @@ def batches(draw: strategies.DrawFn) -> Batch:
     return Batch(
         **{name: getattr(batch, name) for name in Batch.__slots__ if name != "samples"},
         samples=tuple(
-            SampleInfo(draw(NAMES), draw(NAMES), info.policy_version, draw(strategies.floats(-1e9, 1e9)))
+            SampleInfo(
+                draw(NAMES), draw(NAMES), info.policy_version, draw(strategies.floats(-1e9, 1e9)), draw(TEMPERATURES)
+            )
             for info in batch.samples
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,15 @@ def test_a_damaged_message_raises_the_documented_error_or_is_still_one(
 
 def header_of(*values: object) -> bytes:
     return b"".join(msgpack.packb(value) for value in values)
+
+
+def test_a_sample_without_a_temperature_is_refused() -> None:
+    """As protocol 1 had it, over the wire or in a `batch.bin` that an older program left."""
+    frames = raw(make_batch(lengths=(2,), dtype=None))
+    specifications = b"".join(map(msgpack.packb, list(msgpack.Unpacker(io.BytesIO(frames[1])))[2:]))
+    frames[1] = header_of(["r", 1, 1, 5, False], ["0-0", "toy", 0, 1.0, 0]) + specifications
+    with pytest.raises(CodecError, match=r"sample 0 of 1 is .* protocol 2 has rollout id, .* temperature"):
+        codec.decode(frames, LIMIT)
 
 
 NESTED = b"\xdd\x00\x0f\xff\xff" * 1000

@@ -47,8 +47,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "offsets' end": ({"sample_offsets": np.array([0, 5, 7])}, "from 0 to 7; expected from 0 to 8"),
     "offsets' number": ({"sample_offsets": np.array([0, 8])}, "2 values for 2 samples"),
     "an empty sample": ({"sample_offsets": np.array([0, 0, 8])}, "sample 0: sample_offsets go from 0 to 0"),
-    "reward": ({"samples": (GOOD.samples[0], SampleInfo("r", "e", 0, float("nan")))}, r"sample 1 \(r\): reward is nan"),
-    "version": ({"samples": (GOOD.samples[0], SampleInfo("r", "e", -1, 0.0))}, "policy_version is -1"),
+    "reward": (
+        {"samples": (GOOD.samples[0], SampleInfo("r", "e", 0, float("nan"), 1.0))},
+        r"sample 1 \(r\): reward is nan",
+    ),
+    "version": ({"samples": (GOOD.samples[0], SampleInfo("r", "e", -1, 0.0, 1.0))}, "policy_version is -1"),
+    "temperature": (
+        {"samples": (GOOD.samples[0], SampleInfo("r", "e", 0, 0.0, 0.0))},
+        r"sample 1 \(r\): temperature is 0.0; expected a positive, finite number",
+    ),
     "routing rows": ({"routed_experts": (ONE, TWO[1:])}, r"sample 1 .* have 1 rows for 3 tokens; expected 2"),
     "routing samples": ({"routed_experts": (ONE,)}, "for 1 samples of 2"),
     "routing dtype": ({"routed_experts": (ONE, (TWO[0], TWO[1].astype(np.uint16)))}, "agree in dtype"),
