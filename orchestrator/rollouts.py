@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import reprlib
 import traceback
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,7 +90,7 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         example = environment.example(rollout.example_index)
         await environment.rollout(example, model, rollout.state)
         if not environment.group_scoring:
-            rollout.reward = float(await environment.score(example, rollout))
+            rollout.reward = _as_reward(await environment.score(example, rollout))
 
     rollout.error = await _failure(loaded, play_and_score())
 
@@ -101,15 +103,23 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
 
     async def score() -> None:
         example = loaded.environment.example(rollouts[0].example_index)
-        rewards = list(await loaded.environment.score_group(example, rollouts))
+        rewards = [_as_reward(reward) for reward in await loaded.environment.score_group(example, rollouts)]
         if len(rewards) != len(rollouts):
             raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
         for rollout, reward in zip(rollouts, rewards, strict=True):
-            rollout.reward = float(reward)
+            rollout.reward = reward
 
     error = await _failure(loaded, score())
     for rollout in rollouts:
         rollout.error = error
+
+
+def _as_reward(value: object) -> float:
+    """A number of Python or numpy; a truth value counts as 1 or 0. Raises `TypeError` for anything else, a number written as text
+    included: where a parser's output reaches the score, that is a mistake of the environment's."""
+    if isinstance(value, Real | np.bool_):
+        return float(value)
+    raise TypeError(f"the reward is {reprlib.repr(value)} ({type(value).__name__}); expected a number")
 
 
 async def _failure(loaded: LoadedEnvironment, work: Coroutine[Any, Any, None]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
@@ -99,7 +100,12 @@ class Unspeakable(Exception):
         (ValueError("x" * 10_000), "x..."),
         (OSError("no file 'caf\udce9'"), "no file 'caf\\udce9'"),
         (Unspeakable(), "Unspeakable: (its text cannot be had: KeyError) (in rollout, "),
-        ("not a number", "could not convert"),
+        ("0.7", "the reward is '0.7' (str); expected a number"),
+        ([0.7], "the reward is [0.7] (list); expected a number"),
+        (np.array(0.7), "(ndarray); expected a number"),
+        (None, "the reward is None (NoneType); expected a number"),
+        ("x" * 10_000, "(str); expected a number"),
+        (10**400, "OverflowError"),
     ],
 )
 async def test_what_an_environment_raises_becomes_an_error(outcome: Any, said: str) -> None:
@@ -110,6 +116,15 @@ async def test_what_an_environment_raises_becomes_an_error(outcome: Any, said: s
     assert len(rollout.error) < 2100
     orjson.dumps(rollout_record(rollout, []))
     rollout_buffers(rollout)
+
+
+@pytest.mark.parametrize("reward", [0.5, 1, np.float32(0.5), np.int64(1), True, np.bool_(True), Fraction(1, 2)])
+async def test_a_reward_is_any_real_number(reward: Any) -> None:
+    model, _, rollout = make_model()
+    await play(load(Scripted(reward)), rollout, model)
+    assert rollout.error is None
+    assert type(rollout.reward) is float
+    assert rollout.reward == float(reward)
 
 
 async def test_the_deadline() -> None:
@@ -133,3 +148,6 @@ async def test_a_group_is_scored_as_one_or_fails_as_one() -> None:
     assert [rollout.reward for rollout in rollouts] == [0.25, 0.75]
     await score_group(load(Scripted([1.0])), rollouts)
     assert all("1 rewards for 2 rollouts" in (rollout.error or "") for rollout in rollouts)
+    rollouts = [make_rollout(0, index, reward=None) for index in range(2)]
+    await score_group(load(Scripted([0.25, "0.75"])), rollouts)
+    assert all("the reward is '0.75' (str)" in (rollout.error or "") for rollout in rollouts)
