@@ -22,7 +22,7 @@ from transport.config import TransportConfig
 from transport.endpoint import resolve_address
 from transport.filesystem import DirectoryConnection
 from transport.link import Connected
-from transport.messages import Acknowledged, Bye, Hello, Ready, ToOrchestrator
+from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Hello, Ready, ToOrchestrator
 from transport.open import EXCHANGE, open_receiver
 from transport.records import Batch
 
@@ -147,7 +147,7 @@ def serve_forever(config: TransportConfig, output_dir: Path, next_step: int) -> 
                 continue
 
 
-def hello_frames(run_id: str = "default", protocol: int = 1) -> list[Buffer]:
+def hello_frames(run_id: str = "default", protocol: int = PROTOCOL_VERSION) -> list[Buffer]:
     """A Hello as frames."""
     return encode_message(Hello(run_id, 0, protocol))
 
