@@ -7,5 +7,14 @@ INTERRUPTED = 130
 
 
 class UserError(Exception):
-    """Bad configuration, a missing model, a port in use, a directory that may not be written. The message says what, where,
-    which value, what was expected and what to do."""
+    """Bad configuration, a missing model, a directory that may not be written. The message says what, where, which value, what
+    was expected and what to do."""
+
+    code = 2
+    """The command's exit code."""
+
+
+class Obstructed(UserError):
+    """What is in the way now and may be gone at the next attempt: a port in use, a directory in which another process works."""
+
+    code = 1

@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     except UserError as error:
         print(f"counterpoint: error: {error}", file=sys.stderr)
-        return BAD_CONFIGURATION
+        return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone (`counterpoint run --help | head`)

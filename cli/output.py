@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cli.errors import UserError
+from cli.errors import Obstructed, UserError
 from cli.job import JobConfig, ServersConfig
 from cli.load import to_toml
 from cli.record import JOB_FILE, JOB_LOCK, living_runs, own_runs, read_json
@@ -23,6 +23,7 @@ from orchestrator.checkpoint import CheckpointError, check_resumable
 from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
 from transport.exclusive import lock_place
+from transport.faults import is_lasting
 
 ROLES = "roles"
 
@@ -36,7 +37,7 @@ def check_ports(config: ServersConfig) -> None:
             try:
                 probe.bind((config.host, port))
             except OSError as error:
-                raise UserError(
+                raise (UserError if is_lasting(error) else Obstructed)(
                     f"inference.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
                     "stop what uses it, or choose another with --inference.port"
                 ) from None
@@ -63,7 +64,7 @@ def check_output(config: JobConfig, fresh: bool) -> None:
             f"--fresh moves it to {_aside(directory)} and starts anew"
         )
     if fresh and (alive := living_runs(directory)):
-        raise UserError(
+        raise Obstructed(
             f"output_dir = {str(directory)!r}: run {alive[0]!r} still runs in it; end it with "
             f"`counterpoint stop {alive[0]} --job {directory}`, and then --fresh moves it"
         )
@@ -130,7 +131,7 @@ def claim(directory: Path, fresh: bool) -> Iterator[Path | None]:
             lock = _lock(directory)
     except OSError as error:
         reason = error.strerror if error.errno == errno.EADDRINUSE else f"{error.strerror}: {error.filename}"
-        raise UserError(f"output_dir = {str(directory)!r}: {reason}") from None
+        raise (UserError if is_lasting(error) else Obstructed)(f"output_dir = {str(directory)!r}: {reason}") from None
     try:
         yield moved
     finally:

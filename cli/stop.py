@@ -33,7 +33,7 @@ from transport.exclusive import Holder
 
 USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
 
-Ends the run in order: its orchestrator drains, commits, and exits with 0. It can be gone on with.
+Ends the run in order: its orchestrator drains, commits, and exits with 143. It can be gone on with.
   --job DIRECTORY   the job's output directory; the current one unless given
   --evict REASON    ends it with that reason and exit code 3, and lets it come back only once its
                     control/evicted.txt is removed"""
@@ -100,7 +100,7 @@ def _stop(directory: Path, run_id: str, evicted: bool) -> int:
 def _await_start(directory: Path, run_id: str) -> Holder | None:
     """The run's orchestrator, of one that has died the next; None when there is none and will be none. Raises `UserError`."""
     began = time.monotonic()
-    while (holder := orchestrator_of(directory, run_id)) is None and _is_to_start(directory, run_id):
+    while not _is_known(holder := orchestrator_of(directory, run_id)) and (holder or _is_to_start(directory, run_id)):
         if time.monotonic() - began > START_SECONDS:
             raise UserError(
                 f"run {run_id} is to be started and was not within {duration(START_SECONDS)}; try again, or keep it out with "
@@ -108,6 +108,11 @@ def _await_start(directory: Path, run_id: str) -> Holder | None:
             )
         time.sleep(POLL_SECONDS)
     return holder
+
+
+def _is_known(holder: Holder | None) -> bool:
+    """Whether there is one that has said who it is, which it does a moment after it took the run's lock."""
+    return holder is not None and holder.pid != 0
 
 
 def _is_to_start(directory: Path, run_id: str) -> bool:

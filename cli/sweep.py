@@ -21,7 +21,7 @@ from cli import sweep_status
 from cli.check import check_imports
 from cli.command import Command, log_to_stderr, parse
 from cli.console import lasting
-from cli.errors import INTERRUPTED, UserError
+from cli.errors import UserError
 from cli.grid import shown
 from cli.load import forget_environment, to_toml
 from cli.sweep_body import run_target
@@ -115,7 +115,7 @@ async def _work(config: SweepConfig, targets: Sequence[Target]) -> int:
     try:
         await work
     except asyncio.CancelledError:
-        return INTERRUPTED if received[:1] == [signal.SIGINT] else 0
+        return 128 + received[0]
     except UnsafeStoreError as error:
         raise UserError(str(error)) from None
     except SweepFailed as error:

@@ -22,7 +22,7 @@ from cli.summary import duration
 from cli.sweep_result import result_of
 from cli.sweep_targets import Target
 from cluster import launch
-from cluster.events import Worker, describe_exit
+from cluster.events import ASKED_TO_END, Worker, describe_exit
 from cluster.lifecycle import KILL_GRACE_SECONDS
 from cluster.process import Process, last_lines
 from sweep.lease import MARGIN
@@ -127,6 +127,7 @@ async def _end_of(process: Process, stop_seconds: Callable[[], float]) -> int:
 
 def _why(target: Target, code: int, log_from: int) -> str:
     verdicts = [verdict for run in target.runs if (verdict := verdict_on(run.run_dir)) is not None]
-    how = "was stopped by somebody before it was done" if code == 0 else describe_exit(code)
+    stopped = code == 0 or code in ASKED_TO_END
+    how = "was stopped by somebody before it was done" if stopped else describe_exit(code)
     words = "\n".join(last_lines(target.log_file, LAST_WORDS, log_from))[-LAST_WORDS_CHARACTERS:]
     return f"{'; '.join([how, *verdicts])} ({target.log_file})\n{words}".rstrip()

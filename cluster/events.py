@@ -29,6 +29,11 @@ class State(StrEnum):
 ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
+ASKED_TO_END = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
+"""Exit codes of a process that a signal asked to end before its work was complete: by itself, in order, or, where it did not
+listen yet, by the kernel."""
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One process of a job: its command and the rules of its life."""
@@ -40,8 +45,8 @@ class Worker:
     after: tuple[str, ...] = ()
     """Workers that must be ready before this one starts."""
     task: bool = False
-    """True: it does a part of the job's work; the job is over once every task has ended, one way or another. False: a service,
-    which must live until then."""
+    """True: it does a part of the job's work, and ends with 0 once that is complete; the job is over once every task has ended,
+    one way or another. False: a service, which must live until then."""
     ready_timeout_seconds: float | None = None
     """Longest time from its start to `READY=1`; infinite for one with deadlines of its own. Unset: it does not notify, and is
     ready once started."""
@@ -97,7 +102,7 @@ class StopRequested:
 
     reason: str
     code: int
-    """Exit code of the job, should the workers stop cleanly."""
+    """Exit code of the job, should the workers stop cleanly before its work is complete."""
     at: float
 
 
@@ -161,6 +166,6 @@ def describe_exit(code: int) -> str:
     if code <= 128:
         return f"ended with exit code {code}"
     try:
-        return f"was killed by {signal.Signals(code - 128).name}"
+        return f"was {'stopped' if code in ASKED_TO_END else 'killed'} by {signal.Signals(code - 128).name}"
     except ValueError:
         return f"ended with exit code {code}"

@@ -134,7 +134,8 @@ class Job:
                 self._forget(process)
 
     def stop(self, reason: str, code: int) -> None:
-        """Ends the job in order; a second call kills. `code` is the job's exit code, should the workers stop cleanly."""
+        """Ends the job in order; a second call kills. `code` is the job's exit code, should the workers stop cleanly
+        before its work is complete."""
         self._apply(StopRequested(reason, code, time.monotonic()))
 
     def look_for_guests(self) -> None:
@@ -159,8 +160,8 @@ class Job:
         handlers: dict[signal.Signals, Callable[[], None]] = {
             signal.SIGCHLD: self._collect_exits,
             signal.SIGINT: lambda: self.stop("interrupted by Ctrl-C", INTERRUPTED),
-            signal.SIGTERM: lambda: self.stop("stopped by SIGTERM", 0),
-            signal.SIGHUP: lambda: self.stop("the terminal has gone", 0),
+            signal.SIGTERM: lambda: self.stop("stopped by SIGTERM", 128 + signal.SIGTERM),
+            signal.SIGHUP: lambda: self.stop("the terminal has gone", 128 + signal.SIGHUP),
         }
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup: meant to outlive its terminal
             del handlers[signal.SIGHUP]

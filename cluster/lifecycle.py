@@ -14,6 +14,7 @@ import signal
 from collections.abc import Sequence
 
 from cluster.events import (
+    ASKED_TO_END,
     ENDED,
     BecameReady,
     Begin,
@@ -48,6 +49,11 @@ HEALTHY_SECONDS = 180.0
 FINAL_CODES = frozenset({2, 3})
 """Exit codes that say that starting again would end alike: a bad configuration, an eviction."""
 
+STOPPED_EARLY = 128 + signal.SIGTERM
+"""Exit code of a job whose tasks were told to end one by one before their work was complete."""
+
+DONE = Outcome(0, "done")
+
 
 class Lifecycle:
     """The state machine of one job. Workers start in the order given (subject to `after`). The tasks stop first, all at once;
@@ -76,6 +82,8 @@ class Lifecycle:
         """How it will have ended, known from the first event that decides it."""
         self._failed_task: Outcome | None = None
         """The first task's failure: the job's, once the other tasks have ended as well."""
+        self._settled: set[str] = set()
+        """The tasks whose work is complete, or never will be: they failed."""
         self._deadlines: dict[str, float] = {}
         self._ready_since: dict[str, float] = {}
         self._deaths_in_a_row = dict.fromkeys(self.workers, 0)
@@ -146,13 +154,16 @@ class Lifecycle:
             return []
         self._deadlines.pop(name, None)
         ready_since = self._ready_since.pop(name, event.at)
+        if code == 0 and self.workers[name].task:
+            self._settled.add(name)
         if self.states[name] is State.STOPPING:
-            clean = code in (0, 128 + signal.SIGTERM) and name not in self._killed
+            clean = (code == 0 or code in ASKED_TO_END) and name not in self._killed
             self.states[name] = State.STOPPED if clean else State.FAILED
             if not clean and name not in self._killed:  # why a killed one was killed is known already
                 self._failed(name, f"{name} {describe_exit(code)} while it was being stopped", code)
             return self._go_on(event.at)
-        if code == 0 and (self.workers[name].task or self.state is State.STOPPING):
+        told = code in ASKED_TO_END and self.workers[name].task  # by another hand, as `counterpoint stop` does
+        if told or (code == 0 and (self.workers[name].task or self.state is State.STOPPING)):
             self.states[name] = State.STOPPED  # its work is done; or it saw that its peers had gone, and went too
             return self._go_on(event.at)
         words = describe_exit(code) + (", although the job still needs it" if code == 0 else "")
@@ -183,11 +194,12 @@ class Lifecycle:
             return []
         self.states[name] = State.FAILED
         failure = Outcome(_job_code(code), f"{name} {words}", name)
-        return self._task_failed(failure, at) if self.workers[name].task else self._stop(failure, at)
+        return self._task_failed(name, failure, at) if self.workers[name].task else self._stop(failure, at)
 
-    def _task_failed(self, failure: Outcome, at: float) -> list[Instruction]:
+    def _task_failed(self, name: str, failure: Outcome, at: float) -> list[Instruction]:
         """The other tasks go on."""
         self._failed_task = self._failed_task or failure
+        self._settled.add(name)
         return self._stop(failure, at) if self.state is State.STOPPING else self._stop_when_idle(at)
 
     def _stop_when_idle(self, at: float) -> list[Instruction]:
@@ -195,7 +207,9 @@ class Lifecycle:
         ended = all(self.states[worker.name] in ENDED for worker in self.workers.values() if worker.task)
         if not ended or self.guests or self._stay or self.state is State.STOPPING or self.outcome is not None:
             return []
-        return self._stop(self._failed_task or Outcome(0, "done"), at)
+        left = [name for name, worker in self.workers.items() if worker.task and name not in self._settled]
+        stopped = Outcome(STOPPED_EARLY, f"stopped before the work of {', '.join(left)} was complete") if left else DONE
+        return self._stop(self._failed_task or stopped, at)
 
     def _go_on(self, at: float) -> list[Instruction]:
         return self._stop_next(at) if self.state is State.STOPPING else self._stop_when_idle(at)
@@ -209,7 +223,7 @@ class Lifecycle:
             if failure is None:
                 return self._stop(Outcome(event.code, event.reason), event.at)
             reason = f"{event.reason}, after {failure.reason}"
-            return self._stop(Outcome(event.code or failure.code, reason, failure.failed_worker), event.at)
+            return self._stop(Outcome(event.code, reason, failure.failed_worker), event.at)
         self._verdict = Outcome(event.code or 1, f"{event.reason}, twice: everything was killed")
         alive = [name for name, state in self.states.items() if state not in ENDED]
         return [instruction for name in alive for instruction in self._kill(name, event.at)]
@@ -230,6 +244,7 @@ class Lifecycle:
             if not worker.task:
                 return self._stop(failure, at)
             self._failed_task = self._failed_task or failure
+            self._settled.add(name)
             return self._kill(name, at)
         if name not in self._killed:
             self._failed(name, f"{name} did not stop within {worker.stop_timeout_seconds:g} s and was killed", 1)
@@ -246,7 +261,7 @@ class Lifecycle:
 
     def _stop(self, verdict: Outcome, at: float) -> list[Instruction]:
         """The job is over, for the reason given; the first reason counts, unless a later one is a failure."""
-        if self._verdict is None or (self._verdict.code == 0 and verdict.code != 0):
+        if self._verdict is None or (verdict.code != 0 and not _is_failure(self._verdict)):
             self._verdict = verdict
         self.state = State.STOPPING
         for name, state in self.states.items():
@@ -267,15 +282,26 @@ class Lifecycle:
                 self._deadlines[name] = at + self.workers[name].stop_timeout_seconds
                 instructions.append(Terminate(name))
         if not alive:
-            assert self._verdict is not None
-            self.outcome = self._verdict
-            self.state = State.FAILED if self._verdict.failed_worker else State.STOPPED
+            self.outcome = self._conclusion()
+            self.state = State.FAILED if self.outcome.failed_worker else State.STOPPED
         return instructions
+
+    def _conclusion(self) -> Outcome:
+        """How the job has ended, all told. One that was asked to end when its work was over, or about to be, is as if nobody had
+        asked; one that stays never is."""
+        assert self._verdict is not None
+        over = self._settled >= {name for name, worker in self.workers.items() if worker.task} and not self._stay
+        return (self._failed_task or DONE) if over and not _is_failure(self._verdict) else self._verdict
 
     def _failed(self, name: str, reason: str, code: int) -> None:
         """Notes a failure while stopping; the first failure is the one that counts."""
         if self._verdict is not None and self._verdict.failed_worker is None:
-            self._verdict = Outcome(self._verdict.code or _job_code(code), reason, name)
+            self._verdict = Outcome(self._verdict.code if _is_failure(self._verdict) else _job_code(code), reason, name)
+
+
+def _is_failure(outcome: Outcome) -> bool:
+    """Neither done nor ended by a signal."""
+    return 0 < outcome.code < 128
 
 
 def _job_code(code: int) -> int:

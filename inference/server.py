@@ -28,6 +28,7 @@ import orjson
 from inference.config import InferenceConfig
 from inference.lifeline import bound_command
 from inference.token import read_token
+from transport.faults import is_lasting
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +46,14 @@ owes: vLLM 0.30 then fails requests, but no other calls to the engine, such as l
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM 0.30 takes for `--max-lora-rank`."""
 
-EXIT_OK, EXIT_FAILED, EXIT_BAD_CONFIG = 0, 1, 2
+EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 
 
 def serve(config: InferenceConfig, on_ready: Callable[[], None]) -> int:
     """Runs one vLLM server until it ends or SIGTERM or SIGINT arrives; a second signal kills it. Call from the main thread.
 
-    `on_ready` is called once the server has answered its health check. Returns 0 if it was told to stop, 2 if the
-    configuration cannot work or the port is taken, 1 for anything else: the server did not start in time, or ended by itself.
+    `on_ready` is called once the server has answered its health check. Returns 128 + the signal if it was told to stop, 2 if the
+    configuration cannot work, 1 for anything else: the port is taken, the server did not start in time, or ended by itself.
     """
     try:
         check_configuration(config)
@@ -60,7 +61,7 @@ def serve(config: InferenceConfig, on_ready: Callable[[], None]) -> int:
         _check_port(config.host, config.port)
     except (ValueError, OSError) as error:
         logger.error("inference: %s", error)
-        return EXIT_BAD_CONFIG
+        return EXIT_BAD_CONFIG if isinstance(error, ValueError) or is_lasting(error) else EXIT_FAILED
     try:
         with _output(config.log_file) as output, _Signals() as signals:
             child = _start(config, environment, output)
@@ -82,7 +83,7 @@ def check_configuration(config: InferenceConfig) -> None:
         raise ValueError(
             f"model = {config.model!r}: there is no {path}; give a directory with a model in Hugging Face format"
         ) from None
-    except (OSError, orjson.JSONDecodeError) as error:
+    except orjson.JSONDecodeError as error:
         raise ValueError(f"model = {config.model!r}: cannot read {path}: {error}") from error
     if not isinstance(model, dict):
         raise ValueError(f"model = {config.model!r}: {path} holds a JSON {type(model).__name__}; expected an object")
@@ -186,6 +187,8 @@ class _Signals:
 
     def __init__(self) -> None:
         self.received = 0
+        self.exit_code = 0
+        """128 + the first one's number."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
@@ -199,6 +202,7 @@ class _Signals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received += 1
+        self.exit_code = self.exit_code or 128 + number
 
 
 def _start(config: InferenceConfig, environment: dict[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
@@ -244,7 +248,7 @@ def _watch(
             )
             return EXIT_FAILED
         time.sleep(POLL_SECONDS)
-    return EXIT_OK
+    return signals.exit_code
 
 
 def _listens(host: str, port: int) -> bool:

@@ -56,6 +56,7 @@ from orchestrator.signals import StopSignals
 from orchestrator.step import StepBoundary
 from orchestrator.threads import give_environments_threads, in_thread, prompt_switching
 from orchestrator.watchdog import StallError, Watchdog, awaiting
+from transport.faults import is_lasting
 from transport.open import open_link
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ def run(
 ) -> int:
     """Runs one run to its end, or until a signal; in the main thread. `on_ready` is called when rollouts begin.
 
-    Returns the exit code: 0 done or drained, 1 failed, 2 bad configuration, 3 evicted. Every failure is logged with its
-    reason, and leaves the last commit intact.
+    Returns the exit code: 0 done, 1 failed, 2 bad configuration, 3 evicted, 128 + the signal that ended it before it was done,
+    drained. Every failure is logged with its reason, and leaves the last commit intact.
     """
     try:
         with (
@@ -86,16 +87,16 @@ def run(
             return runner.run(_serve(config, on_ready, signals))
     except (ConfigurationError, OSError) as error:  # from before the loop, as of a log that cannot be opened
         sys.stderr.write(f"counterpoint: error: {error}\n")
-        return 2
+        return 2 if isinstance(error, ConfigurationError) or is_lasting(error) else 1
 
 
 async def _serve(config: OrchestratorConfig, on_ready: Callable[[], None], signals: StopSignals) -> int:
     run_context.set(config.run_id)
     try:
-        await Daemon(config, on_ready, signals).serve()
+        done = await Daemon(config, on_ready, signals).serve()
     except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a log line and an exit code
         return _report(error, config.run_dir)
-    return 0
+    return 0 if done else signals.exit_code
 
 
 class Daemon:
@@ -110,25 +111,26 @@ class Daemon:
         self._blame = LoopBlame(config.lag.blame_seconds)
         self._scheduler: Scheduler | None = None
 
-    async def serve(self) -> None:
-        """From nothing to the last step, or to a signal. Raises what ended the run otherwise."""
+    async def serve(self) -> bool:
+        """From nothing to the last step, or to a signal; whether the run is done. Raises what ended it otherwise."""
         give_environments_threads(self._config.schedule.max_inflight_rollouts)
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
             resources.enter_context(self._blame)
             self._run_beside(self._lag.run(), self._watchdog.run())
-            failed = True
+            done, exit_code = False, 1
             try:
                 if await self._unless_stopped(self.startup(resources)):
                     done = await self._unless_stopped(self.main_loop())
                     await self.shutdown(done)
-                failed = False
+                exit_code = 0 if done else self._signals.exit_code
             finally:
                 # Whatever the environments left running, tasks or threads, does not hold up the end for ever.
-                self._signals.end_in_time(int(failed))
+                self._signals.end_in_time(exit_code)
             for task in self._background:
                 task.cancel()
+        return done
 
     async def startup(self, resources: AsyncExitStack) -> None:
         """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy. A run

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from orchestrator.offences import offences_of
 from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
+from transport.faults import is_lasting
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _blame(line: Mapping[str, Any]) -> str:
 class PrometheusEndpoint(Collector):
     """Serves the newest line on loopback as gauges named `counterpoint_<metric>`, labelled with the run.
 
-    A context manager. Raises `ConfigurationError` on entry when the port is taken.
+    A context manager. Raises `OSError` on entry when the port is taken, `ConfigurationError` when it can never be ours.
     """
 
     def __init__(self, port: int, run_id: str) -> None:
@@ -113,10 +114,13 @@ class PrometheusEndpoint(Collector):
         try:
             self._server, self._thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
         except OSError as error:
-            raise ConfigurationError(
+            message = (
                 f"prometheus_port = {self._port}: cannot listen on 127.0.0.1:{self._port}: {error.strerror}. "
                 "Choose another port, or 0 for any free one"
-            ) from error
+            )
+            if is_lasting(error):
+                raise ConfigurationError(message) from error
+            raise OSError(error.errno, message) from error
         self.port = int(self._server.server_port)
         logger.info("Prometheus metrics at http://127.0.0.1:%d/metrics", self.port)
         return self

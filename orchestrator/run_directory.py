@@ -17,6 +17,7 @@ import tomli_w
 from orchestrator.config import OrchestratorConfig
 from transport.atomic import remove_directory, write_atomically
 from transport.exclusive import lock_place
+from transport.faults import is_lasting
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class RunEvictedError(RuntimeError):
 @contextmanager
 def taken_over(config: OrchestratorConfig) -> Iterator[None]:
     """Creates the run's directory, or accepts an existing one with `resume`, and keeps others out while the block lasts: two
-    orchestrators of one run would undo each other's steps. Raises `ConfigurationError`."""
+    orchestrators of one run would undo each other's steps. Raises `ConfigurationError`, or `OSError` for what may pass."""
     run_dir = config.run_dir
     try:
         if run_dir.is_dir() and any(run_dir.iterdir()) and not config.resume:
@@ -47,9 +48,10 @@ def taken_over(config: OrchestratorConfig) -> Iterator[None]:
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         lock = lock_place(run_dir / _LOCK, "another orchestrator runs in it; stop that one first")
     except OSError as error:
-        raise ConfigurationError(
-            f"output_dir = {config.output_dir}: cannot write {run_dir}: {error.strerror}"
-        ) from error
+        message = f"output_dir = {config.output_dir}: cannot write {run_dir}: {error.strerror}"
+        if is_lasting(error):
+            raise ConfigurationError(message) from error
+        raise OSError(error.errno, message) from error
     try:
         yield
     finally:

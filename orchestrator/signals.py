@@ -41,6 +41,11 @@ class StopSignals:
         if self._received is None:
             await event.wait()
 
+    @property
+    def exit_code(self) -> int:
+        """Of a daemon that the signal ended before its run was done: 128 + its number."""
+        return 128 + (self._received or 0)
+
     def end_in_time(self, exit_code: int) -> None:
         """The work is over, and the process would end with `exit_code`: sees to it that it does so within the timeout, which runs
         from the signal where there was one."""

@@ -176,7 +176,7 @@ def _supervise(
                 with suppress(ProcessLookupError):  # it has died, and torchrun is about to notice
                     os.kill(rank_zero, signal.SIGTERM)
     if code is None and forwarded and rank_zero is None:
-        return 0
+        return stop.exit_code
     if code is None:
         logger.error(
             "a rank of the trainer died (torchrun's exit code %d); its last words are above", torchrun.returncode

@@ -14,6 +14,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self.exit_code = 0
+        """Of a process that the signal ended before its work was complete: 128 + its number."""
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -29,5 +31,6 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        self.exit_code = 128 + number
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_DFL)

@@ -35,6 +35,7 @@ from trainer.runs import HookError, Progress, Run, setup_multi_run_manager
 from trainer.stop import StopRequest
 from transport.atomic import published_steps
 from transport.base import BatchReceiver
+from transport.faults import is_lasting
 from transport.open import open_receiver
 
 logger = logging.getLogger(__name__)
@@ -65,11 +66,20 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         on_ready: called once the model is loaded and the wire is open.
 
     Returns:
-        0 done, or stopped with a checkpoint; 1 failed; 2 bad configuration; 3 every run was evicted.
+        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 128 + the signal that ended it before it was done,
+        with a checkpoint.
     """
-    if (problem := _unusable(config)) is not None:
-        logger.error("%s", problem)
+    if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
+        logger.error(
+            "%s is from an earlier training; --resume (in a file: resume = true) goes on from it, or use another output_dir",
+            found,
+        )
         return 2
+    try:
+        (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.error("output_dir = %s: cannot be written: %s", config.output_dir, error.strerror)
+        return 2 if is_lasting(error) else 1
     if config.processes > 1 and not ranks.inside_torchrun():
         return ranks.launch(config, on_ready)
     with ExitStack() as stack:
@@ -84,7 +94,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             receiver = stack.enter_context(closing(open_receiver(config.transport, config.output_dir)))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
-            return 2
+            return 2 if isinstance(error, ValueError) or is_lasting(error) else 1
         on_ready()
         try:
             code = Trainer(config, learner, receiver).serve(stop)
@@ -105,20 +115,6 @@ def _follow(learner: Learner) -> int:
         logger.exception("rank %d of %d failed, and with it the trainer", learner.ranks.index, learner.ranks.count)
         return 1
     return 0
-
-
-def _unusable(config: TrainerConfig) -> str | None:
-    """What is wrong with the configuration or the directory, for a person; None when nothing is."""
-    if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
-        return (
-            f"{found} is from an earlier training; --resume (in a file: resume = true) goes on from it, or use another "
-            "output_dir"
-        )
-    try:
-        (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"output_dir = {config.output_dir}: cannot be written: {error.strerror}"
-    return None
 
 
 class Trainer:
@@ -163,7 +159,9 @@ class Trainer:
             self._make_durable(run)
         steps = ", ".join(f"{run.run_id} at step {run.progress.step}" for run in self._learner.runs.values())
         logger.info("the trainer ends%s", f": {steps}" if steps else "")
-        return EVICTED if self._attendance.all_evicted() and not stop.requested else 0
+        if stop.requested and not self._over():
+            return stop.exit_code
+        return EVICTED if self._attendance.all_evicted() else 0
 
     def _over(self) -> bool:
         expected = self._config.stay or self._manager.waiting or self._reception.calls

@@ -129,7 +129,7 @@ class ChaosJob:
             self.witness.look()
             time.sleep(LOOK_SECONDS)
         self._process = None
-        if process.returncode != 0:
+        if process.returncode not in ((0,) if number is None else (0, 128 + number)):
             raise ChaosError(f"the job ended with {process.returncode}, in order as it was\n{self._quoted()}")
         self.witness.look()
 

@@ -1,5 +1,5 @@
 """A program for the tests: what looks from outside like a run's orchestrator and its trainer's part. It holds the run's lock and
-writes the metrics of 20 steps; SIGTERM ends it with 0, as one that drains.
+writes the metrics of 20 steps; SIGTERM ends it with 143, as one that drains.
 
 `python -m tests.cli.fake_orchestrator OUTPUT RUN BEHAVIOUR [--resume]`; BEHAVIOUR is `finish`, or, at the third step, `fail`
 (exit code 3), `hang` (until it is evicted), `stubborn` (likewise, and SIGTERM does not end it), `die` (SIGKILL; not with
@@ -27,7 +27,7 @@ def append(file: Path, line: dict[str, object]) -> None:
 
 
 def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run_dir = output / f"run_{run_id}"
     lock_place(run_dir / "orchestrator.lock", "another orchestrator runs")
     (run_dir / "control").mkdir(exist_ok=True)

@@ -22,10 +22,10 @@ def counterpoint(*arguments: str, **variables: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def refused(*arguments: str) -> str:
-    """What a command that ends with exit code 2 says, which is no traceback."""
+def refused(*arguments: str, code: int = 2) -> str:
+    """What a command that ends with such an exit code says, which is no traceback."""
     completed = counterpoint(*arguments)
-    assert completed.returncode == 2, completed.stderr
+    assert completed.returncode == code, completed.stderr
     assert "Traceback" not in completed.stderr
     return completed.stderr
 
@@ -123,7 +123,7 @@ def test_bad_input_is_refused_before_anything_is_written(job_file: Path, tmp_pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", port)
+        assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", port, code=1)
     assert list(tmp_path.iterdir()) == [job_file]
 
 

@@ -203,7 +203,7 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     job.wait_for_steps()
     assert is_running(job.output)
     code, _, errors = FakeJob.run(job, "finish", "--resume")
-    assert code == 2
+    assert code == 1, "it may be free at the next attempt"
     assert "another `counterpoint run`" in errors
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=DEADLINE_SECONDS)
@@ -214,7 +214,7 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen_by", "number", "expected"), [("pipe", signal.SIGINT, 130), ("terminal", signal.SIGHUP, 0)]
+    ("seen_by", "number", "expected"), [("pipe", signal.SIGINT, 130), ("terminal", signal.SIGHUP, 129)]
 )
 def test_a_job_whose_output_nobody_reads_any_more_still_ends_in_order(
     job: FakeJob, seen_by: str, number: signal.Signals, expected: int

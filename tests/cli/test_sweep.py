@@ -168,7 +168,7 @@ def test_a_peer_goes_on_where_a_killed_worker_was(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_drains_the_run_and_gives_it_back(fleet: Fleet, number: signal.Signals, expected: int) -> None:
     worker = fleet.worker("hang")
     fleet.wait_for_step_3("seed-1")
@@ -190,7 +190,7 @@ def test_a_second_signal_kills_a_run_that_does_not_drain(fleet: Fleet) -> None:
     for said in ("giving back what is claimed", "ending at once"):
         worker.send_signal(signal.SIGTERM)
         wait_until(lambda: said in fleet.outputs[worker].read_text(), said)  # noqa: B023 - awaited in the loop
-    assert fleet.finish(worker)[0] == 0
+    assert fleet.finish(worker)[0] == 143
     assert not fleet.is_at_work("seed-1")
     assert fleet.status("seed-1").state == "INTERRUPTED"
 

@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 30.0
 SERVICE = """
 import signal, sys, time
 from cluster.notify import notify
-signal.signal(signal.SIGTERM, lambda *_: (print("drained", flush=True), sys.exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: (print("drained", flush=True), sys.exit(143)))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
 """
@@ -304,11 +304,11 @@ def test_a_second_ctrl_c_kills(start: Start) -> None:
     assert job.marked() == []
 
 
-def test_sigterm_drains_and_ends_with_0(start: Start) -> None:
+def test_sigterm_drains_and_ends_with_143(start: Start) -> None:
     job = start(service("server"), service("task", task=True))
     ready(job, "server", "task")
     job.process.send_signal(signal.SIGTERM)
-    assert job.finish() == {"code": 0, "reason": "stopped by SIGTERM", "failed_worker": None}
+    assert job.finish() == {"code": 143, "reason": "stopped by SIGTERM", "failed_worker": None}
 
 
 def test_a_worker_that_will_not_stop_is_killed_in_time(start: Start) -> None:

@@ -61,9 +61,9 @@ def running(job: Lifecycle | None = None) -> Lifecycle:
     return job
 
 
-def end(job: Lifecycle, *names: str) -> list[Instruction]:
+def end(job: Lifecycle, *names: str, code: int = 0) -> list[Instruction]:
     """Lets the workers end as asked, one after the other; returns what was instructed meanwhile."""
-    return [instruction for name in names for instruction in job.handle(Exited(name, 0, 5.0))]
+    return [instruction for name in names for instruction in job.handle(Exited(name, code, 5.0))]
 
 
 def test_a_worker_waits_for_those_it_starts_after() -> None:
@@ -133,7 +133,7 @@ def test_a_worker_that_is_not_ready_in_time_fails_the_job() -> None:
 
 def test_a_worker_that_does_not_stop_in_time_is_killed_and_the_next_one_stopped() -> None:
     job = running()
-    assert job.handle(StopRequested("asked", 0, 10.0)) == [Terminate("task")]
+    assert job.handle(StopRequested("asked", 143, 10.0)) == [Terminate("task")]
     assert job.deadline == 40.0
     assert job.handle(Tick(40.0)) == [Kill("task")]
     assert job.handle(Exited("task", 137, 40.1)) == [Terminate("trainer")]
@@ -143,7 +143,7 @@ def test_a_worker_that_does_not_stop_in_time_is_killed_and_the_next_one_stopped(
 
 def test_a_process_that_cannot_be_killed_does_not_hold_the_others() -> None:
     job = running()
-    job.handle(StopRequested("asked", 0, 10.0))
+    job.handle(StopRequested("asked", 143, 10.0))
     job.handle(Tick(40.0))
     assert job.deadline is not None
     assert job.handle(Tick(job.deadline)) == [Terminate("trainer")]
@@ -181,7 +181,7 @@ def test_tasks_are_stopped_at_once_and_the_services_one_after_the_other() -> Non
         Lifecycle([worker("s1"), worker("s2"), worker("a", task=True), worker("b", task=True), worker("c", task=True)])
     )
     job.handle(Exited("b", 0, 2.0))
-    assert job.handle(StopRequested("asked", 0, 10.0)) == [Terminate("c"), Terminate("a")]
+    assert job.handle(StopRequested("asked", 143, 10.0)) == [Terminate("c"), Terminate("a")]
     assert end(job, "a") == []
     assert end(job, "c", "s2") == [Terminate("s2"), Terminate("s1")]
 
@@ -189,9 +189,61 @@ def test_tasks_are_stopped_at_once_and_the_services_one_after_the_other() -> Non
 def test_a_stop_does_not_hide_that_a_task_has_failed() -> None:
     job = sweep("a", "b")
     job.handle(Exited("a", 1, 4.0))
-    job.handle(StopRequested("stopped by SIGTERM", 0, 5.0))
+    job.handle(StopRequested("stopped by SIGTERM", 143, 5.0))
+    end(job, "b", "trainer", code=143)
+    assert job.outcome == Outcome(143, "stopped by SIGTERM, after a ended with exit code 1", "a")
+
+
+def test_a_stop_that_found_only_a_failed_task_unfinished_leaves_its_code() -> None:
+    job = sweep("a", "b")
+    job.handle(Exited("a", 3, 4.0))
+    job.handle(StopRequested("stopped by SIGTERM", 143, 5.0))
     end(job, "b", "trainer")
-    assert job.outcome == Outcome(1, "stopped by SIGTERM, after a ended with exit code 1", "a")
+    assert job.outcome == Outcome(3, "a ended with exit code 3", "a")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(143, Outcome(143, "asked")), (0, Outcome(0, "done"))])
+def test_a_job_that_was_told_to_end_ends_with_0_only_if_its_work_is_complete(code: int, expected: Outcome) -> None:
+    job = running()
+    job.handle(StopRequested("asked", 143, 10.0))
+    job.handle(Exited("task", code, 11.0))
+    for name in ("trainer", "server"):
+        job.handle(Exited(name, 143, 12.0))
+    assert job.outcome == expected
+
+
+def test_a_task_that_had_not_begun_is_not_complete() -> None:
+    job = three()
+    job.handle(Begin(0.0))
+    job.handle(StopRequested("asked", 143, 1.0))
+    end(job, "trainer", "server")
+    assert job.outcome == Outcome(143, "asked")
+
+
+def test_a_job_that_is_done_stays_so_whoever_asks_for_its_end_then() -> None:
+    job = running()
+    job.handle(Exited("task", 0, 4.0))
+    job.handle(StopRequested("asked", 143, 5.0))
+    end(job, "trainer", "server")
+    assert job.outcome == Outcome(0, "done")
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_task_that_was_told_to_end_by_another_hand_is_not_started_again_and_not_complete(code: int) -> None:
+    job = sweep("a", "b", max_restarts=3)
+    assert job.handle(Exited("a", code, 4.0)) == []
+    assert job.states["a"] is State.STOPPED
+    assert job.handle(Exited("b", 0, 5.0)) == [Terminate("trainer")]
+    end(job, "trainer")
+    assert job.outcome == Outcome(143, "stopped before the work of a was complete")
+
+
+def test_a_failure_while_stopping_is_the_jobs_code() -> None:
+    job = running()
+    job.handle(StopRequested("asked", 143, 10.0))
+    job.handle(Exited("task", 1, 11.0))
+    end(job, "trainer", "server")
+    assert job.outcome == Outcome(1, "task ended with exit code 1 while it was being stopped", "task")
 
 
 def test_a_task_that_is_never_ready_is_killed_alone() -> None:
@@ -225,7 +277,7 @@ def test_the_services_stay_for_guests() -> None:
 def test_a_stop_does_not_wait_for_guests() -> None:
     job = sweep("a")
     job.handle(GuestsSeen(("visitor",), 2.0))
-    assert job.handle(StopRequested("asked", 0, 3.0)) == [Terminate("a")]
+    assert job.handle(StopRequested("asked", 143, 3.0)) == [Terminate("a")]
     assert end(job, "a") == [Terminate("trainer")]
 
 
@@ -310,11 +362,11 @@ def test_what_depends_on_a_service_that_dies_while_the_job_starts_waits_for_its_
 def test_a_job_that_stops_starts_nothing_again() -> None:
     job = running(three(max_restarts=3))
     job.handle(Exited("server", 137, 4.0))
-    assert job.handle(StopRequested("asked", 0, 4.5)) == [Terminate("task")]
+    assert job.handle(StopRequested("asked", 143, 4.5)) == [Terminate("task")]
     assert job.states["server"] is State.STOPPED
     assert job.handle(Tick(6.0)) == []
-    end(job, "task", "trainer")
-    assert job.outcome == Outcome(0, "asked")
+    end(job, "task", "trainer", code=143)
+    assert job.outcome == Outcome(143, "asked")
 
 
 def test_one_ctrl_c_during_a_failure_stays_polite() -> None:
@@ -327,10 +379,10 @@ def test_one_ctrl_c_during_a_failure_stays_polite() -> None:
 
 def test_a_worker_that_dies_of_sigterm_has_stopped_cleanly() -> None:
     job = running()
-    job.handle(StopRequested("asked", 0, 10.0))
+    job.handle(StopRequested("asked", 143, 10.0))
     for name in ("task", "trainer", "server"):
         job.handle(Exited(name, 143, 11.0))
-    assert job.outcome == Outcome(0, "asked")
+    assert job.outcome == Outcome(143, "asked")
 
 
 def test_a_worker_that_fails_while_being_stopped_fails_a_job_that_was_done() -> None:
@@ -343,11 +395,11 @@ def test_a_worker_that_fails_while_being_stopped_fails_a_job_that_was_done() -> 
 
 def test_a_worker_that_follows_its_peers_out_is_no_failure() -> None:
     job = running()
-    job.handle(StopRequested("asked", 0, 10.0))
+    job.handle(StopRequested("asked", 143, 10.0))
     assert job.handle(Exited("server", 0, 11.0)) == []
-    assert end(job, "task") == [Terminate("trainer")]
+    assert end(job, "task", code=143) == [Terminate("trainer")]
     end(job, "trainer")
-    assert job.outcome == Outcome(0, "asked")
+    assert job.outcome == Outcome(143, "asked")
 
 
 def test_an_order_that_cannot_be_is_refused() -> None:
@@ -414,7 +466,7 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
                 alive.remove(name)
                 apply(SpawnFailed(name, "no memory", now))
             case ("stop",):
-                apply(StopRequested("asked", 0, now))
+                apply(StopRequested("asked", 143, now))
             case ("guests", names):
                 apply(GuestsSeen(names, now))
             case ("tick", delay):
@@ -423,7 +475,7 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
         waiting = [name for name, state in job.states.items() if state is State.RESTARTING]
         assert not waiting or job.deadline is not None, "what is to be started again has a time for it"
     if job.outcome is None:
-        apply(StopRequested("the end", 0, now))
+        apply(StopRequested("the end", 143, now))
     while alive:
         apply(Exited(alive.pop(), 0, now))
     assert job.outcome is not None
@@ -435,9 +487,9 @@ def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
     job = running(Lifecycle([worker("server"), worker("trainer")], stay=True))
     assert job.handle(GuestsSeen(("visitor",), 2.0)) == []
     assert job.handle(GuestsSeen((), 3.0)) == []
-    assert job.handle(StopRequested("told to", 0, 4.0)) == [Terminate("trainer")]
+    assert job.handle(StopRequested("told to", 143, 4.0)) == [Terminate("trainer")]
     assert end(job, "trainer", "server") == [Terminate("server")]
-    assert job.outcome == Outcome(0, "told to")
+    assert job.outcome == Outcome(143, "told to"), "what stays is never complete"
 
 
 def test_services_that_came_back_for_a_guest_end_once_nobody_is_there() -> None:

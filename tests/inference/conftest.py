@@ -103,7 +103,7 @@ def run_server(config: InferenceConfig, directories: list[Path], models: list[An
             pytest.fail(f"vLLM did not start:\n{config.log_file.read_text()[-4000:]}")
         yield ServerProcess(config, process, directories, models)
     finally:
-        assert stop_server(process) in (0, -signal.SIGKILL), "told to stop, or killed by a test"
+        assert stop_server(process) in (143, -signal.SIGKILL), "told to stop, or killed by a test"
 
 
 def tiny_config(model: Path, root: Path, **settings: Any) -> InferenceConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from orchestrator.checkpoint import load_newest
 from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from orchestrator.daemon import run
 from orchestrator.dump import open_dump
+from orchestrator.run_directory import taken_over
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started, wait_until
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
@@ -221,6 +223,20 @@ def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], caps
     assert f"Is a directory: '{log}'" in capsys.readouterr().err
 
 
+def test_what_may_be_free_at_the_next_attempt_is_no_bad_configuration(
+    make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = make_config(prometheus_port=taken.getsockname()[1])
+        assert run(config, lambda: None) == 1
+    assert "Address already in use. Choose another port" in capsys.readouterr().err
+    with taken_over(config.model_copy(update={"resume": True})):
+        assert run(config.model_copy(update={"resume": True}), lambda: None) == 1
+    assert "another orchestrator runs in it" in capsys.readouterr().err
+
+
 # --- signals and kills, in a process of its own ---
 
 
@@ -233,7 +249,7 @@ def test_a_signal_drains_and_a_resume_finishes(
         with started(config) as process:
             trainer.wait_for_step(2)
             process.send_signal(number)
-            assert process.wait(20) == 0
+            assert process.wait(20) == 128 + number
         assert "drained" in (config.run_dir / "orchestrator.log").read_text()
         assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
         assert trainer.steps_trained == list(range(1, STEPS + 1))
@@ -245,7 +261,7 @@ def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., Orches
     with started(config) as process:
         wait_until((config.run_dir / "control" / "orch.toml").exists)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(20) == 143
 
 
 def test_a_trainer_that_does_not_come(make_config: Callable[..., OrchestratorConfig]) -> None:
@@ -275,7 +291,7 @@ def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[.
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer, started(config) as process:
         trainer.wait_for_step(1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(20) == 143
     said = (config.output_dir.parent / "stderr.txt").read_text()
     assert "ignore their cancellation: rollout" in said
     assert "not ended within shutdown_timeout_seconds" in said

@@ -30,7 +30,7 @@ def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> Non
     with taken_over(config):
         with pytest.raises(ConfigurationError, match="resume = true"), taken_over(config):
             pytest.fail("it holds a run")
-        with pytest.raises(ConfigurationError, match="another orchestrator runs in it"), taken_over(resumed):
+        with pytest.raises(OSError, match="another orchestrator runs in it"), taken_over(resumed):
             pytest.fail("somebody works in it")
     with taken_over(resumed):
         pass

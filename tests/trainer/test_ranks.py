@@ -70,7 +70,7 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
             send_signal(process, signal.SIGTERM)
             await end.until(Acknowledged, step=3, durable=3)
         children = descendants(process.pid or 0)
-        assert await ended(process) == 0, log_path(config).read_text()
+        assert await ended(process) == 143, log_path(config).read_text()
         assert await asyncio.to_thread(all_gone, children)
     lines = metrics_lines(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3]

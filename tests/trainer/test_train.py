@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trainer.model import load_model, log_probabilities
 from trainer.train import EVICTED
 from transport.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Hello, Ready, Rejected, Waiting
-from transport.open import open_link
+from transport.open import open_link, open_receiver
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +121,7 @@ async def test_a_stop_request_leaves_a_checkpoint(dense_directory: Path, tmp_pat
             await end.train(make_batch(1))
             send_signal(process, signal.SIGTERM)
             await end.until(Acknowledged, step=1, durable=1)
-            assert await ended(process) == 0, log_path(config).read_text()
+            assert await ended(process) == 143, log_path(config).read_text()
     assert published_steps(tmp_path / "trainer" / "default" / "checkpoints") == [1]
     with trainer_process(config) as process:
         assert await ended(process) == 2
@@ -240,6 +241,13 @@ async def test_bad_configuration_ends_with_two(
     with trainer_process(config) as process:
         assert await ended(process) == 2
     assert message in log_path(config).read_text()
+
+
+async def test_a_place_that_another_trainer_has_is_no_bad_configuration(dense_directory: Path, tmp_path: Path) -> None:
+    config = TrainerConfig.model_validate({"output_dir": tmp_path, "model": str(dense_directory)})
+    with closing(open_receiver(config.transport, tmp_path)), trainer_process(config) as process:
+        assert await ended(process) == 1
+    assert "another trainer does; stop it" in log_path(config).read_text()
 
 
 async def test_a_damaged_checkpoint_is_named_and_left(dense_directory: Path, tmp_path: Path) -> None:
