@@ -43,7 +43,7 @@ def _find_class(kind: str, where: str) -> type[Any]:
         )
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # an operator's module may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"{where}: kind = {kind!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
             f"{import_advice(module_name, error)}"
@@ -67,7 +67,7 @@ def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
         raise ValueError(f"{where}: args: {error}{nearest} Allowed are {', '.join(allowed) or 'none'}") from error
     try:
         return found(**arguments)
-    except Exception as error:  # likewise: the class may be anybody's
+    except (Exception, SystemExit) as error:  # likewise: the class may be anybody's
         raise ValueError(f"{where}: args = {arguments}: {type(error).__name__}: {error}") from error
 
 

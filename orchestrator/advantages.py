@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from environments.import_path import import_advice
 from orchestrator.config import AdvantageConfig
+from orchestrator.describe_error import describe_error
 from transport.records import Rollout
 
 
@@ -106,26 +107,31 @@ class Advantage:
         """
         try:
             outputs = self.function(AdvantageInputs(self._penalised(rollouts)))
-        except Exception as error:
-            raise AdvantageError(f"advantage function {self.name!r} raised {type(error).__name__}: {error}") from error
+            return self._checked(outputs, rollouts)
+        except AdvantageError:
+            raise
+        except BaseException as error:  # an operator's function may raise anything; it costs one group
+            raise AdvantageError(f"advantage function {self.name!r} raised {describe_error(error)}") from error
+
+    def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Copies, so that what a function changes changes no batch, with the rewards that count: records keep the true ones."""
+        lengths = [sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts]
+        longest = max(1, *lengths)
+        return [
+            replace(
+                rollout,
+                turns=list(rollout.turns),
+                reward=(rollout.reward or 0.0) - self.length_penalty * length / longest,
+            )
+            for rollout, length in zip(rollouts, lengths, strict=True)
+        ]
+
+    def _checked(self, outputs: object, rollouts: Sequence[Rollout]) -> list[float]:
         if not isinstance(outputs, AdvantageOutputs):
             raise AdvantageError(
                 f"advantage function {self.name!r} returned {type(outputs).__name__}; expected AdvantageOutputs"
             )
-        return self._checked(outputs.advantages, rollouts)
-
-    def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The rollouts, as shallow copies where a penalty changes the reward: records keep the true one."""
-        if self.length_penalty == 0:
-            return list(rollouts)
-        lengths = [sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts]
-        longest = max(1, *lengths)
-        return [
-            replace(rollout, reward=(rollout.reward or 0.0) - self.length_penalty * length / longest)
-            for rollout, length in zip(rollouts, lengths, strict=True)
-        ]
-
-    def _checked(self, advantages: object, rollouts: Sequence[Rollout]) -> list[float]:
+        advantages: object = outputs.advantages
         if not isinstance(advantages, list | tuple | np.ndarray):
             raise AdvantageError(
                 f"advantage function {self.name!r} returned advantages of type {type(advantages).__name__}; "
@@ -174,7 +180,7 @@ def _imported(path: str) -> AdvantageFunction:
         )
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # an operator's module may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"advantage.kind = {path!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
             f"{import_advice(module_name, error)}"

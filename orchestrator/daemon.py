@@ -29,6 +29,7 @@ from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
 from orchestrator.collector import seldom_collecting, set_apart
 from orchestrator.config import OrchestratorConfig
+from orchestrator.describe_error import describe_error
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.dump import DumpHeader
 from orchestrator.ending import until_durable
@@ -84,10 +85,24 @@ def run(
             StopSignals(config.shutdown_timeout_seconds) as signals,
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
-            return runner.run(_serve(config, on_ready, signals))
+            return _run_to_its_end(runner.get_loop(), _serve(config, on_ready, signals))
     except (ConfigurationError, OSError) as error:  # from before the loop, as of a log that cannot be opened
         sys.stderr.write(f"counterpoint: error: {error}\n")
         return 2 if isinstance(error, ConfigurationError) or is_lasting(error) else 1
+
+
+def _run_to_its_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:
+    """Runs the loop until `work` is done. When a task that an environment started raises `SystemExit` or `KeyboardInterrupt`,
+    asyncio stops the loop, and tells whoever awaits the task; here the loop goes on."""
+    task = loop.create_task(work)
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if task.done():
+                logger.critical("the orchestrator failed", exc_info=error)
+                return 1
+            logger.debug("a task that an environment started raised %s", describe_error(error))
 
 
 async def _serve(config: OrchestratorConfig, on_ready: Callable[[], None], signals: StopSignals) -> int:

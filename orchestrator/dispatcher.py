@@ -254,7 +254,7 @@ class Dispatcher:
                 return  # Forgotten, or played again after a resume.
         judgement = await judged(self._judge_group, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
-            group.judged = True
+            group.judged, group.rollouts = True, list(judgement.rollouts)
             for (kind, environment), caught in judgement.caught.items():
                 self._counts[f"filters/{kind}/{environment}"] += caught
         self.handle(judgement.event)

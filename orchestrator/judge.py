@@ -18,10 +18,10 @@ from orchestrator.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
 from orchestrator.config import FilterConfig
 from orchestrator.events import GroupJudged
 from orchestrator.filters import FilterCounts, apply_filters
-from orchestrator.rollout_file import fault_of_state
+from orchestrator.rollout_file import StateError, saved_state
 from orchestrator.threads import computed
 from orchestrator.trajectories import OpenBranches
-from transport.records import Rollout, Turn
+from transport.records import Rollout, SavedState, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
 
@@ -31,6 +31,8 @@ class Judgement:
 
     event: GroupJudged
     """What the scheduler is told. `kept` rollouts have neither `error` nor `filtered_by`."""
+    rollouts: Sequence[Rollout]
+    """The group's, judged."""
     failed: int = 0
     """Rollouts that had completed and were failed here."""
     caught: FilterCounts = field(default_factory=FilterCounts)
@@ -47,19 +49,26 @@ class Judge:
     """Of rollouts that will not train, too: a dump wants it."""
 
     def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
-        """As `judge_group`; and a rollout that could not be saved fails, whatever its environment left in its state."""
-        for rollout in rollouts:
-            fault = fault_of_state(rollout)
-            if fault is not None:
-                rollout.error = rollout.error or fault
-                rollout.state, rollout.metrics = {}, {}
-        judgement = judge_group(rollouts, self.advantage, self.filters, group_scoring=group_scoring)
-        if not self.keep_routing:
-            for rollout in rollouts:
-                if rollout.error is not None or rollout.filtered_by is not None:
-                    # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
-                    rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
+        """As `judge_group`, of rollouts of our own: the environment may still hold those that it played, and change them."""
+        own = [_own(rollout) for rollout in rollouts]
+        judgement = judge_group(own, self.advantage, self.filters, group_scoring=group_scoring)
+        for rollout in own:
+            rollout.state, rollout.metrics = {}, {}
+            if not self.keep_routing and (rollout.error is not None or rollout.filtered_by is not None):
+                # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
+                rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
         return judgement
+
+
+def _own(rollout: Rollout) -> Rollout:
+    """A rollout whose files nobody else can change any more. One whose state cannot be saved has failed."""
+    own = replace(rollout, turns=list(rollout.turns))
+    try:
+        own.saved = saved_state(own)
+    except StateError as error:
+        own.error = own.error or str(error)
+        own.saved = SavedState(metrics=b"{}", state=b"{}")
+    return own
 
 
 async def judged(judge: Judge, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
@@ -76,7 +85,7 @@ def judge_group(
     """Judges all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage` and `filtered_by`.
 
     With `group_scoring` one failed rollout drops the whole group, since the others' rewards were relative to it. Never raises
-    for what is in a rollout or for what an advantage function does: such a group is dropped, and `event.dropped` says why.
+    for what is in a rollout or for what an advantage function does: such a group fails, and `event.dropped` says why.
     """
     group_id = rollouts[0].group_id
     failed = 0
@@ -86,18 +95,22 @@ def judge_group(
             failed += rollout.error is not None
     reason = _reason_to_drop(rollouts, group_scoring)
     if reason is not None:
-        return Judgement(GroupJudged(group_id, kept=0, filtered=0, dropped=reason), failed)
+        return Judgement(GroupJudged(group_id, kept=0, filtered=0, dropped=reason), rollouts, failed)
 
     survivors = [rollout for rollout in rollouts if rollout.error is None]
     try:
         advantages = advantage.compute(survivors)
     except AdvantageError as error:
-        return Judgement(GroupJudged(group_id, kept=0, filtered=0, dropped=str(error)), failed)
+        for rollout in survivors:
+            rollout.error = str(error)
+        dropped = GroupJudged(group_id, kept=0, filtered=0, dropped=str(error))
+        return Judgement(dropped, rollouts, failed + len(survivors))
     for rollout, value in zip(survivors, advantages, strict=True):
         rollout.advantage = value
     caught = apply_filters(filters, survivors)
     filtered = sum(rollout.filtered_by is not None for rollout in survivors)
-    return Judgement(GroupJudged(group_id, kept=len(survivors) - filtered, filtered=filtered), failed, caught)
+    event = GroupJudged(group_id, kept=len(survivors) - filtered, filtered=filtered)
+    return Judgement(event, rollouts, failed, caught)
 
 
 def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> str | None:

@@ -12,13 +12,14 @@ from typing import Any
 
 import orjson
 
+from orchestrator.rollout_file import saved_state
 from transport.records import Rollout
-
-_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def rollout_record(rollout: Rollout, state_columns: Sequence[str]) -> dict[str, Any]:
-    """One rollout's line: identity, result, a summary of each turn, and the chosen fields of its state under `state`."""
+    """One rollout's line: identity, result, a summary of each turn, and the chosen fields of its state under `state`. What the
+    environment left is in it as encoded JSON. Raises as `saved_state` does."""
+    saved = saved_state(rollout)
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
@@ -28,7 +29,7 @@ def rollout_record(rollout: Rollout, state_columns: Sequence[str]) -> dict[str, 
         "advantage": rollout.advantage,
         "error": rollout.error,
         "filtered_by": rollout.filtered_by,
-        "metrics": rollout.metrics,
+        "metrics": orjson.Fragment(saved.metrics),
         "turns": [
             {
                 "prompt_tokens": len(turn.prompt_ids),
@@ -40,14 +41,24 @@ def rollout_record(rollout: Rollout, state_columns: Sequence[str]) -> dict[str, 
             }
             for turn in rollout.turns
         ],
-        "state": {column: rollout.state.get(column) for column in state_columns},
+        "state": _columns(saved.state, state_columns),
     }
+
+
+def _columns(state: bytes, names: Sequence[str]) -> dict[str, orjson.Fragment]:
+    """Each column encoded by itself: within a record, a state that is nested deeply would be nested too deeply."""
+    columns = orjson.loads(state) if names else {}
+    return {name: orjson.Fragment(orjson.dumps(columns.get(name))) for name in names}
 
 
 def write_records(path: Path, rollouts: Iterable[Rollout], state_columns: Mapping[str, Sequence[str]]) -> None:
     """Writes and fsyncs a new JSON Lines file. `state_columns` is by environment. Blocks: call it in a thread."""
     with path.open("xb") as file:
         for rollout in rollouts:
-            file.write(orjson.dumps(rollout_record(rollout, state_columns[rollout.environment]), option=_OPTIONS))
+            file.write(
+                orjson.dumps(
+                    rollout_record(rollout, state_columns[rollout.environment]), option=orjson.OPT_APPEND_NEWLINE
+                )
+            )
         file.flush()
         os.fsync(file.fileno())

@@ -22,7 +22,7 @@ import orjson
 from transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from transport.atomic import Buffer, as_bytes_view, write_buffers
 from transport.pacing import unhurried
-from transport.records import Rollout, Turn
+from transport.records import Rollout, SavedState, Turn
 
 Record = TypeVar("Record", Rollout, Turn)
 
@@ -31,6 +31,8 @@ _ROLLOUTS_AT_ONCE = 8
 """Of eight short turns each, they take about a millisecond of Python."""
 _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
 _JSON_FIELDS = ("metrics", "state")
+_APART = (*_JSON_FIELDS, "saved", "turns")
+"""Of a rollout: not in its frame's header."""
 _ROLLOUT_TYPES = {
     "rollout_id": str,
     "group_id": int,
@@ -57,10 +59,14 @@ _TURN_TYPES = {
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
+class StateError(ValueError):
+    """What an environment left in `state` or `metrics` is no JSON; the message is for a person."""
+
+
 def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     """Writes a new file, flushed to disk. Blocks: call it in a thread.
 
-    Raises `OSError`, and `TypeError` for a `state` that is not JSON-serialisable (see `fault_of_state`).
+    Raises `OSError`, and `StateError` for a rollout that was not judged and whose state cannot be saved.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -100,29 +106,37 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
     try:
         for header, arrays in parsed:
             turns = [_turn(*next(parsed)) for _ in range(header.pop("turns"))]
-            json_fields = {name: orjson.loads(arrays[name].data) for name in _JSON_FIELDS}
-            rollouts.append(_typed(Rollout(turns=turns, **json_fields, **header), _ROLLOUT_TYPES))
+            saved = SavedState(*(arrays[name].tobytes() for name in _JSON_FIELDS))
+            metrics, state = orjson.loads(saved.metrics), orjson.loads(saved.state)
+            rollout = Rollout(turns=turns, metrics=metrics, state=state, saved=saved, **header)
+            rollouts.append(_typed(rollout, _ROLLOUT_TYPES))
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"rollout {len(rollouts)} is damaged: {error!r}") from error
     return rollouts
 
 
-def fault_of_state(rollout: Rollout) -> str | None:
-    """Why `state` and `metrics` cannot be saved, for a person, or None when they can."""
-    for name in _JSON_FIELDS:
-        try:
-            orjson.dumps(getattr(rollout, name), option=_JSON)
-        except TypeError as error:
-            return f"the environment left a {name} that is not JSON-serialisable: {error}"
-    return None
+def saved_state(rollout: Rollout) -> SavedState:
+    """What files hold of the rollout's `metrics` and `state`: as it was judged, or as they are now.
+
+    Raises `StateError`.
+    """
+    return rollout.saved or SavedState(*(_encoded(name, getattr(rollout, name)) for name in _JSON_FIELDS))
+
+
+def _encoded(name: str, value: object) -> bytes:
+    if not isinstance(value, dict):
+        raise StateError(f"the environment left a {name} of type {type(value).__name__}; expected a dictionary")
+    try:
+        return orjson.dumps(value, option=_JSON)
+    except Exception as error:
+        raise StateError(f"the environment left a {name} that is not JSON-serialisable: {error}") from error
 
 
 def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in _JSON_FIELDS}
+    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in _APART}
+    saved = saved_state(rollout)
     # As arrays, since an environment's state may be larger than a frame's header may be.
-    arrays = {
-        name: np.frombuffer(orjson.dumps(getattr(rollout, name), option=_JSON), dtype=np.uint8) for name in _JSON_FIELDS
-    }
+    arrays = {name: np.frombuffer(getattr(saved, name), dtype=np.uint8) for name in _JSON_FIELDS}
     return plain | {"turns": len(rollout.turns)}, arrays
 
 

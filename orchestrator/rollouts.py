@@ -7,13 +7,11 @@ wire grow with tokens, not with turns squared.
 from __future__ import annotations
 
 import asyncio
-import logging
 import reprlib
-import traceback
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -21,14 +19,10 @@ from environments.base import Environment
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
+from orchestrator.describe_error import describe_error
 from orchestrator.trajectories import OpenBranches
 from orchestrator.watchdog import awaiting
 from transport.records import Int32Array, Rollout, Turn
-
-logger = logging.getLogger(__name__)
-
-_LONGEST_ERROR = 2000
-"""Characters kept of what an environment raised."""
 
 
 class GeneratingPool(Protocol):
@@ -90,9 +84,11 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         example = environment.example(rollout.example_index)
         await environment.rollout(example, model, rollout.state)
         if not environment.group_scoring:
-            rollout.reward = _as_reward(await environment.score(example, rollout))
+            shown = _shown(rollout)
+            reward = _as_reward(await environment.score(example, shown))
+            _take_over(rollout, shown, reward)
 
-    rollout.error = await _failure(loaded, play_and_score())
+    rollout.error = await _failure(loaded, play_and_score)
 
 
 async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) -> None:
@@ -103,13 +99,14 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
 
     async def score() -> None:
         example = loaded.environment.example(rollouts[0].example_index)
-        rewards = [_as_reward(reward) for reward in await loaded.environment.score_group(example, rollouts)]
+        all_shown = [_shown(rollout) for rollout in rollouts]
+        rewards = [_as_reward(reward) for reward in await loaded.environment.score_group(example, list(all_shown))]
         if len(rewards) != len(rollouts):
             raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
-        for rollout, reward in zip(rollouts, rewards, strict=True):
-            rollout.reward = reward
+        for rollout, shown, reward in zip(rollouts, all_shown, rewards, strict=True):
+            _take_over(rollout, shown, reward)
 
-    error = await _failure(loaded, score())
+    error = await _failure(loaded, score)
     for rollout in rollouts:
         rollout.error = error
 
@@ -122,36 +119,41 @@ def _as_reward(value: object) -> float:
     raise TypeError(f"the reward is {reprlib.repr(value)} ({type(value).__name__}); expected a number")
 
 
-async def _failure(loaded: LoadedEnvironment, work: Coroutine[Any, Any, None]) -> str | None:
+def _shown(rollout: Rollout) -> Rollout:
+    """What an environment scores: a copy, of which `metrics` and `state` alone are taken over."""
+    return replace(rollout, turns=list(rollout.turns))
+
+
+def _take_over(rollout: Rollout, shown: Rollout, reward: float) -> None:
+    rollout.metrics, rollout.state, rollout.reward = shown.metrics, shown.state, reward
+
+
+async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]]) -> str | None:
     """Awaits an environment's `work` within its deadline; what went wrong, for a person, or None.
 
-    Raises `CancelledError` only when this task is cancelled from outside.
+    The work has a task of its own, so that a cancellation of ours can be told from one that the environment made itself. Raises
+    `CancelledError` only when this task is cancelled from outside.
     """
     seconds = loaded.config.rollout_timeout_seconds
+    ours = asyncio.current_task()
+    assert ours is not None
+    theirs = asyncio.create_task(_outcome(work), name=ours.get_name())
     try:
-        async with asyncio.timeout(seconds) as deadline:
-            await work
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
+        async with asyncio.timeout(seconds):
+            error = await theirs
+            if isinstance(error, asyncio.CancelledError) and ours.cancelling():
+                raise asyncio.CancelledError
+    except TimeoutError:
+        return f"missed its deadline of rollout_timeout_seconds = {seconds:g}"
+    if isinstance(error, asyncio.CancelledError):
         return "the environment cancelled itself: CancelledError came out of its code"
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout
-        if isinstance(error, TimeoutError) and deadline.expired():
-            return f"missed its deadline of rollout_timeout_seconds = {seconds:g}"
-        return _described(error)
-    return None
+    return None if error is None else describe_error(error)
 
 
-def _described(error: BaseException) -> str:
-    """What an environment raised and where, as text that every record can hold."""
+async def _outcome(work: Callable[[], Awaitable[None]]) -> BaseException | None:
+    """What `work` raised, be it no `Exception`: a task that ends with `SystemExit` or `KeyboardInterrupt` would end the loop."""
     try:
-        said = str(error)
-    except Exception as fault:  # noqa: BLE001 - an exception's `__str__` is the environment's, too
-        said = f"(its text cannot be had: {type(fault).__name__})"
-    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    code = frame.f_code
-    message = f"{type(error).__name__}: {said} (in {code.co_name}, {code.co_filename}:{line})"
-    message = message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
-    # Lone surrogates, as file names and cut emoji have them, are no UTF-8: neither JSON nor msgpack would take them.
-    return message.encode(errors="backslashreplace").decode()
+        await work()
+    except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout
+        return error
+    return None

@@ -63,6 +63,8 @@ class Rig:
     boundary: StepBoundary
     sender: Sender
     judge_group: Judge
+    judged: list[Rollout]
+    """Those that ship, as `judge` left them."""
 
     async def judge(self) -> None:
         """Judges every group anew, as the daemon does whenever one has finished; here all have at once."""
@@ -71,14 +73,15 @@ class Rig:
             rollout.advantage, rollout.filtered_by = 0.0, None
             groups.setdefault(rollout.group_id, []).append(rollout)
         scored_as_one = self.recording.header.group_scoring
-        await asyncio.gather(
+        judgements = await asyncio.gather(
             *(judged(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
         )
+        self.judged[:] = [rollout for judgement in judgements for rollout in judgement.rollouts]
 
     def begin(self, step: int) -> Taking:
         """The step boundary of `step`, its phases to be taken one after the other."""
-        shipped, others = self.recording.shipped, self.recording.rollouts[self.recording.header.shipped :]
-        return self.boundary.begin(step, shipped, others, snapshot, self.sender.submit)
+        others = self.recording.rollouts[self.recording.header.shipped :]
+        return self.boundary.begin(step, self.judged, others, snapshot, self.sender.submit)
 
     async def deliver(self, step: int) -> None:
         """Until the consumer has read the batch of `step`. Raises `TimeoutError`."""
@@ -123,4 +126,4 @@ async def rig(
             merge_chunk=merge_chunk,
         )
         judge_group = Judge(load_advantage(header.advantage), header.filters, keep_routing=True)
-        yield Rig(recording, boundary, sender, judge_group)
+        yield Rig(recording, boundary, sender, judge_group, list(recording.shipped))

@@ -81,7 +81,7 @@ def load_loss(config: LossConfig) -> Loss:
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
         signature = inspect.signature(function)
-    except Exception as error:  # an operator's module may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"training.loss.kind = {config.kind!r} cannot be used: {type(error).__name__}: {error}"
             f"{import_advice(module_name, error)}"

@@ -44,6 +44,14 @@ class Turn:
     """What divided the logits when it was sampled. A file written before this was recorded has 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What an environment left with a rollout, as JSON objects in UTF-8."""
+
+    metrics: bytes
+    state: bytes
+
+
 @dataclass(slots=True)
 class Rollout:
     """One attempt at an example: its turns in order of time, and a reward or an error."""
@@ -62,6 +70,9 @@ class Rollout:
     advantage: float = 0.0
     filtered_by: str | None = None
     """Name of the enforcing filter that removed it."""
+    saved: SavedState | None = None
+    """`metrics` and `state` as they were when it was judged. Files are written from these bytes, since an environment may change
+    what it left at any time. None before."""
 
     @property
     def oldest_policy_version(self) -> int:

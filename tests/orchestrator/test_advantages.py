@@ -89,13 +89,20 @@ def test_a_function_that_cannot_be_loaded_is_explained(kind: str, message: str) 
     assert f"advantage.kind = {kind!r}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("module", "text", "said"),
+    [
+        ("broken_advantages", "def function(:", "SyntaxError: "),
+        ("leaving_advantages", "raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
 def test_a_module_that_breaks_while_it_is_imported_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, text: str, said: str
 ) -> None:
-    (tmp_path / "broken_advantages.py").write_text("def function(:")
+    (tmp_path / f"{module}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"cannot import 'broken_advantages' \(SyntaxError: "):
-        load_advantage(AdvantageConfig(kind="broken_advantages:function"))
+    with pytest.raises(ValueError, match=rf"cannot import '{module}' \({said}"):
+        load_advantage(AdvantageConfig(kind=f"{module}:function"))
 
 
 @pytest.mark.parametrize(

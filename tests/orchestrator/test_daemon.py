@@ -101,10 +101,15 @@ def test_kinds_of_environments(make_config: Callable[..., OrchestratorConfig], a
     [
         ("exception", "KeyError: 'the environment is broken' (in _break"),
         ("exit", "SystemExit"),
+        ("gathered", "SystemExit: 3 (in _leave"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("generator", "GeneratorExit"),
+        ("unusual", "Unusual: neither an exception nor an exit"),
         ("nan", "the reward is nan"),
         ("slow", "rollout_timeout_seconds = 0.2"),
         ("state", "not JSON-serialisable"),
         ("cancel", "cancelled itself"),
+        ("self-cancel", "cancelled itself"),
     ],
 )
 def test_a_faulty_environment_costs_its_rollouts(
@@ -119,6 +124,18 @@ def test_a_faulty_environment_costs_its_rollouts(
     assert all(said in record["error"] and record["example_index"] % 3 == 0 for record in failed)
     assert all(np.isfinite(line["reward/mean"]) for line in metrics_of(config))
     assert sum(line["rollouts/failed"] for line in metrics_of(config)) > 0
+
+
+def test_an_advantage_that_leaves_the_program_costs_its_groups(
+    make_config: Callable[..., OrchestratorConfig],
+) -> None:
+    config = make_config(advantage={"kind": "tests.orchestrator.toy_environment:leaving"})
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
+        assert run(config, lambda: None) == 0
+        assert trainer.steps_trained == list(range(1, STEPS + 1))
+    lost = [record for record in records_of(config) if record["example_index"] % 3 == 0]
+    assert lost
+    assert all("raised SystemExit: 3" in record["error"] for record in lost)
 
 
 def test_a_trainer_that_is_killed_gets_again_what_it_lacks(make_config: Callable[..., OrchestratorConfig]) -> None:

@@ -6,15 +6,19 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from orchestrator.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
 from orchestrator.config import AdvantageConfig, ZeroAdvantageFilter
 from orchestrator.events import GroupJudged
 from orchestrator.judge import Judge, judge_group, judged
+from orchestrator.records import write_records
+from orchestrator.rollout_file import read_rollouts, write_rollouts
 from orchestrator.threads import computed
 from tests.orchestrator.rollouts_for_tests import make_group, make_turn
 from transport.records import Rollout
@@ -153,7 +157,52 @@ def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
         raise RuntimeError("no")
 
     judgement = judge_group(make_group([1.0]), Advantage("mine:function", failing), [])
-    assert judgement.event == GroupJudged(5, 0, 0, "advantage function 'mine:function' raised RuntimeError: no")
+    assert judgement.event.dropped is not None
+    assert judgement.event.dropped.startswith(
+        "advantage function 'mine:function' raised RuntimeError: no (in failing, "
+    )
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+async def test_whatever_an_advantage_function_raises_costs_its_group(raised: BaseException) -> None:
+    def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+        raise raised
+
+    judgement = await judged(Judge(Advantage("mine:function", failing), []), make_group([1.0, 0.0]), False)
+    assert judgement.event.dropped is not None
+    assert f"'mine:function' raised {type(raised).__name__}" in judgement.event.dropped
+    assert [rollout.error for rollout in judgement.rollouts] == [judgement.event.dropped] * 2
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else "the answer"
+
+
+def test_a_state_is_recorded_as_it_was_judged(tmp_path: Path) -> None:
+    """However deep it is, and whatever the environment and the advantage function do with it later."""
+
+    def meddling(inputs: AdvantageInputs) -> AdvantageOutputs:
+        for rollout in inputs.rollouts:
+            rollout.state["answer"], rollout.environment = object(), "nowhere"
+            rollout.turns.clear()
+        return AdvantageOutputs([1.0] * len(inputs.rollouts))
+
+    group = make_group([1.0, 0.0, 0.5])
+    group[0].state["answer"], group[1].state["answer"] = nested(253), "short"
+    group[2].state["answer"] = nested(254)
+    judgement = Judge(Advantage("mine:function", meddling), [])(group, False)
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    for rollout in group:
+        rollout.state["answer"], rollout.metrics["x"], rollout.reward = object(), float("nan"), None
+    write_records(tmp_path / "rollouts.jsonl", judgement.rollouts, {"words": ["answer"]})
+    write_rollouts(tmp_path / "rollouts.bin", judgement.rollouts)
+    records = [orjson.loads(line) for line in (tmp_path / "rollouts.jsonl").read_bytes().splitlines()]
+    assert [record["state"]["answer"] for record in records] == [nested(253), "short", None]
+    assert "not JSON-serialisable: " in records[2]["error"]
+    assert [rollout.state for rollout in read_rollouts(tmp_path / "rollouts.bin")] == [
+        {"answer": nested(253)}, {"answer": "short"}, {},
+    ]  # fmt: skip
+    assert [record["reward"] for record in records] == [1.0, 0.0, 0.5]
 
 
 async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() -> None:

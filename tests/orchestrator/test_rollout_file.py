@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from orchestrator.rollout_file import (
-    fault_of_state,
+    StateError,
     framed,
     frames,
     parse_rollouts,
     read_rollouts,
     rollout_buffers,
+    saved_state,
     write_rollouts,
 )
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from transport.atomic import Buffer, as_bytes_view
-from transport.records import Rollout
+from transport.records import Rollout, SavedState
 
 
 def assert_same(one: Rollout, other: Rollout) -> None:
@@ -95,7 +97,17 @@ def test_arrays_are_written_by_reference() -> None:
 
 
 def test_a_state_that_cannot_be_saved_is_named() -> None:
-    assert fault_of_state(make_rollout(state={"fine": {1: "x"}})) is None
-    fault = fault_of_state(make_rollout(state={"file": object()}))
-    assert fault is not None
-    assert "state" in fault
+    assert saved_state(make_rollout(state={"fine": {1: "x"}})) == SavedState(b"{}", b'{"fine":{"1":"x"}}')
+    states: list[Any] = [{"file": object()}, {"size": 2**64}, {"name": "caf\udce9"}, ["a list"]]
+    for state in states:
+        with pytest.raises(StateError, match="the environment left a state"):
+            saved_state(make_rollout(state=state))
+
+
+def test_what_was_judged_is_written_whatever_became_of_the_state(tmp_path: Path) -> None:
+    rollout = make_rollout(state={"answer": "four"}, metrics={"length": 2.0})
+    rollout.saved = saved_state(rollout)
+    rollout.state["answer"], rollout.metrics["length"] = object(), 3.0
+    write_rollouts(tmp_path / "rollouts.bin", [rollout])
+    (read,) = read_rollouts(tmp_path / "rollouts.bin")
+    assert (read.state, read.metrics) == ({"answer": "four"}, {"length": 2.0})

@@ -17,7 +17,7 @@ from orchestrator.records import rollout_record
 from orchestrator.rollout_file import rollout_buffers
 from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play, score_group
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
-from tests.orchestrator.toy_environment import Toy
+from tests.orchestrator.toy_environment import Toy, Unusual
 from transport.records import Int32Array, Rollout, Turn
 
 NO_CHAT = cast(Chat, None)
@@ -96,6 +96,9 @@ class Unspeakable(Exception):
         (InferenceError("no answer"), "no answer"),
         (TimeoutError("its own"), "TimeoutError: its own"),
         (SystemExit(1), "SystemExit"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit(), "GeneratorExit"),
+        (Unusual("no exception"), "Unusual: no exception"),
         (asyncio.CancelledError(), "cancelled itself"),
         (ValueError("x" * 10_000), "x..."),
         (OSError("no file 'caf\udce9'"), "no file 'caf\\udce9'"),

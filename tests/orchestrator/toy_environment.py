@@ -10,13 +10,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.base import Example, Model
+from orchestrator.advantages import AdvantageInputs, AdvantageOutputs, group_mean
 from transport.records import Rollout
 
 
+class Unusual(BaseException):
+    """No `Exception`, as those that some test frameworks and debuggers raise."""
+
+
+def leaving(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """An advantage function that leaves the program at every third example."""
+    if inputs.rollouts[0].example_index % 3 == 0:
+        raise SystemExit(3)
+    return group_mean(inputs)
+
+
 class Toy:
-    """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `slow`, `state`, `cancel`, `thread` or
-    `stubborn`; with `hopeless` all fail at once; with `dull` every reward is the same. The first rollouts wait until
-    `together` of them have begun."""
+    """`fault` breaks the rollouts of every third example: `exception`, `nan`, `exit`, `gathered`, `interrupt`, `generator`,
+    `unusual`, `slow`, `state`, `cancel`, `self-cancel`, `thread` or `stubborn`; with `hopeless` all fail at once; with `dull`
+    every reward is the same. The first rollouts wait until `together` of them have begun."""
 
     def __init__(self, turns: int = 2, fault: str = "", group_scoring: bool = False, together: int = 0) -> None:
         self.group_scoring = group_scoring
@@ -51,6 +63,14 @@ class Toy:
                 raise KeyError("the environment is broken")
             case "exit":
                 raise SystemExit(7)
+            case "gathered":
+                await asyncio.gather(self._leave(), asyncio.sleep(0))
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "generator":
+                raise GeneratorExit
+            case "unusual":
+                raise Unusual("neither an exception nor an exit")
             case "slow":
                 await asyncio.sleep(3600)
             case "state":
@@ -63,6 +83,14 @@ class Toy:
                 await asyncio.to_thread(threading.Event().wait)
             case "cancel":
                 raise asyncio.CancelledError
+            case "self-cancel":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
+
+    async def _leave(self) -> None:
+        raise SystemExit(3)
 
     async def score(self, example: Example, rollout: Rollout) -> float:
         if self._fault == "nan" and example.index % 3 == 0:
