@@ -23,8 +23,8 @@ from transport.records import Rollout
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """What an advantage function may look at: the completed rollouts of one group, each with a finite reward (the length
-    penalty, if any, already subtracted). They are shared with the rest of the program: read them, do not change them."""
+    """What an advantage function may look at: copies of the completed rollouts of one group, each with a finite reward. A length
+    penalty is already subtracted."""
 
     rollouts: list[Rollout]
 
@@ -44,6 +44,10 @@ class AdvantageOutputs:
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 """Advantages travel as float32: a larger one would become infinite in the batch, which the trainer refuses for good."""
 
+ROUNDING = 1e-6
+"""Rewards that differ by less than this share of the largest are equal: float32, which reward models compute in, keeps seven
+digits. Divided by its own deviation, the rounding of one addition would become an advantage of 1."""
+
 AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 
 
@@ -58,10 +62,12 @@ def group_mean(inputs: AdvantageInputs) -> AdvantageOutputs:
 
 def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
     """Reward minus the group's mean, over the group's (population) standard deviation (GRPO, Shao et al.,
-    arXiv:2402.03300). Zero where all rewards are equal."""
-    centred = _centred(inputs.rewards)
-    deviation = float(centred.std())
-    return AdvantageOutputs((centred / deviation if deviation > 0 else centred).tolist())
+    arXiv:2402.03300). Zero where all rewards are equal, up to `ROUNDING`."""
+    rewards = inputs.rewards
+    if np.ptp(rewards) <= ROUNDING * np.abs(rewards).max():
+        return AdvantageOutputs([0.0] * len(rewards))
+    centred = _centred(rewards)
+    return AdvantageOutputs((centred / centred.std()).tolist())
 
 
 def leave_one_out(inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -115,15 +121,12 @@ class Advantage:
 
     def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Copies, so that what a function changes changes no batch, with the rewards that count: records keep the true ones."""
-        lengths = [sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts]
-        longest = max(1, *lengths)
+        rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
+        lengths = np.array([sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts])
+        counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
         return [
-            replace(
-                rollout,
-                turns=list(rollout.turns),
-                reward=(rollout.reward or 0.0) - self.length_penalty * length / longest,
-            )
-            for rollout, length in zip(rollouts, lengths, strict=True)
+            replace(rollout, turns=list(rollout.turns), reward=reward)
+            for rollout, reward in zip(rollouts, counted.tolist(), strict=True)
         ]
 
     def _checked(self, outputs: object, rollouts: Sequence[Rollout]) -> list[float]:
@@ -151,6 +154,28 @@ class Advantage:
                 )
             checked.append(float(value))
         return checked
+
+
+def length_penalties(
+    coefficient: float, rewards: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """What to subtract from each reward of a group, `[rollouts]`: the coefficient, times the pass rate, times the rollout's
+    completion tokens over those of the longest successful one.
+
+    Only successful rollouts are penalised: those with the group's best reward, if it is above zero. The pass rate is the mean
+    reward, within 0 and 1. So a group that never succeeds is not taught to fail briefly, and one that always succeeds pays the
+    most. These two gates are those of prime-rl's linear length penalty (`coef` and `gate_by_correctness`,
+    https://github.com/PrimeIntellect-ai/prime-rl/pull/2702), which divides by the sequence length instead. The limit is ours: a
+    penalty is at most half of the lead over the others' best reward, so that a better reward never ranks below a worse one.
+    """
+    best = rewards.max()
+    successful = rewards >= best - ROUNDING * abs(best)
+    if coefficient == 0 or best <= 0:
+        return np.zeros_like(rewards)
+    largest = coefficient * float(np.clip(rewards.mean(), 0, 1))
+    if not successful.all():
+        largest = min(largest, (best - rewards[~successful].max()) / 2)
+    return np.where(successful, largest * lengths / max(1, lengths[successful].max()), 0.0)
 
 
 def _fits_float32(value: object) -> bool:

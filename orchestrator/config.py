@@ -79,7 +79,8 @@ class AdvantageConfig(Config):
     called in the environments' threads, for several groups at once."""
 
     length_penalty: float = Field(default=0.0, ge=0)
-    """Subtracted from a rollout's reward before advantages, times its completion tokens over the group's longest."""
+    """Subtracted from the rewards of a group's successful rollouts (the best ones, if above zero) before advantages, times the
+    group's mean reward (within 0 and 1), times the rollout's completion tokens over those of the longest successful one."""
 
 
 class GibberishFilter(Config):

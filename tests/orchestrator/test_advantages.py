@@ -58,6 +58,49 @@ def test_equal_rewards_give_exactly_zero(kind: str, reward: float, count: int) -
     assert compute(kind, [reward] * count) == [0.0] * count
 
 
+@pytest.mark.parametrize(
+    "rewards", [[0.1 + 0.2, 0.3], [float(np.float32(0.1) + np.float32(0.2)), 0.3], [1e9, 1e9 + 1e-6]]
+)
+def test_rounding_of_a_reward_is_no_difference(rewards: list[float]) -> None:
+    assert compute("standardised", rewards) == [0.0, 0.0]
+
+
+def test_small_rewards_differ_as_large_ones_do() -> None:
+    assert compute("standardised", [1e-12, 2e-12]) == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("reward", [0.0, -1.0])
+def test_a_group_that_never_succeeded_is_not_told_to_fail_briefly(reward: float) -> None:
+    assert compute("group_mean", [reward] * 3, [100, 5, 1], length_penalty=1.0) == [0.0] * 3
+
+
+def test_the_length_penalty_grows_with_the_share_that_succeeds() -> None:
+    spread = {
+        successes: np.ptp(compute("group_mean", [1.0] * successes + [0.0] * (4 - successes), [40, 20, 40, 20], 0.4)[:2])
+        for successes in (2, 3, 4)
+    }
+    assert spread == pytest.approx({2: 0.1, 3: 0.15, 4: 0.2})
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 3.0]), st.integers(1, 1000)), min_size=2, max_size=9
+    ),
+    st.floats(0, 100),
+)
+def test_a_longer_rollout_of_a_better_reward_stays_ahead(group: list[tuple[float, int]], penalty: float) -> None:
+    rewards, lengths = [reward for reward, _ in group], [length for _, length in group]
+    advantages = compute("group_mean", rewards, lengths, length_penalty=penalty)
+    for one, advantage in enumerate(advantages):
+        for other, other_advantage in enumerate(advantages):
+            if rewards[one] > rewards[other]:
+                assert advantage > other_advantage
+            if rewards[one] == rewards[other] < max(rewards):
+                assert advantage == other_advantage
+            if rewards[one] == rewards[other] and lengths[one] < lengths[other]:
+                assert advantage >= other_advantage
+
+
 def test_the_length_penalty_is_taken_from_the_reward_that_counts_not_from_the_record() -> None:
     group = make_group([1.0, 1.0], lengths=[4, 2])
     advantage = load_advantage(AdvantageConfig(length_penalty=0.5))
