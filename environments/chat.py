@@ -7,6 +7,8 @@ ids: `extend` keeps its tokens and adds only what the template puts after them.
 
 from __future__ import annotations
 
+import copy
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +19,7 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -56,11 +59,27 @@ class Chat:
             raise ValueError(f"{tokenizer_file} is not a tokenizer: {error}") from error
         settings = _read_json(self._directory / "tokenizer_config.json")
         self._special_tokens = _special_tokens(settings)
-        self._template = _compile(self._directory, settings)
+        self._template, self._template_variables = _compile(self._directory, settings)
+        self._template_kwargs: Mapping[str, Any] = {}
         self.stop_token_ids = self._find_stop_token_ids()
         # The first rendering prepares what all later ones use: 50 ms, which are spent here and not on an event loop.
         with suppress(ValueError):
             self._render([{"role": "user", "content": ""}], add_generation_prompt=True)
+
+    def with_template_kwargs(self, kwargs: Mapping[str, Any]) -> Chat:
+        """The same chat, whose template is given further variables. Raises `ValueError` for one that the template never reads."""
+        for name in kwargs:
+            if name not in self._template_variables:
+                matches = difflib.get_close_matches(name, self._template_variables, n=1)
+                nearest = f"; did you mean {matches[0]!r}?" if matches else "."
+                raise ValueError(
+                    f"chat_template_kwargs: the chat template of {self._directory} does not read {name!r}{nearest} "
+                    f"It reads {', '.join(sorted(self._template_variables))}"
+                )
+        chat = copy.copy(self)
+        chat._template_kwargs = dict(kwargs)
+        chat.__dict__.pop("_closing_ids", None)  # which the former variables gave
+        return chat
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The prompt ids that open a conversation, ending where the assistant is to write. Raises `ValueError` when the template
@@ -70,7 +89,7 @@ class Chat:
     def extend(self, turn: Turn, messages: Sequence[Message]) -> list[int]:
         """The prompt ids of the next turn: `turn`'s prompt and completion token for token, then what the template puts between
         that completion and the next one, `messages` included. A completion that was cut by its length gets the template's
-        end of turn; one that ended itself keeps its own."""
+        end of turn, as does one that a stop string ended; one that ended itself keeps its own."""
         following = self.encode(self._after_completion(messages, add_generation_prompt=True))
         written = len(self._closing_ids)
         if tuple(following[:written]) != self._closing_ids:
@@ -94,7 +113,9 @@ class Chat:
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special_tokens, **self._template_kwargs},
             )
         except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -148,8 +169,9 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _compile(directory: Path, settings: Mapping[str, Any]) -> Template:
-    """The compiled template of a model directory, with the names that transformers gives to templates."""
+def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, frozenset[str]]:
+    """The compiled template of a model directory, with the names that transformers gives to templates, and the
+    variables it reads."""
     template_file = directory / "chat_template.jinja"
     source: str | None
     if template_file.is_file():
@@ -170,7 +192,7 @@ def _compile(directory: Path, settings: Mapping[str, Any]) -> Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
-        return environment.from_string(source)
+        return environment.from_string(source), frozenset(find_undeclared_variables(environment.parse(source)))
     except TemplateError as error:
         raise ValueError(f"{template_file}: the chat template does not compile: {error}") from error
 

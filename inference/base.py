@@ -36,17 +36,31 @@ class ServerUnreachable(ServerFailure):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How a completion is sampled: from the whole distribution at `temperature`, without a seed of its own."""
+    """How a completion is sampled, without a seed of its own: at `temperature`, from the whole distribution unless it is cut."""
 
     temperature: float
     max_tokens: int
     stop_token_ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; the tokens that complete one are its last."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature = {self.temperature}: it must be positive and finite")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens = {self.max_tokens}: at least one token must be asked for")
+        if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
+            raise ValueError(
+                f"top_p = {self.top_p}, min_p = {self.min_p}: they are probabilities, and top_p is above 0"
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k = {self.top_k}: 0 (all tokens) or more is expected")
+        if "" in self.stop:
+            raise ValueError("stop: an empty string would end every completion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ class Completion:
 
     token_ids: Int32Array
     log_probabilities: Float32Array
-    """At the sampling temperature, natural logarithm, one a token."""
+    """Of the distribution that was sampled from (temperature, top-p, top-k, min-p), natural logarithm, one a token."""
     finish_reason: str
     routed_experts: RoutingArray | None
     """Rows `routed_experts_start ... prompt + completion - 2`, `[rows, layers, top_k]`, or None where the model has no

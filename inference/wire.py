@@ -30,6 +30,8 @@ MAX_RESPONSE_BYTES = 1 << 30
 uint8."""
 
 MAX_STOP_TOKENS = 256
+MAX_STOP_STRINGS = 32
+MAX_STOP_LENGTH = 256
 MAX_MODEL_NAME = 4096
 _INT32 = np.dtype("<i4")
 
@@ -48,6 +50,10 @@ def encode_request(request: GenerateRequest) -> bytes:
             "temperature": request.sampling.temperature,
             "max_tokens": request.sampling.max_tokens,
             "stop_token_ids": list(request.sampling.stop_token_ids),
+            "stop": list(request.sampling.stop),
+            "top_p": request.sampling.top_p,
+            "top_k": request.sampling.top_k,
+            "min_p": request.sampling.min_p,
             "routed_experts_start": request.routed_experts_start,
         }
     )
@@ -75,10 +81,19 @@ def decode_request(body: bytes) -> GenerateRequest:
     stop = _field(fields, "stop_token_ids", list)
     if not all(type(token) is int and 0 <= token < 2**31 for token in stop):
         raise ValueError("stop_token_ids: they must be non-negative int32")
+    strings = _field(fields, "stop", list)
+    if len(strings) > MAX_STOP_STRINGS or not all(type(s) is str and len(s) <= MAX_STOP_LENGTH for s in strings):
+        raise ValueError(
+            f"stop: at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters are expected"
+        )
     sampling = SamplingParameters(
         temperature=_field(fields, "temperature", float),
         max_tokens=_field(fields, "max_tokens", int),
         stop_token_ids=tuple(stop),
+        stop=tuple(strings),
+        top_p=_field(fields, "top_p", float),
+        top_k=_field(fields, "top_k", int),
+        min_p=_field(fields, "min_p", float),
     )
     return GenerateRequest(model, prompt_ids, sampling, start)
 

@@ -11,20 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from environments.config import EnvironmentConfig
+from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from transport.config import Config, Identifier, TransportConfig
-
-
-class SamplingConfig(Config):
-    """How completions are sampled."""
-
-    temperature: float = Field(default=1.0, gt=0)
-    """Softmax temperature. It is recorded with every turn: the trainer, too, computes log-probabilities at the temperature that a
-    turn was generated at, so a run may be resumed with another one."""
-
-    max_tokens: int = Field(default=256, ge=1)
-    """Longest completion of one turn."""
 
 
 class ScheduleConfig(Config):
@@ -313,6 +302,10 @@ class OrchestratorConfig(Config):
                     f"environments: the name {name!r} is used {names.count(name)} times; each needs its own"
                 )
         return self
+
+    def sampling_of(self, environment: EnvironmentConfig) -> SamplingConfig:
+        """The run's sampling with what an environment of the mix has otherwise."""
+        return self.sampling.model_copy(update=environment.sampling.model_dump(exclude_none=True))
 
     @property
     def run_dir(self) -> Path:

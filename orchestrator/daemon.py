@@ -205,7 +205,7 @@ class Daemon:
             scheduler=self._scheduler,
             environments=environments,
             advantage=loaded.advantage,
-            chat=loaded.chat,
+            chats=loaded.chats,
             pool=self._pool,
             sender=self._sender,
             boundary=StepBoundary(
@@ -312,7 +312,8 @@ def _resume(config: OrchestratorConfig) -> Checkpoint | None:
 class Loaded:
     """What a configuration names."""
 
-    chat: Chat
+    chats: dict[str, Chat]
+    """By environment."""
     advantage: Advantage
     environments: dict[str, LoadedEnvironment]
 
@@ -321,7 +322,11 @@ def _load(config: OrchestratorConfig) -> Loaded:
     """Loads model directory, functions and environments. Raises `ConfigurationError`."""
     try:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
-        return Loaded(Chat(config.model), load_advantage(config.advantage), environments)
+        chat = Chat(config.model)
+        chats = {
+            e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments
+        }
+        return Loaded(chats, load_advantage(config.advantage), environments)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.chat import Chat
-from inference.base import SamplingParameters
 from orchestrator.advantages import Advantage
 from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
@@ -41,7 +40,7 @@ from orchestrator.logging_setup import set_context
 from orchestrator.losses import Losses, Report, is_counted, save, with_unrecorded
 from orchestrator.metrics import MetricsLine
 from orchestrator.resident import resident_bytes
-from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, score_group
+from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, sampling_parameters, score_group
 from orchestrator.scheduler import Scheduler
 from orchestrator.sender import Sender
 from orchestrator.step import StepBoundary
@@ -75,7 +74,7 @@ class Dispatcher:
         scheduler: Scheduler,
         environments: Mapping[str, LoadedEnvironment],
         advantage: Advantage,
-        chat: Chat,
+        chats: Mapping[str, Chat],
         pool: GeneratingPool,
         sender: Sender,
         boundary: StepBoundary,
@@ -90,11 +89,15 @@ class Dispatcher:
         self._scheduler = scheduler
         self._environments = environments
         self._judge_group = Judge(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
-        self._chat = chat
         self._pool = pool
-        self._sampling = SamplingParameters(
-            config.sampling.temperature, config.sampling.max_tokens, chat.stop_token_ids
-        )
+        self._calling = {
+            environment.name: (
+                chat := chats[environment.name],
+                sampling_parameters(config.sampling_of(environment), chat),
+            )
+            for environment in config.environments
+        }
+        """What an environment's rollouts call the model with."""
         self._sender = sender
         self._boundary = boundary
         self._lag = lag
@@ -223,7 +226,8 @@ class Dispatcher:
 
     async def _play(self, group: Group, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
-        model = PolicyModel(rollout, self._chat, self._pool, self._sampling)
+        chat, sampling = self._calling[group.environment]
+        model = PolicyModel(rollout, chat, self._pool, sampling)
         interrupted = False
         try:
             with self._interruptible(group):

@@ -17,7 +17,7 @@ import numpy as np
 
 from environments.base import Environment
 from environments.chat import Chat
-from environments.config import EnvironmentConfig
+from environments.config import EnvironmentConfig, SamplingConfig
 from inference.base import SamplingParameters
 from orchestrator.describe_error import describe_error
 from orchestrator.trajectories import OpenBranches
@@ -42,6 +42,19 @@ class LoadedEnvironment:
     environment: Environment
 
 
+def sampling_parameters(config: SamplingConfig, chat: Chat) -> SamplingParameters:
+    """What is asked of a server for each completion."""
+    return SamplingParameters(
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
+        stop_token_ids=chat.stop_token_ids,
+        stop=tuple(config.stop),
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+    )
+
+
 class PolicyModel:
     """The `environments.base.Model` of one rollout. Appends every turn to `rollout.turns`; calls may overlap."""
 
@@ -53,7 +66,7 @@ class PolicyModel:
         self._branches = OpenBranches()
 
     async def generate(self, prompt_ids: Sequence[int]) -> Turn:
-        """One call with the run's sampling parameters.
+        """One call with the environment's sampling parameters.
 
         Raises `ValueError` for an empty prompt or an answer whose routing does not join the turns before it,
         `InferenceError` when no server answers.

@@ -34,12 +34,11 @@ from rich.table import Table
 from environments.chat import Chat
 from environments.mix import ExampleMix
 from environments.registry import load_environment
-from inference.base import SamplingParameters
 from inference.config import PoolConfig
 from inference.pool import InferencePool
 from orchestrator.config import OrchestratorConfig
 from orchestrator.judge import find_fault
-from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play
+from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play, sampling_parameters
 from orchestrator.run_directory import write_config
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from trainer.config import TrainerConfig
@@ -141,7 +140,13 @@ async def _sample(model: Path, run: OrchestratorConfig, url: str, rollouts: int)
     environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in run.environments}
     mix = ExampleMix(run.environments, {name: len(e.environment) for name, e in environments.items()}, run.seed)
     chat = Chat(str(model))
-    sampling = SamplingParameters(run.sampling.temperature, run.sampling.max_tokens, tuple(chat.stop_token_ids))
+    calling = {
+        e.name: (
+            own := chat.with_template_kwargs(run.sampling_of(e).chat_template_kwargs),
+            sampling_parameters(run.sampling_of(e), own),
+        )
+        for e in run.environments
+    }
     pool = InferencePool(PoolConfig(urls=[url]), str(model))
     played: list[Rollout] = []
     await pool.start()
@@ -151,7 +156,8 @@ async def _sample(model: Path, run: OrchestratorConfig, url: str, rollouts: int)
                 name, example_index = mix.next()
                 rollout = Rollout(f"{index}-0", index, name, example_index)
                 played.append(rollout)
-                tasks.create_task(play(environments[name], rollout, PolicyModel(rollout, chat, pool, sampling)))
+                own_chat, sampling = calling[name]
+                tasks.create_task(play(environments[name], rollout, PolicyModel(rollout, own_chat, pool, sampling)))
     finally:
         await pool.close()
     for rollout in played:

@@ -367,4 +367,4 @@ def _rank() -> int:
 
 def _used(config: OrchestratorConfig) -> tuple[object, ...]:
     """What the trainer uses of a configuration."""
-    return config.steps, config.training, config.sampling, config.trainer_timeout_seconds
+    return config.steps, config.training, config.trainer_timeout_seconds

@@ -32,7 +32,7 @@ class Turn:
     prompt_ids: Int32Array
     completion_ids: Int32Array
     log_probabilities: Float32Array
-    """One per completion token, at the sampling temperature, natural logarithm."""
+    """One per completion token, of the distribution it was sampled from (temperature, top-p, top-k, min-p), natural logarithm."""
     policy_version: int
     """The weights that were loaded when the call began (the oldest that may have produced a token of it)."""
     finish_reason: str

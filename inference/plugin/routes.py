@@ -103,9 +103,14 @@ class CounterpointRoutes:
             temperature=request.sampling.temperature,
             max_tokens=request.sampling.max_tokens,
             stop_token_ids=list(request.sampling.stop_token_ids),
+            stop=list(request.sampling.stop),
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            min_p=request.sampling.min_p,
             logprobs=0,
             flat_logprobs=True,
-            detokenize=False,
+            # Stop strings are looked for in the text, which nobody else wants.
+            detokenize=bool(request.sampling.stop),
             routed_experts_prompt_start=request.routed_experts_start,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

@@ -22,13 +22,13 @@ import uvloop
 
 from environments.base import Example, Model
 from environments.chat import Chat
-from environments.config import EnvironmentConfig
+from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from inference.pool import InferencePool
 from orchestrator.advantages import load_advantage
 from orchestrator.blame import LoopBlame
 from orchestrator.collector import seldom_collecting, set_apart
-from orchestrator.config import OrchestratorConfig, SamplingConfig, ScheduleConfig
+from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.events import CapacityChanged, PolicyUpdated
 from orchestrator.lag import EventLoopLagMonitor, LagDistribution
@@ -194,7 +194,7 @@ async def _run_to_the_end(config: OrchestratorConfig, pool: InferencePool) -> No
                 scheduler=Scheduler(config.schedule, config.steps, _Examples()),
                 environments={environment.name: LoadedEnvironment(environment, ShortTurns())},
                 advantage=load_advantage(config.advantage),
-                chat=cast(Chat, _NoTokenizer()),
+                chats={environment.name: cast(Chat, _NoTokenizer())},
                 pool=pool,
                 sender=cast(Sender, trainer),
                 boundary=StepBoundary(config.run_dir, config.run_id, {environment.name: []}),

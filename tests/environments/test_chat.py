@@ -131,6 +131,40 @@ def test_a_template_that_drops_answers_cannot_be_extended(directory: Path) -> No
         chat.extend(turn, REPLY)
 
 
+# What Qwen3's template does with `enable_thinking`: an empty thought opens the answer where it is false.
+THINKING_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>' + message.content + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think></think>' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+
+def test_the_template_is_given_further_variables(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+    thinking = Chat(directory)
+    brief = thinking.with_template_kwargs({"enable_thinking": False})
+    prompt = brief.start(USER)
+    assert prompt == brief.encode("<|user|>hello<|end|><|assistant|><think></think>")
+    completion = [*brief.encode("hi"), *brief.stop_token_ids]
+    extended = brief.extend(make_turn(prompt, completion), REPLY)
+    assert extended == prompt + completion + brief.encode("<|user|>more<|end|><|assistant|><think></think>")
+    assert thinking.start(USER) == thinking.encode("<|user|>hello<|end|><|assistant|>")
+
+
+def test_a_variable_that_the_template_never_reads_is_refused(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+    with pytest.raises(
+        ValueError, match=r"does not read 'enable_thinkng'; did you mean 'enable_thinking'\? It reads add_gen"
+    ):
+        Chat(directory).with_template_kwargs({"enable_thinkng": False})
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -15,17 +15,26 @@ token_ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50).map(lam
 
 
 @given(
-    token_ids, st.floats(0.01, 100), st.integers(1, 10**6), st.lists(st.integers(0, 2**31 - 1), max_size=4), st.data()
+    token_ids,
+    st.builds(
+        SamplingParameters,
+        st.floats(0.01, 100),
+        st.integers(1, 10**6),
+        st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple),
+        st.lists(st.text(min_size=1, max_size=256), max_size=32).map(tuple),
+        st.floats(0.01, 1),
+        st.integers(0, 2**31),
+        st.floats(0, 1),
+    ),
+    st.data(),
 )
 def test_a_request_arrives_as_it_was_sent(
     prompt_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
-    temperature: float,
-    max_tokens: int,
-    stop: list[int],
+    sampling: SamplingParameters,
     data: st.DataObject,
 ) -> None:
     start = data.draw(st.integers(0, len(prompt_ids)))
-    sent = GenerateRequest("a model", prompt_ids, SamplingParameters(temperature, max_tokens, tuple(stop)), start)
+    sent = GenerateRequest("a model", prompt_ids, sampling, start)
     body = wire.encode_request(sent)
     received = wire.decode_request(body)
     assert received.prompt_ids.tolist() == sent.prompt_ids.tolist()
@@ -48,6 +57,15 @@ def test_a_request_arrives_as_it_was_sent(
         ({"routed_experts_start": -1}, "routed_experts_start = -1"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"stop_token_ids": [1] * 1000}, "not a msgpack map"),
+        ({"stop": ["x"] * 33}, "stop: at most 32 strings of at most 256 characters"),
+        ({"stop": ["x" * 257]}, "stop: at most 32 strings of at most 256 characters"),
+        ({"stop": [1]}, "stop: at most"),
+        ({"stop": [""]}, "stop: an empty string"),
+        ({"top_p": 0}, "top_p = 0.0"),
+        ({"top_p": float("nan")}, "top_p = nan"),
+        ({"min_p": 1.5}, "min_p = 1.5"),
+        ({"top_k": -1}, "top_k = -1"),
+        ({"top_k": 2.5}, "top_k: int is expected, got float"),
         ({"model": None}, "model: str is expected, got nothing"),
         ({"model": ""}, "model: a name of 0 characters"),
     ],

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from environments.config import EnvironmentConfig
-from orchestrator.config import OrchestratorConfig, SamplingConfig, ScheduleConfig
+from environments.config import EnvironmentConfig, SamplingConfig
+from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.toy_model import make_toy_model

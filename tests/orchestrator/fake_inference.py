@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 from inference import wire
-from inference.base import Completion, Probe
+from inference.base import Completion, GenerateRequest, Probe
 
 LAYERS, TOP_K = 2, 2
 
@@ -30,6 +30,7 @@ class FakeInference:
         self.versions: list[int] = []
         """Loaded, in order."""
         self.completions = 0
+        self.asked: list[GenerateRequest] = []
         self._probe: Probe | None = None
         self._random = random.Random(0)
 
@@ -88,6 +89,7 @@ class FakeInference:
 
     async def _generate(self, request: web.Request) -> web.Response:
         asked = wire.decode_request(await request.read())
+        self.asked.append(asked)
         await asyncio.sleep(self.delay_seconds)
         count = self._random.randint(1, min(8, asked.sampling.max_tokens))
         tokens = np.asarray([self._random.randrange(3, self.vocabulary) for _ in range(count)], dtype=np.int32)

@@ -9,13 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import uvloop
 
+from environments.chat import Chat
 from environments.config import EnvironmentConfig
+from inference.base import SamplingParameters
 from orchestrator.checkpoint import load_newest
 from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from orchestrator.daemon import run
@@ -79,6 +82,27 @@ def test_more_groups_than_one_event_starts_are_in_flight_at_once(
         assert run(config, lambda: None) == 0
     assert_whole(config, 2)
     assert [line["rollouts/failed"] for line in metrics_of(config)] == [0, 0]
+
+
+def test_an_environment_is_sampled_as_it_says(
+    make_config: Callable[..., OrchestratorConfig], inference: FakeInference
+) -> None:
+    toy = {"kind": "tests.orchestrator.toy_environment:Toy", "args": {"turns": 1}, "state_columns": ["answer"]}
+    own = {"temperature": 0.5, "stop": ["."], "chat_template_kwargs": {"opening": "Hm"}}
+    config = make_config(
+        steps=1,
+        environments=[{"name": "plain", **toy}, {"name": "own", **toy, "sampling": own}],
+        sampling={"max_tokens": 8, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "stop": ["!", "?"]},
+        schedule=ScheduleConfig(group_size=4, rollouts_per_step=16, max_inflight_rollouts=32),
+    )
+    with ScriptedTrainer(config.output_dir, "one", 1) as trainer:
+        assert run(config, lambda: None) == 0
+    chat = Chat(config.model)
+    asked = {chat.decode(each.prompt_ids.tolist()).rpartition("\n")[2]: each.sampling for each in inference.asked}
+    run_wide = SamplingParameters(1.0, 8, chat.stop_token_ids, ("!", "?"), 0.9, 7, 0.1)
+    assert asked == {"": run_wide, "Hm": replace(run_wide, temperature=0.5, stop=(".",))}
+    (batch,) = trainer.trained
+    assert {(info.environment, info.temperature) for info in batch.samples} == {("plain", 1.0), ("own", 0.5)}
 
 
 @pytest.mark.parametrize("args", [{"turns": 1}, {"turns": 3, "group_scoring": True}], ids=["one turn", "group scoring"])

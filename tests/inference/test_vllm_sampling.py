@@ -1,0 +1,101 @@
+"""A real vLLM: stop strings and truncated distributions, by our route and by a stock server's, against Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from inference.base import Completion, GenerateRequest, SamplingParameters
+from inference.client import BinaryClient, ServerClient
+from inference.config import PoolConfig
+from inference.connection import Connections
+from inference.openai_client import OpenAIClient
+from tests.inference.conftest import ServerProcess
+from tests.inference.tiny_model import END
+from transport.records import Float32Array
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+TOLERANCE = 0.004
+"""Between vLLM's log-probabilities and Hugging Face's, both in float32."""
+
+PROMPT = np.arange(5, 50, dtype=np.int32)
+GREEDY = SamplingParameters(temperature=0.01, max_tokens=48, stop_token_ids=())
+WARM = SamplingParameters(temperature=0.8, max_tokens=64, stop_token_ids=(END,))
+
+
+@asynccontextmanager
+async def clients_of(server: ServerProcess) -> AsyncIterator[list[ServerClient]]:
+    async with Connections(PoolConfig()) as connections:
+        yield [BinaryClient(server.url, connections), OpenAIClient(server.url, connections)]
+
+
+def request(server: ServerProcess, sampling: SamplingParameters) -> GenerateRequest:
+    return GenerateRequest(server.config.model, PROMPT, sampling)
+
+
+def two_letters(tokenizer: Tokenizer, token_ids: list[int]) -> tuple[str, int]:
+    """The first text of two tokens that is ASCII and does not occur before, and how many tokens end with it."""
+    letters = [tokenizer.decode([token]) for token in token_ids]
+    for end in range(3, len(letters)):
+        pair = letters[end - 2] + letters[end - 1]
+        if pair.isascii() and len(pair) == 2 and pair not in "".join(letters[: end - 1]):
+            return pair, end
+    raise AssertionError("the model of these seeds writes such a pair")
+
+
+async def test_a_stop_string_ends_a_completion_with_the_very_tokens_that_complete_it(moe_server: ServerProcess) -> None:
+    tokenizer = Tokenizer.from_file(f"{moe_server.config.model}/tokenizer.json")
+    async with clients_of(moe_server) as clients:
+        free = await clients[0].generate(request(moe_server, GREEDY))
+        stop, length = two_letters(tokenizer, free.token_ids.tolist())
+        for client in clients:
+            stopped = await client.generate(request(moe_server, replace(GREEDY, stop=("not in there", stop))))
+            assert (stopped.finish_reason, stopped.token_ids.tolist()) == ("stop", free.token_ids[:length].tolist())
+            np.testing.assert_allclose(stopped.log_probabilities, free.log_probabilities[:length], atol=TOLERANCE)
+            assert stopped.routed_experts is not None
+            assert free.routed_experts is not None
+            assert (stopped.routed_experts == free.routed_experts[: len(PROMPT) + length - 1]).all()
+
+
+def truncated_log_probabilities(
+    server: ServerProcess, completion: Completion, sampling: SamplingParameters
+) -> Float32Array:
+    """Of each completion token: Hugging Face's logits, over the temperature, cut as min-p, top-k and top-p say, normalised."""
+    import torch
+
+    tokens = torch.tensor(np.concatenate([PROMPT, completion.token_ids]).astype(np.int64))
+    with torch.no_grad():
+        logits = server.models[0](tokens[None]).logits[0, len(PROMPT) - 1 : -1].float() / sampling.temperature
+    p = logits.softmax(-1)
+    logits[p < sampling.min_p * p.max(-1, keepdim=True).values] = -torch.inf
+    if sampling.top_k:
+        logits[logits < logits.topk(sampling.top_k).values[:, -1:]] = -torch.inf
+    ordered, places = logits.softmax(-1).sort(-1, descending=True)
+    beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+    logits[torch.zeros_like(beyond).scatter(-1, places, beyond)] = -torch.inf
+    result: Float32Array = logits.log_softmax(-1).gather(-1, tokens[len(PROMPT) :, None])[:, 0].numpy()
+    return result
+
+
+@pytest.mark.parametrize(
+    "cut", [{"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.3}, {"top_p": 0.9, "top_k": 20, "min_p": 0.05}]
+)
+async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(
+    moe_server: ServerProcess, cut: dict[str, Any]
+) -> None:
+    """So that they are the denominator of the importance ratio, whatever the distribution is cut to."""
+    sampling = replace(WARM, **cut)
+    async with clients_of(moe_server) as clients:
+        for client in clients:
+            completion = await client.generate(request(moe_server, sampling))
+            expected = truncated_log_probabilities(moe_server, completion, sampling)
+            assert np.abs(completion.log_probabilities - expected).max() < TOLERANCE
+            whole = truncated_log_probabilities(moe_server, completion, WARM)
+            assert (whole - expected).min() < -0.01, "the whole distribution gives the same: nothing was cut"
