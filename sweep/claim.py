@@ -23,7 +23,7 @@ from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
 from sweep.lock import REAL_CLOCKS, Claim, Keeper, PreviousTaskFailed, holder, keeping
 from sweep.protocol import LeaseLost, Observer, Tenure, perform
 from sweep.record import RecordError, checked_id
-from sweep.store import StoreError, open_store, prove
+from sweep.store import StoreError, open_proven
 from sweep.walk import Rest, Walk
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,7 @@ class _Worker(Generic[C]):
             twice = sorted(target_id for target_id in self.targets if ids.count(target_id) > 1)
             raise ValueError(f"targets given more than once: {', '.join(twice)}")
         self.walk = Walk(self.targets, terms.heartbeat, random.Random())
-        self._store = open_store(root)
-        prove(self._store)
+        self._store = open_proven(root)
         self._terms = terms
         self._observer = Observer(terms, REAL_CLOCKS, self._store.root)
         self._errors: dict[str, Exception] = {}

@@ -20,7 +20,7 @@ from sweep.interruption import Interruptions
 from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
 from sweep.protocol import Clocks, LeaseLost, Observer, Tenure, perform
 from sweep.record import Record, RecordError, checked_id
-from sweep.store import Store, StoreError, open_store, prove
+from sweep.store import Store, StoreError, open_proven
 from sweep.walk import Pace
 
 logger = logging.getLogger(__name__)
@@ -224,9 +224,8 @@ def step_lock(
     """
     root, target_id = os.path.split(os.fspath(path))
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
-    store = open_store(root or ".")
     checked_id(target_id)
-    prove(store)
+    store = open_proven(root or ".")
     observer = Observer(terms, REAL_CLOCKS, store.root)
     pace = Pace(heartbeat, random.Random())
     give_up = None if timeout is None else monotonic() + timeout

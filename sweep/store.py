@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 SCHEMES = "a local path, file://, memory://, s3:// and gs://"
+BUSY_TRIES = 5
+"""How often `prove` makes a request where the store asks for patience, pausing twice as long each time."""
 
 
 class StoreError(OSError):
     """The store did not answer, or said that it could not. What was asked for may have been done all the same."""
+
+
+class Busy(StoreError):
+    """The store asks for patience: nothing was done."""
 
 
 class Conflict(Exception):
@@ -43,6 +50,8 @@ class Store(Protocol):
     """For messages."""
     readers: int
     """How many reads at once are worth it."""
+    write_interval: float
+    """Seconds that are to lie between two writes of one object."""
 
     def read(self, key: str) -> Stored | None:
         """The object, or None."""
@@ -103,16 +112,28 @@ def _local(path: str) -> Store:
     return LocalStore(Path(path).expanduser().absolute())
 
 
+def open_proven(root: str | os.PathLike[str]) -> Store:
+    """`open_store`, of a root that `prove` has accepted in this process."""
+    return _proven(os.fspath(root), os.getpid())
+
+
+@functools.lru_cache(maxsize=64)
+def _proven(root: str, process: int) -> Store:
+    store = open_store(root)
+    prove(store)
+    return store
+
+
 def prove(store: Store) -> None:
-    """Has the store refuse what it must refuse and do what it must do, on an object of our own. Five requests.
+    """Has the store refuse what it must refuse and do what it must do, on an object of our own. Six requests.
 
     Raises `UnsafeStoreError` saying which promise it broke, `StoreError` when it cannot be reached or may not be written.
     """
     key = f".probe-{uuid.uuid4().hex}"  # no id of a target: one that a killed worker leaves is not taken for one
-    created = store.write(key, b"1", None)
+    created = _write(store, key, b"1", None)
     try:
         _must_refuse(store, key, None, "to create an object only if there is none")
-        replaced = store.write(key, b"2", created)
+        replaced = _write(store, key, b"2", created)
         _must_refuse(store, key, created, "to replace an object only if it is unchanged")
         if store.read(key) != Stored(b"2", replaced):
             raise UnsafeStoreError(f"{store.root}: what was written is not what is read after it")
@@ -122,9 +143,22 @@ def prove(store: Store) -> None:
         store.discard(key)
 
 
+def _write(store: Store, key: str, data: bytes, version: str | None) -> str:
+    """At the store's pace, and again where it asks for patience. Raises as `Store.write` does."""
+    pause = store.write_interval
+    for _ in range(BUSY_TRIES - 1):
+        time.sleep(pause)
+        try:
+            return store.write(key, data, version)
+        except Busy:
+            pause *= 2
+    time.sleep(pause)
+    return store.write(key, data, version)
+
+
 def _must_refuse(store: Store, key: str, version: str | None, condition: str) -> None:
     try:
-        store.write(key, b"must not be written", version)
+        _write(store, key, b"must not be written", version)
     except Conflict:
         return
     raise UnsafeStoreError(

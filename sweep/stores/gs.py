@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sweep.record import LARGEST_BYTES
-from sweep.store import Conflict, Stored, StoreError
+from sweep.store import Busy, Conflict, Stored, StoreError
 
 SUFFIX = ".json"
 TIMEOUT = (5, 10)
@@ -21,11 +21,13 @@ class GoogleStore:
     """A bucket's objects below a prefix."""
 
     readers = 32
+    write_interval = 1.1
+    """Google's storage may refuse more than one write a second of one name (https://cloud.google.com/storage/quotas)."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         """Raises `ImportError` naming the extra, `ValueError` without a bucket, `StoreError` without credentials."""
         try:
-            from google.api_core.exceptions import GoogleAPIError, NotFound, PreconditionFailed
+            from google.api_core.exceptions import GoogleAPIError, NotFound, PreconditionFailed, TooManyRequests
             from google.auth.exceptions import GoogleAuthError
             from google.cloud import storage
             from requests import RequestException
@@ -36,7 +38,7 @@ class GoogleStore:
         self.root = f"gs://{bucket}/{prefix}"
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (GoogleAPIError, GoogleAuthError, RequestException)
-        self._refused, self._absent = PreconditionFailed, NotFound
+        self._refused, self._absent, self._busy = PreconditionFailed, NotFound, TooManyRequests
         try:
             self._client: Any = storage.Client()
         except (GoogleAuthError, OSError) as error:  # the latter for a project that is not set
@@ -70,6 +72,8 @@ class GoogleStore:
             )
         except (self._refused, self._absent) as error:
             raise Conflict(f"{self.root}/{key}") from error
+        except self._busy as error:
+            raise Busy(f"{self.root}/{key} cannot be written so soon: {error}") from error
         except self._errors as error:
             raise self._failed("written", key, error) from error
         return str(blob.generation)

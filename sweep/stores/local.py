@@ -1,10 +1,15 @@
-"""Objects as files of one directory: `<root>/<key>.json`, each replaced whole, under an `flock` on a guard that is never
-unlinked.
+"""Objects as files of one directory: `<root>/<key>.json`, created by `link` and replaced whole, under an `flock` on a guard that
+is never unlinked.
 
 To unlink a lock's file lets two processes hold the lock, one by the old file and one by the new. So guards stay: a fixed few,
 shared out among the keys. Under a guard there is only what must be: to compare and to rename; what waits for the disk comes
 before and after. A process stopped between the two, for microseconds, keeps its guard until it goes on or ends, and the
 others are told `StoreError` meanwhile.
+
+A client of NFS may look a name up in its cache, for up to a minute: what it reads may be gone, or may not be all there is. So
+no decision rests on a lookup. An object is created by `link`, which the server refuses where the name exists. And an object is
+replaced only if the guard does not list it as replaced: the content of a locked file is the server's own (nfs(5), "Using file
+locks with NFS"; Linux drops what it has cached of a file when it locks it, and writes all back before it unlocks).
 
 `flock` works between machines only where the network file system carries it (NFS since Linux 2.6.12 does, unless mounted with
 `nolock` or `local_lock`); `prove` cannot see that from one machine.
@@ -13,6 +18,7 @@ others are told `StoreError` meanwhile.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -23,12 +29,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sweep.record import LARGEST_BYTES
-from sweep.store import Conflict, Stored, StoreError
+from sweep.store import Conflict, Stored, StoreError, UnsafeStoreError
 
 SUFFIX = ".json"
 GUARDS = 64
 GUARD_SECONDS = 5.0
 """How long a guard is waited for."""
+MARK_BYTES = 16
+MARKS = 1024
+"""How many objects replaced last a guard lists, newest first: those of minutes, where a cache keeps a lookup for one at most."""
 ABANDONED_SECONDS = 3600.0
 """After which the partial file of a process that was killed is removed."""
 
@@ -37,6 +46,7 @@ class LocalStore:
     """A directory, made when it is first written to."""
 
     readers = 1
+    write_interval = 0.0
 
     def __init__(self, directory: Path) -> None:
         self.root = str(directory)
@@ -60,11 +70,10 @@ class LocalStore:
         try:
             partial = self._write_partial(key, data)
             try:
-                with self._guard(key):
-                    current = self.read(key)
-                    if (current and current.version) != version:
-                        raise Conflict(str(self._path(key)))
-                    partial.replace(self._path(key))
+                if version is None:
+                    self._create(key, partial)
+                else:
+                    self._replace(key, partial, version)
             finally:
                 partial.unlink(missing_ok=True)
             _sync(self._directory)
@@ -73,6 +82,29 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"{self._path(key)} cannot be written: {error}") from error
         return _version(data)
+
+    def _create(self, key: str, partial: Path) -> None:
+        try:
+            os.link(partial, self._path(key))
+        except FileExistsError:
+            raise Conflict(str(self._path(key))) from None
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise UnsafeStoreError(
+                    f"{self.root}: its file system has no hard links, and without them two workers could both create an object"
+                ) from None
+            raise
+
+    def _replace(self, key: str, partial: Path, version: str) -> None:
+        mark = hashlib.sha256(f"{key} {version}".encode()).digest()[:MARK_BYTES]
+        with self._guard(key) as guard:
+            current, replaced = self.read(key), os.pread(guard, LARGEST_BYTES, 0)
+            marks = [replaced[start : start + MARK_BYTES] for start in range(0, len(replaced), MARK_BYTES)]
+            if (current and current.version) != version or mark in marks:
+                raise Conflict(str(self._path(key)))
+            partial.replace(self._path(key))
+            # Last: a process killed before it leaves an object that can still be replaced.
+            os.pwrite(guard, b"".join([mark, *marks[: MARKS - 1]]), 0)
 
     def keys(self) -> list[str]:
         """See `Store`."""
@@ -117,14 +149,15 @@ class LocalStore:
         return partial
 
     @contextlib.contextmanager
-    def _guard(self, key: str) -> Iterator[None]:
+    def _guard(self, key: str) -> Iterator[int]:
+        """Yields the guard's descriptor."""
         self._guards.mkdir(exist_ok=True)
         guard = self._guards / f"{zlib.crc32(key.encode()) % GUARDS:02d}"
         # A descriptor of its own for each holder: flock excludes threads as it does processes.
         descriptor = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(descriptor, guard)
-            yield
+            yield descriptor
             # Said, since to close is not enough: a process forked meanwhile, by a body say, has the descriptor for life.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:

@@ -16,6 +16,7 @@ class MemoryStore:
     """All stores of one name are the same."""
 
     readers = 1
+    write_interval = 0.0
 
     def __init__(self, name: str) -> None:
         self.root = f"memory://{name}"

@@ -23,6 +23,7 @@ class S3Store:
     """A bucket's objects below a prefix."""
 
     readers = 32
+    write_interval = 0.0
 
     def __init__(self, bucket: str, prefix: str) -> None:
         """Raises `ImportError` naming the extra, `ValueError` without a bucket, `StoreError` for an unknown profile."""

@@ -10,6 +10,7 @@ import boto3
 import pytest
 
 from perf.s3_server import point_at, s3_application, serving
+from sweep.stores.gs import GoogleStore
 from tests.sweep.gcs_server import Bucket, google_server
 
 _numbers = itertools.count()
@@ -31,6 +32,7 @@ def google_bucket() -> Iterator[str]:
     """`gs://bucket`, at our own server."""
     with pytest.MonkeyPatch.context() as patch, google_server(Bucket()) as address:
         patch.setenv("STORAGE_EMULATOR_HOST", address)
+        patch.setattr(GoogleStore, "write_interval", 0.0)  # which ours does not ask for
         yield "gs://bucket"
 
 

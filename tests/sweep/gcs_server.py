@@ -7,7 +7,9 @@ import email
 import email.policy
 import itertools
 import json
+import math
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +24,22 @@ class Bucket:
         self.objects: dict[str, tuple[int, bytes]] = {}
         self.generations = itertools.count(1_700_000_000_000_000)
         self.ignores_conditions = False
+        self.interval = 0.0
+        """Seconds: an earlier next write of the same name is refused, as Google's storage does (it may be one a second)."""
+        self.busy = 0
+        """So many writes to come are refused for no reason."""
+        self.refused_for_pace = 0
+        self.written_at: dict[str, float] = {}
+
+    def keeps_pace(self, name: str) -> bool:
+        """Whether another write of this name may be tried now."""
+        with self.lock:
+            now, before = time.monotonic(), self.written_at.get(name, -math.inf)
+            self.written_at[name] = now
+            too_soon = now - before < self.interval or self.busy > 0
+            self.busy -= self.busy > 0
+            self.refused_for_pace += too_soon
+            return not too_soon
 
     def put(self, name: str, data: bytes, condition: str | None) -> int | None:
         """The new generation, or None when the condition does not hold."""
@@ -65,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
         data = content.get_payload(decode=True)
         assert path.endswith("/o")
         assert isinstance(data, bytes)
+        if not self.bucket.keeps_pace(name):
+            return self._reply(429, {"error": {"code": 429, "message": "rateLimitExceeded"}})
         generation = self.bucket.put(name, data, query.get("ifGenerationMatch"))
         if generation is None:
             return self._reply(412, {"error": {"code": 412, "message": "conditionNotMet"}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -210,7 +211,7 @@ def test_a_body_ended_by_the_programs_own_handler_of_a_signal_gives_its_claim_ba
         sys.exit(1)
 
     def function(target: SweepTarget[int], claim: Claim) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         claim.stop.wait(DEADLINE_SECONDS)  # where it runs in a thread, the handler does not
 
     async def coroutine(target: SweepTarget[int], claim: Claim) -> None:
@@ -258,6 +259,33 @@ def test_bad_calls_are_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         claim_and_run(root, targets(*given), lambda target, claim: None, **{"heartbeat": 20.0, **keywords})
     assert sweep_status(root) == []
+
+
+def test_a_claim_costs_three_requests_and_a_root_is_proven_once_a_process(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(MemoryStore, name)
+
+        def request(store: MemoryStore, *arguments: Any) -> Any:
+            requests.append(" ".join([name, *arguments[:1]]))
+            return real(store, *arguments)
+
+        return request
+
+    for name in ("read", "write", "keys", "discard"):
+        monkeypatch.setattr(MemoryStore, name, counted(name))
+    claim_and_run(root, targets("a"), lambda target, claim: None)
+    assert [request for request in requests if ".probe" not in request] == ["read a", "write a", "write a"]
+    assert len(requests) == 3 + 6
+    requests.clear()
+    claim_and_run(root, targets("b"), lambda target, claim: None)
+    asyncio.run(claim_and_run_async(root, targets("c"), lambda target, claim: None))
+    with step_lock(f"{root}/d"):
+        pass
+    assert requests == [f"{what} {key}" for key in "bcd" for what in ("read", "write", "write")]
 
 
 def test_no_targets_are_no_work(root: str) -> None:

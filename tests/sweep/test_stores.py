@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,9 @@ import pytest
 
 from perf.s3_server import Application, s3_application, serving
 from sweep.record import LARGEST_BYTES
-from sweep.store import Conflict, Stored, StoreError, UnsafeStoreError, open_store, prove
+from sweep.store import Busy, Conflict, Stored, StoreError, UnsafeStoreError, open_store, prove
 from sweep.stores.gs import GoogleStore
-from sweep.stores.local import GUARDS, LocalStore
+from sweep.stores.local import GUARDS, MARK_BYTES, LocalStore
 from sweep.stores.s3 import S3Store
 from tests.sweep.gcs_server import Bucket, google_server
 
@@ -92,6 +96,35 @@ def test_a_store_that_keeps_its_conditions_is_accepted_and_left_clean(root: str)
     assert store.keys() == []
 
 
+@pytest.fixture
+def slow_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """Of a Google's storage that takes a name's next write a twentieth of a second after the last; the real one, a second."""
+    bucket = Bucket()
+    bucket.interval = 0.05
+    monkeypatch.setattr(GoogleStore, "write_interval", 0.05)
+    with google_server(bucket) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        yield bucket
+
+
+def test_a_google_storage_is_proven_at_the_pace_that_it_allows(slow_bucket: Bucket) -> None:
+    prove(GoogleStore("bucket", "sweep"))
+    assert slow_bucket.refused_for_pace == 0
+    assert slow_bucket.objects == {}
+
+
+def test_proving_tries_again_where_a_storage_asks_for_patience(
+    slow_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GoogleStore, "write_interval", 0.01)
+    slow_bucket.interval, slow_bucket.busy = 0.0, 3
+    prove(GoogleStore("bucket", "sweep"))
+    assert slow_bucket.refused_for_pace == 3
+    slow_bucket.busy = 1000
+    with pytest.raises(Busy, match="429"):
+        prove(GoogleStore("bucket", "sweep"))
+
+
 def forgetful(application: Application) -> Application:
     """S3 as some stores have it: conditions are taken and ignored."""
 
@@ -114,6 +147,7 @@ def test_an_s3_that_ignores_conditions_is_refused(s3_bucket: str, monkeypatch: p
 def test_a_google_storage_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket()
     bucket.ignores_conditions = True
+    monkeypatch.setattr(GoogleStore, "write_interval", 0.0)
     with google_server(bucket) as address:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
         with pytest.raises(UnsafeStoreError, match="two workers would win one target"):
@@ -179,7 +213,84 @@ def test_a_root_is_all_that_is_written_and_not_a_part_of_it(s3_bucket: str, tmp_
     assert (tmp_path / "a#1" / "target.json").exists()
 
 
+def test_one_of_many_creators_wins(root: str) -> None:
+    store, creators = open_store(root), 8
+    together, won = threading.Barrier(creators), []
+
+    def create(name: int) -> None:
+        together.wait()
+        with contextlib.suppress(Conflict):
+            store.write("new", f"by {name}".encode(), None)
+            won.append(name)
+
+    workers = [threading.Thread(target=create, args=(name,)) for name in range(creators)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    (winner,) = won
+    stored = store.read("new")
+    assert stored is not None
+    assert stored.data == f"by {winner}".encode()
+
+
 # --- the local disk ---
+
+
+class Client(LocalStore):
+    """A machine's view of a directory on NFS, as its cache can make it: a name that was looked up is not looked up again."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.cached: dict[str, Stored | None] = {}
+
+    def read(self, key: str) -> Stored | None:
+        """From the cache."""
+        if key not in self.cached:
+            self.cached[key] = super().read(key)
+        return self.cached[key]
+
+
+def test_a_cached_lookup_that_found_nothing_does_not_let_a_second_worker_create(tmp_path: Path) -> None:
+    stale, peer = Client(tmp_path), LocalStore(tmp_path)
+    assert stale.read("a") is None
+    peer.write("a", b"the peer's", None)
+    with pytest.raises(Conflict):
+        stale.write("a", b"mine", None)
+    assert peer.read("a") == Stored(b"the peer's", hashlib.sha256(b"the peer's").hexdigest())
+
+
+def test_a_cached_lookup_of_what_was_replaced_does_not_let_a_second_worker_replace_it(tmp_path: Path) -> None:
+    stale, peer = Client(tmp_path), LocalStore(tmp_path)
+    version = peer.write("a", b"free", None)
+    stale.read("a")
+    taken = peer.write("a", b"the peer's", version)
+    with pytest.raises(Conflict):
+        stale.write("a", b"mine", version)
+    assert peer.read("a") == Stored(b"the peer's", taken)
+
+
+def test_a_guard_lists_what_was_replaced_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweep.stores.local.MARKS", 8)
+    stale, peer = Client(tmp_path), LocalStore(tmp_path)
+    versions = [peer.write("a", b"0", None)]
+    for number in range(1, 21):
+        versions.append(peer.write("a", b"%d" % number, versions[-1]))
+    for version in versions[-9:-1]:
+        stale.cached["a"] = Stored(b"as it was", version)
+        with pytest.raises(Conflict):
+            stale.write("a", b"mine", version)
+    (guard,) = (tmp_path / ".guards").iterdir()
+    assert guard.stat().st_size == 8 * MARK_BYTES
+
+
+def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(UnsafeStoreError, match="its file system has no hard links"):
+        prove(LocalStore(tmp_path))
 
 
 def test_a_process_forked_in_the_middle_of_a_write_does_not_keep_its_guard(
@@ -197,10 +308,11 @@ def test_a_process_forked_in_the_middle_of_a_write_does_not_keep_its_guard(
         return real_read(store, key)
 
     try:
+        version = store.write("a", b"one", None)
         with monkeypatch.context() as patch:
             patch.setattr(LocalStore, "read", read_and_fork)  # as called under the guard
-            version = store.write("a", b"one", None)
-        store.write("a", b"two", version)
+            version = store.write("a", b"two", version)
+        store.write("a", b"three", version)
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -240,7 +352,8 @@ def test_a_guard_is_never_unlinked_and_one_that_is_held_is_an_error(
 ) -> None:
     monkeypatch.setattr("sweep.stores.local.GUARD_SECONDS", 0.05)
     store = LocalStore(tmp_path)
-    store.write("a", b"one", None)
+    version = store.write("a", b"zero", None)
+    version = store.write("a", b"one", version)
     guards = {guard.name: guard.stat().st_ino for guard in (tmp_path / ".guards").iterdir()}
     (name,) = guards
     holder = subprocess.Popen(
@@ -252,12 +365,12 @@ def test_a_guard_is_never_unlinked_and_one_that_is_held_is_an_error(
     assert holder.stdin is not None
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(StoreError, match=r"\.guards/\d\d has been locked for 0.05 s: is a process stopped"):
-        store.write("a", b"two", None)
+        store.write("a", b"two", version)
     with holder.stdin, holder.stdout:
         holder.stdin.write(b"\n")
     assert holder.wait(30) == 0
-    for index in range(2 * GUARDS):
-        store.write(f"key-{index}", b"one", None)
+    for index in range(GUARDS + 8):
+        store.write(f"key-{index}", b"two", store.write(f"key-{index}", b"one", None))
         store.discard(f"key-{index}")
     after = {guard.name: guard.stat().st_ino for guard in (tmp_path / ".guards").iterdir()}
     assert after[name] == guards[name]
