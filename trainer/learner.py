@@ -21,6 +21,7 @@ from orchestrator.config import OrchestratorConfig
 from trainer import checkpoint
 from trainer.config import TrainerConfig
 from trainer.fair_share import Row
+from trainer.faults import is_fatal
 from trainer.loss import load_loss
 from trainer.metrics import MetricValue
 from trainer.model import load_model, trainable_parameters
@@ -29,6 +30,7 @@ from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.ranks import Ranks
 from trainer.router_replay import RouterReplay
+from trainer.rows import Rows, StepRow
 from trainer.runs import MultiRunManager, Run
 from trainer.step import OpenStep, finish, train_row
 from transport import codec
@@ -58,6 +60,7 @@ class Learner:
         self.failures: dict[int, str] = {}
         self._open: dict[int, OpenStep] = {}
         self._trained_in_full = False
+        self._rows = Rows(config.max_tokens)
         self._load_model()
         manager.register_config_validation_hook(self._fits_the_places)
         manager.register_config_validation_hook(self._fits_the_model)
@@ -142,8 +145,10 @@ class Learner:
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._open[index], samples) for index, samples in rows[self.ranks.index]]
-        if own:
-            train_row(self.model, self.replay, self.limits, own)
+        self._rows.train(own, self._train_row)
+
+    def _train_row(self, row: StepRow) -> None:
+        train_row(self.model, self.replay, self.limits, row)
 
     def _drop(self, index: int) -> None:
         if self._open.pop(index, None) is not None:
@@ -182,8 +187,12 @@ class Learner:
                 checkpoint.load(run, self.config.output_dir, progress.step, random_state=self.config.max_runs == 1)
                 self.manager.progress[index] = run.progress
             failure = ""
-        except (ValueError, checkpoint.CheckpointError, torch.OutOfMemoryError) as error:
+        except (ValueError, checkpoint.CheckpointError) as error:
             failure = str(error)
+        except Exception as error:  # memory, or whatever an adapter or optimizer may raise
+            if is_fatal(error):
+                raise
+            failure = f"{type(error).__name__}: {error}"
         failed = torch.tensor([float(bool(failure))], device=self.ranks.device)
         self.ranks.maximum(failed)
         if float(failed):

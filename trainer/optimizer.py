@@ -83,8 +83,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Forgets what has accumulated."""
-        for master in self.masters.values():
-            master.grad = None
+        for tensor in (*self.masters.values(), *self.parameters.values()):
+            tensor.grad = None
 
     def state(self) -> dict[str, Tensor]:
         """All state as named tensors: `master.<name>`, and once stepped `<key>.<name>` for each of `STATE_KEYS` that there is."""

@@ -41,6 +41,9 @@ HEARTBEAT_SECONDS = 30.0
 TORCHRUN_STOP_SECONDS = 60.0
 """torchrun itself kills ranks that have not ended 30 s after it was told to."""
 
+_FAULT_BYTES = 1024
+"""Of the text in which a rank tells the others what is wrong; the wire tells an orchestrator no more, either."""
+
 _BUCKET_ELEMENTS = 2**24
 """Gradients are added in buffers of this many float32, 64 MiB: few calls, little memory."""
 
@@ -78,6 +81,19 @@ class Ranks:
             dist.all_reduce(flat)
             for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(summed.view_as(tensor))
+
+    def faults(self, own: str | None) -> list[str]:
+        """What the ranks have found to be wrong, the same list on every rank; `own` is this one's, None where nothing is."""
+        if self.count == 1:
+            return [own] if own is not None else []
+        data = torch.zeros(_FAULT_BYTES, dtype=torch.uint8)
+        if own is not None:
+            text = (own or "?").encode(errors="replace")[:_FAULT_BYTES]
+            data[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        gathered = [torch.empty_like(data) for _ in range(self.count)]
+        dist.all_gather(gathered, data, group=self.commands)
+        texts = (each.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for each in gathered)
+        return [text for text in texts if text]
 
     def maximum(self, tensor: Tensor) -> None:
         """The elementwise maximum over all ranks, in place."""

@@ -66,6 +66,8 @@ class Run:
     optimizer: Optimizer
     loss: Loss
     progress: Progress = field(default_factory=Progress)
+    intact: bool = True
+    """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
     durable_step: int = 0
     """Acknowledged as durable: the batches up to this step will not be asked for again."""
     waiting: dict[int, Batch] = field(default_factory=dict)

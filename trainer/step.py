@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from trainer.faults import is_fatal, is_out_of_memory
 from trainer.loss import LossInputs, LossOutputs
 from trainer.metrics import MetricValue
 from trainer.model import log_probabilities
@@ -51,13 +52,28 @@ class OpenStep:
         self.samples = trained_samples(batch)
         """Indices of the samples to train, those that have a trained token. Which still are is for the caller to know."""
         self.fault: str | None = None
-        """What its loss did, when the step must be refused for it; its samples are then no longer trained."""
+        """Why the step must be refused, when it must; its samples are then no longer trained."""
+        self.trained_rows: list[Sequence[int]] = []
+        """The samples that this rank has trained, row by row."""
         self.environments = environment_names(batch)
         self.sums_EM = torch.zeros(len(self.environments), len(_SUMS), dtype=torch.float64, device=device)
         self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
         self.export_directory = export_directory
         self.export = TokenExport() if export_directory is not None else None
         self.started = time.perf_counter()
+
+    def length(self, sample: int) -> int:
+        """Tokens of a sample."""
+        return int(self.batch.sample_offsets[sample + 1] - self.batch.sample_offsets[sample])
+
+    def begin_anew(self) -> list[Sequence[int]]:
+        """Forgets what this rank has trained, gradients included; the rows that are to be trained again."""
+        self.run.optimizer.zero_grad()
+        self.sums_EM.zero_()
+        self.highest_E.zero_()
+        self.export = TokenExport() if self.export is not None else None
+        rows, self.trained_rows = self.trained_rows, []
+        return rows
 
 
 def train_row(
@@ -101,8 +117,8 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     A step without any trained token leaves the weights as they are, and counts all the same.
 
     Raises:
-        InvalidBatch: on every rank, when the loss raised on any, or the loss or its gradient is not finite. The run is then as
-            before the step, its gradients forgotten.
+        InvalidBatch: on every rank, when the step has a fault on any, or the loss or its gradient is not finite. The run is
+            then as before the step, its gradients forgotten; or not `intact`, when the update itself failed.
     """
     run, batch = step.run, step.batch
     metrics: dict[str, MetricValue] = {"learning_rate": 0.0, "grad_norm": 0.0}
@@ -163,8 +179,10 @@ def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs 
                 raise ValueError(f"{name} has shape {list(shape)}; expected {list(log_probabilities_P.shape)}")
         (gradient_P,) = torch.autograd.grad(outputs.loss_P.sum() / step.trained_tokens, log_probabilities_P)
     except Exception as error:  # an operator's loss may fail in any way
+        if is_out_of_memory(error):
+            raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
-        step.fault = f"raised {type(error).__name__}: {error}"
+        step.fault = f"the loss of step {step.batch.step} raised {type(error).__name__}: {error}"
         return None, torch.zeros_like(log_probabilities_P)
     return outputs, gradient_P
 
@@ -206,14 +224,34 @@ def _accumulate(step: OpenStep, columns: dict[str, Tensor], environments_P: Tens
 
 
 def _update(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
-    """Adds gradients and sums over the ranks, and updates the weights if both are finite."""
+    """Adds gradients and sums over the ranks, and updates the weights if both are finite.
+
+    What one rank raises by itself is settled between the collective calls, so that all ranks make the same ones.
+    """
     run, number = step.run, step.batch.step
-    faults = torch.tensor([float(step.fault is not None)], dtype=torch.float64, device=step.sums_EM.device)
-    ranks.add(run.optimizer.gradients())
-    ranks.add([step.sums_EM, faults])
+    try:
+        gradients = run.optimizer.gradients()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks have to know
+        step.fault = step.fault or _described(error, f"the gradients of step {number}")
+    _refuse_if_any(ranks, step.fault)
+    ranks.add(gradients)
+    ranks.add([step.sums_EM])
     ranks.maximum(step.highest_E)
-    if float(faults):
-        raise InvalidBatch(f"the loss of step {number} {step.fault or 'raised on another rank, whose log says what'}")
+    fault, metrics = None, {}
+    try:
+        metrics = _apply(step)
+    except InvalidBatch as error:
+        fault = str(error)
+    except Exception as error:  # noqa: BLE001 - as above
+        run.intact = False
+        fault = _described(error, f"the update of step {number}")
+    _refuse_if_any(ranks, fault, run if metrics else None)
+    return metrics
+
+
+def _apply(step: OpenStep) -> dict[str, MetricValue]:
+    """The update, from sums and gradients that are the same on all ranks. Raises `InvalidBatch` before anything has changed."""
+    run, number = step.run, step.batch.step
     norm = run.optimizer.gradient_norm()
     if not bool(step.sums_EM[:, 0].isfinite().all()):
         raise InvalidBatch(
@@ -223,6 +261,22 @@ def _update(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
         raise InvalidBatch(f"the gradient of step {number} is not finite (norm {float(norm)}); the step is not taken")
     rate = run.optimizer.step(number, norm)
     return {"learning_rate": rate, "grad_norm": float(norm)}
+
+
+def _refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:
+    """Raises `InvalidBatch` on every rank if any has a fault; `updated` is a run that has been updated on this one."""
+    if faults := ranks.faults(fault):
+        if updated is not None:
+            updated.intact = False
+        raise InvalidBatch("; ".join(dict.fromkeys(faults)))
+
+
+def _described(error: Exception, what: str) -> str:
+    """The fault that `error` is; raises it if nothing works after it."""
+    if is_fatal(error):
+        raise error
+    logger.warning("%s failed", what, exc_info=error)
+    return f"{what} failed: {type(error).__name__}: {error}"
 
 
 def _means(sums_EM: Tensor, highest_E: Tensor, names: list[str]) -> dict[str, MetricValue]:

@@ -25,6 +25,7 @@ from trainer.attendance import Attendance
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
+from trainer.faults import is_fatal
 from trainer.learner import Learner
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model import choose_device
@@ -298,6 +299,12 @@ class Trainer:
                 self._evict(run, f"version {run.progress.step} of its weights cannot be published: {error}")
             self._look_again = True
             return False
+        except Exception as error:
+            if is_fatal(error) or isinstance(error, SafetensorError):
+                raise
+            logger.warning("run %s cannot be published", run.run_id, exc_info=True)
+            self._evict(run, f"version {run.progress.step} of its weights cannot be published: {error}")
+            return False
         return True
 
     def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
@@ -316,6 +323,8 @@ class Trainer:
 
     def _save(self, run: Run) -> bool:
         """Whether there was something to save: weights that have been trained, and have not been found broken."""
+        if not run.intact:
+            return False
         newest = checkpoint.newest_step(self._config.output_dir, run.run_id)
         published = published_steps(control.run_directory(self._config.output_dir, run.run_id) / "broadcast")
         if run.progress.step <= newest or run.progress.step not in published:

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from orchestrator.config import OrchestratorConfig
 from transport.records import Batch, SampleInfo
@@ -52,6 +59,18 @@ def dense_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(2)
     directory = tmp_path_factory.mktemp("dense")
     Qwen3ForCausalLM(Qwen3Config(**_SHAPE)).save_pretrained(directory)
+    return directory
+
+
+WINDOW = 16
+
+
+@pytest.fixture(scope="session")
+def windowed_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Mistral whose attention reaches back 16 tokens: a longer sample cannot be trained."""
+    torch.manual_seed(3)
+    directory = tmp_path_factory.mktemp("windowed")
+    MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=WINDOW)).save_pretrained(directory)
     return directory
 
 

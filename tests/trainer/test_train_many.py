@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.conftest import WINDOW, make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
     DEADLINE,
     Feeder,
@@ -232,6 +232,47 @@ async def test_a_run_whose_weights_cannot_be_published_is_evicted_and_it_alone(
             await train_to_the_end(good, "good", 4)
         assert await ended(process) == 0, log_path(config).read_text()
     assert published_steps(tmp_path / "trainer" / "later" / "checkpoints") == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_run_whose_row_raises_is_evicted_and_the_others_train_as_if_it_had_not_been_there(
+    windowed_directory: Path, tmp_path: Path, processes: int
+) -> None:
+    """In the midst of a step that all three share rows of, with one rank and with two."""
+    steps = {run_id: [make_batch(step, (14, 9, 12, 16), run_id) for step in (1, 2)] for run_id in ("one", "two")}
+
+    async def train(end: Feeder, run_id: str) -> None:
+        await end.until(Ready)
+        await end.train(*steps[run_id])
+        await end.until(Acknowledged, durable=2)
+
+    for job in ("without", "with"):
+        directory = tmp_path / job
+        config = trainer(directory, windowed_directory, 3, processes=processes)
+        for run_id in ("one", "two", "bad")[: 2 + (job == "with")]:
+            # AdamW would make much of the order of a sum where a gradient is near zero.
+            configure(directory, windowed_directory, run_id, steps=2, optimizer="sgd", learning_rate=0.1)
+        with trainer_process(config) as process:
+            async with feeder(config, "one") as one, feeder(config, "two") as two, AsyncExitStack() as stack:
+                if job == "with":
+                    bad = await stack.enter_async_context(feeder(config, "bad"))
+                    await bad.until(Ready)
+                    await bad.link.send(make_batch(1, (5, WINDOW + 1, 5), "bad"))
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(train(one, "one"))
+                    tasks.create_task(train(two, "two"))
+                if job == "with":
+                    evicted = await bad.until(Evicted)
+                    assert isinstance(evicted, Evicted)
+                    assert "step 1" in evicted.reason
+                    assert "a sample of 17 tokens is longer than the attention window of 16" in evicted.reason
+            assert await ended(process) == 0, log_path(config).read_text()
+    for run_id in ("one", "two"):
+        expected, found = (adapter(tmp_path / job, run_id, 2) for job in ("without", "with"))
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7)
+        first = adapter(tmp_path / "with", run_id, 0)
+        assert any(not torch.equal(first[name], found[name]) for name in found), "nothing was trained"
 
 
 async def test_a_trainer_all_of_whose_runs_were_evicted_says_so(dense_directory: Path, tmp_path: Path) -> None:
