@@ -22,6 +22,7 @@ CASES = {
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "4,096 rollouts in flight, beside the same loop with the openai client",
     "events": "what an event costs the scheduler, with 100 to 10,000 groups under way",
+    "garbage": "memory and pauses with an environment whose objects refer to each other, beside Python's defaults",
     "memory": "peak and growth of resident size",
     "scaling": "from 0.1 to 4 GB",
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",

@@ -1,26 +1,32 @@
-"""Keeps Python's cyclic garbage collector from holding the event loop.
+"""Keeps Python's cyclic garbage collector from holding the event loop, and lets the growth of memory say when it must.
 
 A full collection walks every object there is: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). What the daemon
-makes leaves by reference counts alone, so it finds next to nothing; it is left in, a hundred times rarer, for what environments
-make. Between two of them only the youngest objects are walked, each once.
+makes leaves by reference counts alone, so it would find next to nothing. What environments make may refer to itself, and then
+nothing else finds it. Python collects when a quarter of the objects is new, however long they live; here memory must have grown
+by half since the last collection. Between two of them only the youngest objects are walked, each once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-_YOUNG_COLLECTIONS_TO_A_FULL_ONE = 10_000
-"""Python's default is 100, by way of middle ones, which walk again what the young ones left: 4 to 30 ms each with 4,096 rollouts
-in flight. Here the first middle one would have as much to walk as a full one, so every one of them may be full."""
+from orchestrator.resident import resident_bytes
+
+_LOOK_SECONDS = 0.1
+_GROWTH = 1.5
+_NEVER = 2**31 - 1
 
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Makes all but the short collections rare during the block."""
+    """Makes all but the short collections end during the block, but for those of `collect_as_memory_grows`."""
     young, middle, full = gc.get_threshold()
-    gc.set_threshold(young, _YOUNG_COLLECTIONS_TO_A_FULL_ONE, 1)
+    gc.set_threshold(young, _NEVER, _NEVER)
     try:
         yield
     finally:
@@ -32,3 +38,32 @@ def set_apart() -> None:
     """Keeps all that lives now out of every collection until that block ends: what lives when rollouts begin lives long."""
     gc.collect()
     gc.freeze()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How much is held."""
+
+    blocks: int
+    """Python's own, of at most 512 bytes: what small objects are made of. Counting them takes 0.1 ms a million."""
+    resident: int
+    """Bytes, large buffers included. Freed memory in between may still count."""
+
+    @classmethod
+    def now(cls) -> Memory:
+        """Of this process."""
+        return cls(sys.getallocatedblocks(), resident_bytes())
+
+    def has_grown_since(self, before: Memory) -> bool:
+        """Whether either is half as much again, so that garbage may be what it is."""
+        return self.blocks > _GROWTH * before.blocks or self.resident > _GROWTH * before.resident
+
+
+async def collect_as_memory_grows() -> None:
+    """Collects whenever memory has grown by half since the last time. Runs until it is cancelled."""
+    before = Memory.now()
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        if Memory.now().has_grown_since(before):
+            gc.collect()
+            before = Memory.now()

@@ -27,7 +27,7 @@ from orchestrator import losses, metrics
 from orchestrator.advantages import Advantage, load_advantage
 from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
-from orchestrator.collector import seldom_collecting, set_apart
+from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
 from orchestrator.config import OrchestratorConfig
 from orchestrator.describe_error import describe_error
 from orchestrator.dispatcher import Dispatcher
@@ -133,7 +133,7 @@ class Daemon:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
             resources.enter_context(self._blame)
-            self._run_beside(self._lag.run(), self._watchdog.run())
+            self._run_beside(self._lag.run(), self._watchdog.run(), collect_as_memory_grows())
             done, exit_code = False, 1
             try:
                 if await self._unless_stopped(self.startup(resources)):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.dump import open_dump, write_dump
-from orchestrator.resident import resident_bytes
+from orchestrator.resident import peak_bytes, resident_bytes
 from perf.bench.command import show
 from perf.boundary import Recording, Rig, rig
 from perf.figures import Case, Figure
@@ -51,7 +51,7 @@ async def _peak(shape: Shape, directory: Path) -> list[Figure]:
         held = resident_bytes() - before
         _reset_peak()
         await _take(arrived, 2)
-        peak = _peak_bytes() - before
+        peak = peak_bytes() - before
     nbytes = recorded.nbytes
     return [
         Figure("bytes in flight", nbytes / 1e6, "MB"),
@@ -111,12 +111,6 @@ async def _take(parts: Rig, step: int) -> None:
 
 def _reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
-
-
-def _peak_bytes() -> int:
-    """Of resident size since it was last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

@@ -15,33 +15,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import openai
 import uvloop
 
 from environments.base import Example, Model
-from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from inference.pool import InferencePool
-from orchestrator.advantages import load_advantage
-from orchestrator.blame import LoopBlame
-from orchestrator.collector import seldom_collecting, set_apart
+from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
 from orchestrator.config import OrchestratorConfig, ScheduleConfig
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.events import CapacityChanged, PolicyUpdated
-from orchestrator.lag import EventLoopLagMonitor, LagDistribution
-from orchestrator.rollouts import LoadedEnvironment
-from orchestrator.scheduler import Scheduler
-from orchestrator.sender import Sender
-from orchestrator.step import StepBoundary
+from orchestrator.lag import LagDistribution
 from orchestrator.threads import prompt_switching
 from perf.bench.command import show
+from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
 from perf.figures import Case, Figure
 from perf.lag_trace import LagTrace
-from transport.records import Batch, Rollout
+from transport.records import Rollout
 
 TURNS = 8
 DELAY_SECONDS = 0.05
@@ -116,40 +108,6 @@ def _first_prompt(index: int) -> list[int]:
     return [1 + index, *range(2, 1 + PROMPT_TOKENS)]
 
 
-class _NoTokenizer:
-    stop_token_ids = (2,)
-
-
-class _Examples:
-    """Drawn in order."""
-
-    def __init__(self) -> None:
-        self._drawn = 0
-
-    def next(self) -> tuple[str, int]:
-        self._drawn += 1
-        return "short", self._drawn
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-
-class _InstantTrainer:
-    """The sender's place in the dispatcher."""
-
-    def __init__(self) -> None:
-        self.newest_step = 0
-        self.dispatcher: Dispatcher
-
-    async def submit(self, batch: Batch) -> None:
-        """Trained."""
-        self.newest_step = batch.step
-        self.dispatcher.handle(PolicyUpdated(batch.step))
-
-
 async def _ours(url: str, in_flight: int) -> Measured:
     with tempfile.TemporaryDirectory() as directory:
         config = OrchestratorConfig(
@@ -174,41 +132,14 @@ async def _ours(url: str, in_flight: int) -> Measured:
         await pool.start()
         with seldom_collecting():
             set_apart()
+            collecting = asyncio.create_task(collect_as_memory_grows())
             started, cpu_started = time.perf_counter(), time.process_time()
             async with LagTrace() as trace:
-                await _run_to_the_end(config, pool)
+                await run_to_the_end(config, pool, ShortTurns())
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+            collecting.cancel()
         await pool.close()
     return Measured(STEPS * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace.distribution())
-
-
-async def _run_to_the_end(config: OrchestratorConfig, pool: InferencePool) -> None:
-    trainer = _InstantTrainer()
-    (environment,) = config.environments
-    lag, blame = EventLoopLagMonitor(config.lag), LoopBlame(config.lag.blame_seconds)
-    with blame:
-        async with asyncio.TaskGroup() as tasks:
-            monitor = tasks.create_task(lag.run())
-            dispatcher = trainer.dispatcher = Dispatcher(
-                config,
-                scheduler=Scheduler(config.schedule, config.steps, _Examples()),
-                environments={environment.name: LoadedEnvironment(environment, ShortTurns())},
-                advantage=load_advantage(config.advantage),
-                chats={environment.name: cast(Chat, _NoTokenizer())},
-                pool=pool,
-                sender=cast(Sender, trainer),
-                boundary=StepBoundary(config.run_dir, config.run_id, {environment.name: []}),
-                lag=lag,
-                blame=blame,
-                tasks=tasks,
-                publish=lambda line: None,
-                report_losses=lambda report: None,
-                on_progress=lambda: None,
-            )
-            dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))
-            dispatcher.handle(PolicyUpdated(0))
-            await dispatcher.finished.wait()
-            monitor.cancel()
 
 
 # --- with the openai client ---

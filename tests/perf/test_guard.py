@@ -14,7 +14,9 @@ ATTEMPTS = 3
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", ["step", "send", "receive", "schedule", "events", "memory", "scaling", "multi-run"])
+@pytest.mark.parametrize(
+    "case", ["step", "send", "receive", "schedule", "events", "garbage", "memory", "scaling", "multi-run"]
+)
 def test_no_benchmark_is_grossly_worse_than_it_was(case: str) -> None:
     broken: list[str] = []
     for _ in range(ATTEMPTS):

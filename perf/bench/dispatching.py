@@ -1,0 +1,87 @@
+"""The daemon's scheduler, dispatcher and step boundary as they are, for benchmarks: without a tokenizer, beside a trainer that
+has trained a step as soon as it has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from environments.base import Environment
+from environments.chat import Chat
+from orchestrator.advantages import load_advantage
+from orchestrator.blame import LoopBlame
+from orchestrator.config import OrchestratorConfig
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.events import CapacityChanged, PolicyUpdated
+from orchestrator.lag import EventLoopLagMonitor
+from orchestrator.rollouts import GeneratingPool, LoadedEnvironment
+from orchestrator.scheduler import Scheduler
+from orchestrator.sender import Sender
+from orchestrator.step import StepBoundary
+from transport.records import Batch
+
+
+async def run_to_the_end(config: OrchestratorConfig, pool: GeneratingPool, environment: Environment) -> None:
+    """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist."""
+    trainer = _InstantTrainer()
+    (entry,) = config.environments
+    lag, blame = EventLoopLagMonitor(config.lag), LoopBlame(config.lag.blame_seconds)
+    with blame:
+        async with asyncio.TaskGroup() as tasks:
+            monitor = tasks.create_task(lag.run())
+            dispatcher = trainer.dispatcher = Dispatcher(
+                config,
+                scheduler=Scheduler(config.schedule, config.steps, _Examples(entry.name)),
+                environments={entry.name: LoadedEnvironment(entry, environment)},
+                advantage=load_advantage(config.advantage),
+                chats={entry.name: cast(Chat, _NoTokenizer())},
+                pool=pool,
+                sender=cast(Sender, trainer),
+                boundary=StepBoundary(config.run_dir, config.run_id, {entry.name: []}),
+                lag=lag,
+                blame=blame,
+                tasks=tasks,
+                publish=lambda line: None,
+                report_losses=lambda report: None,
+                on_progress=lambda: None,
+            )
+            dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))
+            dispatcher.handle(PolicyUpdated(0))
+            await dispatcher.finished.wait()
+            monitor.cancel()
+
+
+class _NoTokenizer:
+    stop_token_ids = (2,)
+
+
+class _Examples:
+    """Drawn in order."""
+
+    def __init__(self, environment: str) -> None:
+        self._environment = environment
+        self._drawn = 0
+
+    def next(self) -> tuple[str, int]:
+        self._drawn += 1
+        return self._environment, self._drawn
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class _InstantTrainer:
+    """The sender's place in the dispatcher."""
+
+    def __init__(self) -> None:
+        self.newest_step = 0
+        self.dispatcher: Dispatcher
+
+    async def submit(self, batch: Batch) -> None:
+        """Trained."""
+        self.newest_step = batch.step
+        self.dispatcher.handle(PolicyUpdated(batch.step))

@@ -1,0 +1,202 @@
+"""Garbage: what memory 12,000 rollouts of an ordinary environment take, whose objects refer to each other in circles.
+
+Only the cyclic collector finds those. The daemon's policy for it (`orchestrator/collector.py`) stands beside Python's own, each
+in a process of its own: peak of the resident size, and how long the collections held the loop.
+
+    python -m perf.bench.garbage [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from environments.base import Example, Model
+from environments.config import EnvironmentConfig
+from inference.base import SamplingParameters
+from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
+from orchestrator.config import OrchestratorConfig, ScheduleConfig
+from orchestrator.resident import peak_bytes, resident_bytes
+from perf.bench.command import show
+from perf.bench.dispatching import run_to_the_end
+from perf.figures import Case, Figure
+from transport.records import Int32Array, Rollout, Turn
+
+ROLLOUTS = 12_000
+IN_FLIGHT, GROUP_SIZE, ROLLOUTS_PER_STEP = 512, 8, 256
+TURNS = 4
+DELAY_SECONDS = 0.02
+NODES, NODE_TEXT = (
+    400,
+    "an observation of a hundred characters, as tools and sandboxes give them, one to each node of the tree ",
+)
+"""Of each rollout's tree: some 300 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One process's."""
+
+    peak: int
+    """Bytes of resident size, over those before the first rollout."""
+    pauses: Sequence[float]
+    """CPU seconds of each collection but those of the youngest objects."""
+
+
+def measure(quick: bool) -> list[Case]:
+    """The case `garbage`. Takes 30 s, or 10 s with `quick`."""
+    rollouts = ROLLOUTS // 4 if quick else ROLLOUTS
+    ours, default = _in_a_process(_play_with_ours, rollouts), _in_a_process(_play, rollouts)
+    return [
+        Case(
+            "garbage",
+            [
+                Figure("rollouts", rollouts, ""),
+                Figure("peak of memory, Python's defaults", default.peak / 1e6, "MB"),
+                Figure("peak of memory", ours.peak / 1e6, "MB"),
+                Figure("peak over that of Python's defaults", ours.peak / default.peak, "x", 1.5, slack=1.5),
+                *_pauses("Python's defaults", default.pauses),
+                *_pauses("ours", ours.pauses),
+            ],
+        )
+    ]
+
+
+def _pauses(whose: str, pauses: Sequence[float]) -> list[Figure]:
+    return [
+        Figure(f"long collections, {whose}", len(pauses), ""),
+        Figure(f"long collections, {whose}: sum", 1e3 * sum(pauses), "ms"),
+        Figure(f"long collections, {whose}: longest", 1e3 * max(pauses, default=0.0), "ms"),
+    ]
+
+
+def _in_a_process(play: Callable[[int], Coroutine[Any, Any, Measured]], rollouts: int) -> Measured:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+        return processes.submit(_run, play, rollouts).result()
+
+
+def _run(play: Callable[[int], Coroutine[Any, Any, Measured]], rollouts: int) -> Measured:
+    return uvloop.run(play(rollouts))
+
+
+async def _play_with_ours(rollouts: int) -> Measured:
+    with seldom_collecting():
+        set_apart()
+        collecting = asyncio.create_task(collect_as_memory_grows())
+        try:
+            return await _play(rollouts)
+        finally:
+            collecting.cancel()
+
+
+async def _play(rollouts: int) -> Measured:
+    with tempfile.TemporaryDirectory() as directory:
+        config = OrchestratorConfig(
+            run_id="bench",
+            output_dir=Path(directory),
+            model="none",
+            steps=rollouts // ROLLOUTS_PER_STEP,
+            environments=[EnvironmentConfig(name="trees", kind="perf.bench.garbage:Trees")],
+            schedule=ScheduleConfig(
+                group_size=GROUP_SIZE,
+                rollouts_per_step=ROLLOUTS_PER_STEP,
+                max_inflight_rollouts=IN_FLIGHT,
+                # All turns are of version 0, which is never stale.
+                max_off_policy_steps=rollouts // ROLLOUTS_PER_STEP,
+            ),
+        )
+        config.run_dir.mkdir()
+        before = resident_bytes()
+        with _timed_collections() as pauses:
+            await run_to_the_end(config, _Pool(), Trees())
+    return Measured(peak_bytes() - before, pauses)
+
+
+@contextmanager
+def _timed_collections() -> Iterator[list[float]]:
+    """CPU time of each collection that was not of the youngest objects alone."""
+    pauses: list[float] = []
+    began = 0.0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal began
+        if info["generation"] and phase == "start":
+            began = time.thread_time()
+        elif info["generation"]:
+            pauses.append(time.thread_time() - began)
+
+    gc.callbacks.append(note)
+    try:
+        yield pauses
+    finally:
+        gc.callbacks.remove(note)
+
+
+@dataclass
+class Node:
+    """What an environment saw, below what it saw before."""
+
+    parent: Node | None
+    text: str
+    children: list[Node] = field(default_factory=list)
+
+
+class Trees:
+    """Each rollout keeps a tree of observations that know their parents, and lets go of it at its end."""
+
+    group_scoring = False
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def example(self, index: int) -> Example:
+        """Nothing to see."""
+        return Example(index, "")
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        """Sees something at each turn."""
+        root = Node(None, "")
+        for turn in range(TURNS):
+            await model.generate([1, 2, 3])
+            for number in range(NODES // TURNS):
+                root.children.append(Node(root, f"{NODE_TEXT * 4} {turn} {number}"))
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        """By number."""
+        return float(rollout.rollout_id.rpartition("-")[2])
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        """Not called."""
+        raise NotImplementedError
+
+
+class _Pool:
+    """Answers after a while, without any server."""
+
+    async def generate(
+        self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
+    ) -> Turn:
+        await asyncio.sleep(DELAY_SECONDS)
+        return Turn(
+            prompt_ids=prompt_ids,
+            completion_ids=np.array([4, 5], dtype=np.int32),
+            log_probabilities=np.full(2, -0.5, dtype=np.float32),
+            policy_version=0,
+            finish_reason="stop",
+        )
+
+
+if __name__ == "__main__":
+    show(measure)
