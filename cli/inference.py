@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli.command import log_to_stderr, parse
 from cli.make_model import resolve
-from cluster.notify import notify_ready
+from cluster.notify import Heartbeat, notify_ready
 from inference.config import InferenceConfig
 
 
@@ -17,4 +17,4 @@ def main(arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve(command.config.model))})
     from inference.server import serve
 
-    return serve(config, notify_ready)
+    return serve(config, notify_ready, Heartbeat().beat)

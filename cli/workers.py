@@ -18,6 +18,13 @@ COMPUTE_NICE = 10
 """vLLM and the trainer yield the CPU to the orchestrators, whose loops must answer at once and need little; between the two of
 them nothing changes."""
 
+SILENCE_SECONDS = 60.0
+"""After which an orchestrator, whose loop beats, or a server's keeper is taken for stuck."""
+
+TRAINER_SILENCE_SECONDS = 300.0
+"""A trainer's step may take longer, and so a thread of its beats; but a single call may keep that from running, too, as one that
+writes a large checkpoint to a slow disk."""
+
 
 def worker_of(config: JobConfig, run: OrchestratorConfig) -> str:
     """The name of a run's worker."""
@@ -50,6 +57,7 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
                 _command("trainer", files["trainer"]),
                 config.output_dir / "trainer" / "trainer.log",
                 ready_timeout_seconds=600,
+                silence_timeout_seconds=TRAINER_SILENCE_SECONDS,
                 stop_timeout_seconds=120,
                 nice=COMPUTE_NICE,
                 environment=_environment(config.gpus.trainer),
@@ -69,6 +77,7 @@ def _servers(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             _command("inference", files[f"inference_{position}"]),
             config.output_dir / f"inference_{position}.log",
             ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
+            silence_timeout_seconds=SILENCE_SECONDS,
             nice=COMPUTE_NICE,
             environment=_environment(gpus and gpus[position * each : (position + 1) * each]),
             max_restarts=config.max_restarts,
@@ -86,6 +95,7 @@ def _orchestrator(config: JobConfig, run: OrchestratorConfig, files: dict[str, P
         task=True,
         after=("trainer",),
         ready_timeout_seconds=math.inf,  # it has a deadline for all it waits for, but one: its turn at the trainer
+        silence_timeout_seconds=SILENCE_SECONDS,
         stop_timeout_seconds=run.shutdown_timeout_seconds + 15,
         environment=_environment(None),
         max_restarts=config.max_restarts,

@@ -21,6 +21,8 @@ class State(StrEnum):
     READY = "ready"
     RESTARTING = "restarting"
     RUNNING = "running"
+    STUCK = "stuck"
+    """It does not answer, and is being killed."""
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -52,6 +54,9 @@ class Worker:
     ready once started."""
     stop_timeout_seconds: float = 30.0
     """Longest time from SIGTERM to its end; then it is killed."""
+    silence_timeout_seconds: float | None = None
+    """Longest time without `WATCHDOG=1` from its first one on, or from `READY=1`; then it is killed, and started again as after
+    any death. Unset: it need not be heard of."""
     nice: int = 0
     """Added to the niceness: above 0 it yields the CPU to the others."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +77,22 @@ class Begin:
 @dataclass(frozen=True, slots=True)
 class BecameReady:
     """The worker has said `READY=1`."""
+
+    worker: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The worker has said `WATCHDOG=1`: it lives."""
+
+    worker: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The worker has said `STOPPING=1`: it ends by itself, and need not be heard of any more."""
 
     worker: str
     at: float
@@ -121,7 +142,7 @@ class Tick:
     at: float
 
 
-Event = Begin | BecameReady | Exited | SpawnFailed | StopRequested | GuestsSeen | Tick
+Event = Begin | BecameReady | Heard | Leaving | Exited | SpawnFailed | StopRequested | GuestsSeen | Tick
 
 
 @dataclass(frozen=True, slots=True)

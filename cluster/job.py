@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cluster import launch
+from cluster.clock import RunningClock
 from cluster.events import (
     ENDED,
     BecameReady,
@@ -23,7 +24,9 @@ from cluster.events import (
     Event,
     Exited,
     GuestsSeen,
+    Heard,
     Kill,
+    Leaving,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -37,6 +40,9 @@ from cluster.lifecycle import Lifecycle
 from cluster.process import Process
 
 logger = logging.getLogger(__name__)
+
+PULSE_SECONDS = 1.0
+"""Longest time between two looks at the clock."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell's."""
@@ -87,6 +93,7 @@ class Job:
         self._processes: dict[str, Process] = {}
         self._since = dict.fromkeys(self.lifecycle.workers, time.time())
         self._timer: asyncio.TimerHandle | None = None
+        self._clock = RunningClock()
         self._complaints: set[str] = set()
 
     @property
@@ -121,7 +128,7 @@ class Job:
         self._loop.set_exception_handler(self._callback_failed)
         handled = self._install_signal_handlers()
         try:
-            self._apply(Begin(time.monotonic()))
+            self._apply(Begin(self._clock.read()))
             return await self._finished
         finally:
             self._loop.set_exception_handler(None)
@@ -136,14 +143,14 @@ class Job:
     def stop(self, reason: str, code: int) -> None:
         """Ends the job in order; a second call kills. `code` is the job's exit code, should the workers stop cleanly
         before its work is complete."""
-        self._apply(StopRequested(reason, code, time.monotonic()))
+        self._apply(StopRequested(reason, code, self._clock.read()))
 
     def look_for_guests(self) -> None:
         """Notices guests that have come or gone. To be called now and then: the last one that leaves ends a job whose tasks have
         ended."""
         guests = self.harmless(lambda: tuple(self._guests()), otherwise=self.lifecycle.guests)
         if guests is not None and guests != self.lifecycle.guests and self.lifecycle.outcome is None:
-            self._apply(GuestsSeen(guests, time.monotonic()))
+            self._apply(GuestsSeen(guests, self._clock.read()))
 
     def harmless(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
         """What somebody who watches the job answers, `otherwise` where it fails: that is no reason to end the job. It is logged,
@@ -207,7 +214,7 @@ class Job:
                     try:
                         self._spawn(name, again)
                     except OSError as error:
-                        failures.append(SpawnFailed(name, str(error), time.monotonic()))
+                        failures.append(SpawnFailed(name, str(error), self._clock.read()))
                 case Terminate(name) if name in self._processes:  # else its start has just failed
                     self._processes[name].terminate()
                 case Kill(name) if name in self._processes:
@@ -229,10 +236,14 @@ class Job:
         process.close()
 
     def _listen(self, name: str) -> None:
-        if self._processes[name].listen():
-            self._apply(BecameReady(name, time.monotonic()))
-        else:
-            self._changed()
+        said, at = self._processes[name].listen(), self._clock.read()
+        if "WATCHDOG" in said:
+            self._apply(Heard(name, at))
+        if "READY" in said:
+            self._apply(BecameReady(name, at))
+        if "STOPPING" in said:
+            self._apply(Leaving(name, at))
+        self._changed()
 
     def _collect_exits(self) -> None:
         """Reaps every child. Those that are no guardian are orphans of a killed one: adopted, reaped, of no meaning."""
@@ -241,12 +252,19 @@ class Job:
             if pid in names:
                 self.look_for_guests()
                 self._processes[names[pid]].listen()  # last words that are still queued
-                self._apply(Exited(names[pid], code, time.monotonic()))
+                self._apply(Exited(names[pid], code, self._clock.read()))
 
     def _set_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
-            self._timer = None
-        if self.lifecycle.deadline is not None:
-            delay = max(0.0, self.lifecycle.deadline - time.monotonic())
-            self._timer = self._loop.call_later(delay, lambda: self._apply(Tick(time.monotonic())))
+        deadline, now = self.lifecycle.deadline, self._clock.read()
+        delay = PULSE_SECONDS if deadline is None else max(0.0, min(PULSE_SECONDS, deadline - now))
+        self._timer = self._loop.call_later(delay, self._on_time)
+
+    def _on_time(self) -> None:
+        """A deadline may have passed; or it is time to look at the clock."""
+        deadline, now = self.lifecycle.deadline, self._clock.read()
+        if deadline is not None and deadline <= now:
+            self._apply(Tick(now))
+        else:
+            self._set_timer()

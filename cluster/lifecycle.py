@@ -1,10 +1,10 @@
 """The life of a job's workers as a pure state machine: events in, instructions out; no processes, no clock, no I/O.
 
-A worker is *waiting* (for others to be ready), *starting*, *ready*, *restarting* (dead, and to be started again), *stopping*, and
-ends *stopped* or *failed*. The job as a whole is *starting*, *running* once every worker has been ready, *stopping*, and ends
-*stopped* or *failed*. Every rule of supervision lives here: what starts after what, which death is made good and which ends
-the job, in which order the rest stops, how long each may take. `cluster.job` feeds it with what really happened and does
-what it says.
+A worker is *waiting* (for others to be ready), *starting*, *ready*, *restarting* (dead, and to be started again), *stuck* (it
+does not answer, and is being killed), *stopping*, and ends *stopped* or *failed*. The job as a whole is *starting*, *running*
+once every worker has been ready, *stopping*, and ends *stopped* or *failed*. Every rule of supervision lives here: what starts
+after what, which death is made good and which ends the job, in which order the rest stops, how long each may take and how long
+each may be silent. `cluster.job` feeds it with what really happened and does what it says.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from cluster.events import (
     Event,
     Exited,
     GuestsSeen,
+    Heard,
     Instruction,
     Kill,
+    Leaving,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -85,6 +87,12 @@ class Lifecycle:
         self._settled: set[str] = set()
         """The tasks whose work is complete, or never will be: they failed."""
         self._deadlines: dict[str, float] = {}
+        self._silence: dict[str, float] = {}
+        """Until when a worker must have been heard of again."""
+        self._leaving: set[str] = set()
+        """Those that have said that they end."""
+        self._stuck: dict[str, str] = {}
+        """In words, what those have not done that are killed for it."""
         self._ready_since: dict[str, float] = {}
         self._deaths_in_a_row = dict.fromkeys(self.workers, 0)
         self._killed: set[str] = set()
@@ -93,7 +101,7 @@ class Lifecycle:
     @property
     def deadline(self) -> float | None:
         """When `Tick` is due, on the events' clock."""
-        return min(self._deadlines.values(), default=None)
+        return min([*self._deadlines.values(), *self._silence.values()], default=None)
 
     def handle(self, event: Event) -> list[Instruction]:
         """One event's consequences, in order."""
@@ -103,6 +111,11 @@ class Lifecycle:
                 return self._start_what_may(event.at)
             case BecameReady():
                 return self._became_ready(event)
+            case Heard():
+                self._listen_on(event.worker, event.at)
+                return []
+            case Leaving():
+                return self._leaves(event)
             case Exited():
                 return self._exited(event)
             case SpawnFailed():
@@ -144,7 +157,32 @@ class Lifecycle:
         self.states[event.worker] = State.READY
         self._ready_since[event.worker] = event.at
         self._deadlines.pop(event.worker, None)
+        self._listen_on(event.worker, event.at)
         return self._start_what_may(event.at)
+
+    # --- silence ---
+
+    def _listen_on(self, name: str, at: float) -> None:
+        timeout = self.workers[name].silence_timeout_seconds
+        if timeout is not None and self.states[name] in (State.STARTING, State.READY) and name not in self._leaving:
+            self._silence[name] = at + timeout
+
+    def _leaves(self, event: Leaving) -> list[Instruction]:
+        """It has as long to end as if it had been told to."""
+        name = event.worker
+        if self.states[name] in (State.STARTING, State.READY) and name not in self._leaving:
+            self._leaving.add(name)
+            self._silence.pop(name, None)
+            self._deadlines[name] = event.at + self.workers[name].stop_timeout_seconds
+        return []
+
+    def _got_stuck(self, name: str, words: str, at: float) -> list[Instruction]:
+        """Kills a worker that does not do what it should; its death is then like any other."""
+        self.states[name] = State.STUCK
+        self._stuck[name] = words
+        self._silence.pop(name, None)
+        self._deadlines[name] = at + KILL_GRACE_SECONDS
+        return [Kill(name)]
 
     # --- deaths ---
 
@@ -153,6 +191,9 @@ class Lifecycle:
         if self.states[name] in ENDED:
             return []
         self._deadlines.pop(name, None)
+        self._silence.pop(name, None)
+        self._leaving.discard(name)
+        stuck = self._stuck.pop(name, None)
         ready_since = self._ready_since.pop(name, event.at)
         if code == 0 and self.workers[name].task:
             self._settled.add(name)
@@ -167,6 +208,7 @@ class Lifecycle:
             self.states[name] = State.STOPPED  # its work is done; or it saw that its peers had gone, and went too
             return self._go_on(event.at)
         words = describe_exit(code) + (", although the job still needs it" if code == 0 else "")
+        words = words if stuck is None else f"{stuck} and was killed"
         return self._died(name, code, words, ready_since, event.at)
 
     def _spawn_failed(self, event: SpawnFailed) -> list[Instruction]:
@@ -230,6 +272,10 @@ class Lifecycle:
 
     def _tick(self, at: float) -> list[Instruction]:
         instructions: list[Instruction] = []
+        for name in [name for name, until in self._silence.items() if until <= at]:
+            instructions += self._got_stuck(
+                name, f"was silent for {self.workers[name].silence_timeout_seconds:g} s", at
+            )
         for name in [name for name, deadline in self._deadlines.items() if deadline <= at]:
             if self._deadlines.pop(name, None) is not None:  # an earlier one's consequences may have lifted it
                 instructions += self._overdue(name, at)
@@ -239,6 +285,12 @@ class Lifecycle:
         worker = self.workers[name]
         if self.states[name] is State.RESTARTING:
             return [self._spawn(name, at)]
+        if name in self._leaving:
+            return self._got_stuck(name, f"did not end within {worker.stop_timeout_seconds:g} s of saying so", at)
+        if self.states[name] is State.STUCK:
+            self.states[name] = State.FAILED
+            failure = Outcome(1, f"{name} {self._stuck.pop(name)} and could not be killed", name)
+            return self._task_failed(name, failure, at) if worker.task else self._stop(failure, at)
         if self.states[name] is State.STARTING:
             failure = Outcome(1, f"{name} was not ready within {worker.ready_timeout_seconds:g} s", name)
             if not worker.task:
@@ -255,6 +307,8 @@ class Lifecycle:
 
     def _kill(self, name: str, at: float) -> list[Instruction]:
         self.states[name] = State.STOPPING
+        self._silence.pop(name, None)
+        self._leaving.discard(name)
         self._killed.add(name)
         self._deadlines[name] = at + KILL_GRACE_SECONDS
         return [Kill(name)]
@@ -277,8 +331,10 @@ class Lifecycle:
         tasks = [name for name in alive if self.workers[name].task]
         instructions: list[Instruction] = []
         for name in tasks or alive[:1]:
-            if self.states[name] is not State.STOPPING:
+            if self.states[name] not in (State.STOPPING, State.STUCK):
                 self.states[name] = State.STOPPING
+                self._silence.pop(name, None)
+                self._leaving.discard(name)
                 self._deadlines[name] = at + self.workers[name].stop_timeout_seconds
                 instructions.append(Terminate(name))
         if not alive:

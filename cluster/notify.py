@@ -7,12 +7,23 @@ speaks to nobody. Source of the protocol: sd_notify(3).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
 import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
+
+LONGEST_PERIOD_SECONDS = 5.0
+"""Between two beats of a heart, however long a silence would be borne: so that it can be shown soon."""
+
+_ready_unsaid = False
+"""Whether this process is ready and could not say so."""
 
 MAX_DATAGRAM = 4096
 CREDENTIALS = struct.Struct("3i")
@@ -38,8 +49,54 @@ def notify(state: str) -> bool:
 
 
 def notify_ready() -> None:
-    """Says `READY=1`."""
-    notify("READY=1")
+    """Says `READY=1`; where that cannot be handed over, as when the listener does not keep up, a `Heartbeat` says it again."""
+    global _ready_unsaid
+    _ready_unsaid = not notify("READY=1") and "NOTIFY_SOCKET" in os.environ
+
+
+def watchdog_seconds() -> float | None:
+    """How long a silence the supervisor bears, by `$WATCHDOG_USEC`; None where it does not listen for anything."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    return int(microseconds) / 1e6 if microseconds.isdigit() and int(microseconds) > 0 else None
+
+
+class Heartbeat:
+    """Says `WATCHDOG=1`: to be called from the part of a role that shows that it lives."""
+
+    def __init__(self) -> None:
+        asked = watchdog_seconds()
+        self.period = None if asked is None else min(asked / 3, LONGEST_PERIOD_SECONDS)
+        """Seconds between two beats; None where nobody asks for any."""
+        self._beaten = -math.inf
+
+    def beat(self) -> None:
+        """To be called at least once a `period`; does nothing when called sooner."""
+        now = time.monotonic()
+        if self.period is not None and now - self._beaten >= self.period:
+            self._beaten = now
+            if _ready_unsaid:
+                notify_ready()
+            notify("WATCHDOG=1")
+
+
+@contextmanager
+def beating() -> Iterator[None]:
+    """Beats from a thread while the block lasts: for a role whose loop may rightly take minutes for one step. It shows that the
+    process runs, not that its loop goes on."""
+    heartbeat, stop = Heartbeat(), threading.Event()
+
+    def beat() -> None:
+        heartbeat.beat()
+        while not stop.wait(heartbeat.period):
+            heartbeat.beat()
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    if heartbeat.period is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
 
 
 def _path(address: str) -> str:

@@ -58,6 +58,8 @@ class Process:
         environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
         environment |= worker.environment
         environment |= {"NOTIFY_SOCKET": self.notifications.address, "PYTHONUNBUFFERED": "1"}
+        if worker.silence_timeout_seconds is not None:
+            environment["WATCHDOG_USEC"] = str(int(worker.silence_timeout_seconds * 1e6))
         return os.posix_spawn(
             sys.executable,
             guarded(self._command, worker.nice),
@@ -81,6 +83,7 @@ class Process:
         """Has the guardian kill everything below itself."""
         self._note_end()
         self._signal(signal.SIGHUP)
+        self._signal(signal.SIGCONT)  # a guardian may have been stopped with its worker
 
     def _note_end(self) -> None:
         if self.log_until is None:
@@ -90,15 +93,15 @@ class Process:
         with contextlib.suppress(ProcessLookupError):  # it ended, and its exit is about to be noticed
             os.kill(self.guardian_pid, number)
 
-    def listen(self) -> bool:
-        """Takes what the worker has said; returns whether `READY=1` was among it."""
-        ready = False
+    def listen(self) -> set[str]:
+        """Takes what the worker has said; returns which of `READY`, `WATCHDOG` and `STOPPING` were among it."""
+        said: set[str] = set()
         while (message := self.notifications.receive()) is not None:
-            ready = ready or message.get("READY") == "1"
+            said |= {word for word in ("READY", "WATCHDOG", "STOPPING") if message.get(word) == "1"}
             self.status = message.get("STATUS", self.status)
             if message.get("MAINPID", "").isdigit():
                 self.main_pid = int(message["MAINPID"])
-        return ready
+        return said
 
     def close(self) -> None:
         """Frees the notification address."""

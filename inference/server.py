@@ -49,11 +49,12 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 
 
-def serve(config: InferenceConfig, on_ready: Callable[[], None]) -> int:
+def serve(config: InferenceConfig, on_ready: Callable[[], None], beat: Callable[[], None] = lambda: None) -> int:
     """Runs one vLLM server until it ends or SIGTERM or SIGINT arrives; a second signal kills it. Call from the main thread.
 
-    `on_ready` is called once the server has answered its health check. Returns 128 + the signal if it was told to stop, 2 if the
-    configuration cannot work, 1 for anything else: the port is taken, the server did not start in time, or ended by itself.
+    `on_ready` is called once the server has answered its health check, `beat` several times a second while this process watches
+    it. Returns 128 + the signal if it was told to stop, 2 if the configuration cannot work, 1 for anything else: the port is
+    taken, the server did not start in time, or ended by itself.
     """
     try:
         check_configuration(config)
@@ -66,7 +67,7 @@ def serve(config: InferenceConfig, on_ready: Callable[[], None]) -> int:
         with _output(config.log_file) as output, _Signals() as signals:
             child = _start(config, environment, output)
             try:
-                return _watch(child, config, signals, on_ready)
+                return _watch(child, config, signals, on_ready, beat)
             finally:
                 _stop(child, signals)
     except OSError as error:
@@ -217,13 +218,18 @@ def _start(config: InferenceConfig, environment: dict[str, str], output: IO[byte
 
 
 def _watch(
-    child: subprocess.Popen[bytes], config: InferenceConfig, signals: _Signals, on_ready: Callable[[], None]
+    child: subprocess.Popen[bytes],
+    config: InferenceConfig,
+    signals: _Signals,
+    on_ready: Callable[[], None],
+    beat: Callable[[], None],
 ) -> int:
     """Waits for readiness, then for the end. Returns the exit code."""
     deadline = time.monotonic() + config.startup_timeout_seconds
     ready = False
     deaf_since = math.inf
     while not signals.received:
+        beat()
         code = child.poll()
         if code is not None:
             where = f"; its output is in {config.log_file}" if config.log_file else ""

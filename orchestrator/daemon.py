@@ -141,6 +141,7 @@ class Daemon:
                     await self.shutdown(done)
                 exit_code = 0 if done else self._signals.exit_code
             finally:
+                notify("STOPPING=1")
                 # Whatever the environments left running, tasks or threads, does not hold up the end for ever.
                 self._signals.end_in_time(exit_code)
             for task in self._background:

@@ -2,7 +2,7 @@
 
 `awaiting(what, where)` registers a wait for as long as its block lasts. The watchdog is a thread, so that it also sees a
 loop that is itself blocked: without progress it logs the scheduler's view and every wait with its age; with a blocked loop
-it logs the Python stack that blocks it. It feeds systemd's watchdog only while the loop ticks.
+it logs the Python stack that blocks it. It feeds the supervisor's watchdog, or systemd's, only while the loop ticks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.notify import notify
+from cluster.notify import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Watchdog:
         self._warning_seconds = warning_seconds
         self._timeout_seconds = timeout_seconds
         self._describe = describe
-        self._feed_seconds = _systemd_interval()
+        self._heartbeat = Heartbeat()
         self._stop = threading.Event()
         self._last_beat = self._last_progress = time.monotonic()
         self._reported_stall = self._reported_block = -float("inf")
@@ -112,12 +112,13 @@ class Watchdog:
             self._stop.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, stalled: asyncio.Event, loop_thread: int) -> None:
-        period = min(1.0, self._warning_seconds / 4, self._feed_seconds or 1.0)
+        feed_seconds = self._heartbeat.period
+        period = min(1.0, self._warning_seconds / 4, feed_seconds or 1.0)
         while not self._stop.wait(period):
             now = time.monotonic()
             silent, idle = now - self._last_beat, now - self._last_progress
-            if self._feed_seconds is not None and silent < self._feed_seconds:
-                notify("WATCHDOG=1")
+            if feed_seconds is not None and silent < feed_seconds:
+                self._heartbeat.beat()
             if silent >= self._warning_seconds:
                 self._report_block(now, silent, loop_thread)
             elif idle >= self._warning_seconds and now - self._reported_stall >= self._warning_seconds:
@@ -156,9 +157,3 @@ def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> N
             loop.call_soon_threadsafe(function)
         except RuntimeError:
             logger.debug("the loop closed before %s could run on it", function)
-
-
-def _systemd_interval() -> float | None:
-    """Seconds between feeds: a third of what systemd allows, None where it asks for none."""
-    microseconds = os.environ.get("WATCHDOG_USEC", "")
-    return int(microseconds) / 3e6 if microseconds.isdigit() and int(microseconds) > 0 else None

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cluster.launch import die_with_parent
-from cluster.notify import NotifySocket, notify
+from cluster.notify import Heartbeat, NotifySocket, notify, notify_ready
 from trainer.config import TrainerConfig
 from trainer.stop import StopRequest
 from transport.atomic import write_atomically
@@ -173,14 +173,19 @@ def _supervise(
 ) -> int:
     rank_zero: int | None = None
     forwarded = False
+    ready = False
+    heartbeat = Heartbeat()
     code: int | None = None
     while torchrun.poll() is None:
         select.select([socket], [], [], 0.2)
         while (message := socket.receive()) is not None:
             if "MAINPID" in message:
                 rank_zero = int(message["MAINPID"])
-            if message.get("READY") == "1":
+            if message.get("READY") == "1" and not ready:
+                ready = True
                 on_ready()
+            if message.get("WATCHDOG") == "1":  # its heart, not ours: this process only waits
+                heartbeat.beat()
             if "EXIT_STATUS" in message:
                 code = int(message["EXIT_STATUS"])
         if stop.requested and not forwarded:
@@ -210,7 +215,7 @@ def _rank_main(file: Path) -> int:
     if os.environ["RANK"] != "0":
         return train(config, lambda: None)
     notify(f"MAINPID={os.getpid()}")
-    code = train(config, lambda: notify("READY=1"))
+    code = train(config, notify_ready)
     notify(f"EXIT_STATUS={code}")
     return code
 

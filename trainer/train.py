@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 from safetensors import SafetensorError
 
+from cluster.notify import beating
 from orchestrator.config import OrchestratorConfig
 from trainer import checkpoint, control, ranks
 from trainer.attendance import Attendance
@@ -97,6 +98,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             logger.error("%s", error)
             return 2 if isinstance(error, ValueError) or is_lasting(error) else 1
         on_ready()
+        stack.enter_context(beating())
         try:
             code = Trainer(config, learner, receiver).serve(stop)
         except HookError:

@@ -209,6 +209,31 @@ def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(star
     assert job.process.poll() is None
 
 
+BEATS = """
+import time
+from cluster.notify import Heartbeat, notify_ready
+notify_ready()
+heartbeat = Heartbeat()
+while True:
+    heartbeat.beat()
+    time.sleep(0.05)
+"""
+
+
+def test_a_worker_that_is_stopped_is_killed_and_started_again(start: Start) -> None:
+    job = start(
+        service("server", BEATS, max_restarts=5, silence_timeout_seconds=3.0),
+        service("task", task=True, after=["server"]),
+    )
+    ready(job, "server", "task")
+    stopped, task = job.state("server")["pid"], job.state("task")["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    job.until(lambda: job.state("server")["last_death"] == "was silent for 3 s and was killed", "its death")
+    ready(job, "server")
+    assert job.state("server")["pid"] != stopped
+    assert job.state("task")["pid"] == task
+
+
 def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, tmp_path: Path) -> None:
     finish = tmp_path / "finish"
     waits = f"import os, time\nwhile not os.path.exists({str(finish)!r}): time.sleep(0.01)\nprint('worked')"

@@ -17,8 +17,10 @@ from cluster.events import (
     Begin,
     Exited,
     GuestsSeen,
+    Heard,
     Instruction,
     Kill,
+    Leaving,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -29,7 +31,13 @@ from cluster.events import (
     Worker,
     describe_exit,
 )
-from cluster.lifecycle import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS, Lifecycle
+from cluster.lifecycle import (
+    FIRST_BACKOFF_SECONDS,
+    HEALTHY_SECONDS,
+    KILL_GRACE_SECONDS,
+    LONGEST_BACKOFF_SECONDS,
+    Lifecycle,
+)
 
 
 def worker(name: str, **options: Any) -> Worker:
@@ -325,6 +333,73 @@ def test_of_two_starts_that_fail_at_once_the_second_has_nothing_to_stop() -> Non
     assert job.outcome == Outcome(1, "server could not be started: no memory", "server")
 
 
+def beating(**options: Any) -> Lifecycle:
+    """Three that are to be heard of every minute, and are ready at 1.0."""
+    return running(three(silence_timeout_seconds=60.0, max_restarts=1, **options))
+
+
+def test_a_worker_that_falls_silent_is_killed_and_started_again() -> None:
+    job = beating()
+    for name in ("server", "task"):
+        assert job.handle(Heard(name, 50.0)) == []
+    assert job.deadline == 61.0
+    assert job.handle(Tick(60.9)) == []
+    assert job.handle(Tick(61.0)) == [Kill("trainer")]
+    assert job.states["trainer"].value == "stuck"
+    assert job.handle(Heard("trainer", 61.1)) == [], "too late"
+    assert job.handle(Exited("trainer", 137, 61.2)) == []
+    assert job.states["trainer"].value == "restarting"
+    assert job.last_deaths["trainer"] == "was silent for 60 s and was killed"
+    assert job.handle(Tick(61.2 + FIRST_BACKOFF_SECONDS)) == [Spawn("trainer", again=True)]
+    assert job.handle(BecameReady("trainer", 65.0)) == []
+    assert job.deadline == 110.0, "the others', who were heard of at 50"
+
+
+def test_a_worker_is_listened_for_from_its_first_word_on() -> None:
+    job = Lifecycle([worker("task", task=True, ready_timeout_seconds=math.inf, silence_timeout_seconds=60.0)])
+    job.handle(Begin(0.0))
+    assert job.deadline is None
+    job.handle(Heard("task", 30.0))
+    assert job.handle(Tick(90.0)) == [Kill("task")], "although it waits for its turn without a deadline"
+
+
+def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
+    job = beating()
+    for name in ("server", "task"):
+        job.handle(Heard(name, 50.0))
+    job.handle(Tick(61.0))
+    assert job.deadline == 61.0 + KILL_GRACE_SECONDS
+    assert job.handle(Tick(61.0 + KILL_GRACE_SECONDS)) == [Terminate("task")]
+    end(job, "task", "server")
+    assert job.outcome == Outcome(1, "trainer was silent for 60 s and could not be killed", "trainer")
+
+
+def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() -> None:
+    job = beating()
+    for name in ("server", "trainer"):
+        job.handle(Heard(name, 50.0))
+    assert job.handle(Leaving("task", 50.0)) == []
+    assert job.handle(Heard("task", 51.0)) == []
+    assert job.deadline == 80.0
+    assert job.handle(Exited("task", 0, 70.0)) == [Terminate("trainer")]
+    job = beating()
+    job.handle(Leaving("task", 1.0))
+    assert job.handle(Tick(31.0)) == [Kill("task")]
+    job.handle(Exited("task", 137, 31.1))
+    assert job.last_deaths["task"] == "did not end within 30 s of saying so and was killed"
+
+
+def test_a_silent_worker_is_not_asked_to_stop_as_well() -> None:
+    job = beating()
+    for name in ("server", "trainer"):
+        job.handle(Heard(name, 50.0))
+    assert job.handle(Tick(61.0)) == [Kill("task")]
+    assert job.handle(StopRequested("asked", 143, 62.0)) == []
+    assert job.handle(Exited("task", 137, 63.0)) == [Terminate("trainer")]
+    end(job, "trainer", "server")
+    assert job.outcome == Outcome(1, "task was silent for 60 s and was killed", "task")
+
+
 def test_a_worker_that_was_well_for_long_has_its_restarts_anew() -> None:
     job = running(three(max_restarts=1))
     at = 10.0
@@ -419,6 +494,8 @@ NAMES = ("server", "trainer", "task", "other")
 EVENTS = st.one_of(
     st.tuples(st.just("ready"), st.sampled_from(NAMES)),
     st.tuples(st.just("exit"), st.sampled_from(NAMES), st.sampled_from([0, 1, 3, 137, 143])),
+    st.tuples(st.just("heard"), st.sampled_from(NAMES)),
+    st.tuples(st.just("leaving"), st.sampled_from(NAMES)),
     st.tuples(st.just("no start"), st.sampled_from(NAMES)),
     st.tuples(st.just("stop")),
     st.tuples(st.just("guests"), st.sampled_from([(), ("visitor",)])),
@@ -432,9 +509,11 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
     job = Lifecycle(
         [
             worker("server", max_restarts=restarts),
-            worker("trainer", max_restarts=restarts),
+            worker("trainer", max_restarts=restarts, silence_timeout_seconds=30.0),
             worker("task", task=True, after=("trainer",), max_restarts=restarts),
-            worker("other", task=True, after=("trainer",), ready_timeout_seconds=math.inf),
+            worker(
+                "other", task=True, after=("trainer",), ready_timeout_seconds=math.inf, silence_timeout_seconds=30.0
+            ),
         ]
     )
     alive: set[str] = set()
@@ -459,6 +538,10 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
         match step:
             case ("ready", name) if name in alive:
                 apply(BecameReady(name, now))
+            case ("heard", name) if name in alive:
+                apply(Heard(name, now))
+            case ("leaving", name) if name in alive:
+                apply(Leaving(name, now))
             case ("exit", name, code) if name in alive:
                 alive.remove(name)
                 apply(Exited(name, code, now))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 from pathlib import Path
 
 import pytest
 
-from cluster.notify import NotifySocket, notify, notify_ready
+from cluster.notify import Heartbeat, NotifySocket, beating, notify, notify_ready
 
 
 def test_what_is_said_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,4 +51,46 @@ def test_a_supervisor_that_does_not_keep_up_never_blocks_the_caller(monkeypatch:
     delivered = [notify("WATCHDOG=1") for _ in range(2000)]
     assert delivered[0]
     assert not delivered[-1]
+    listener.close()
+
+
+def test_a_heart_beats_no_oftener_than_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    monkeypatch.setenv("WATCHDOG_USEC", str(3600 * 10**6))
+    heartbeat = Heartbeat()
+    for _ in range(100):
+        heartbeat.beat()
+    assert listener.receive() == {"WATCHDOG": "1"}
+    assert listener.receive() is None
+    monkeypatch.delenv("WATCHDOG_USEC")
+    Heartbeat().beat()
+    assert listener.receive() is None, "nobody asked"
+    listener.close()
+
+
+def test_a_ready_that_was_lost_is_said_again_with_the_next_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+    while notify("STATUS=busy"):
+        pass
+    notify_ready()
+    while (message := listener.receive()) is not None:
+        assert message == {"STATUS": "busy"}
+    heartbeat = Heartbeat()
+    heartbeat.beat()
+    assert listener.receive() == {"READY": "1"}
+    assert listener.receive() == {"WATCHDOG": "1"}
+    listener.close()
+
+
+def test_a_role_that_computes_for_long_beats_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    monkeypatch.setenv("WATCHDOG_USEC", "30000")
+    with beating():
+        for _ in range(3):
+            assert select.select([listener], [], [], 30)[0]
+            assert listener.receive() == {"WATCHDOG": "1"}
     listener.close()

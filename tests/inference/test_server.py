@@ -69,7 +69,9 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
     stand_in(monkeypatch, program)
     monkeypatch.setattr(server, "STOP_SECONDS", 0.3)
     before = signal.getsignal(signal.SIGTERM)
-    assert server.serve(config_of(tmp_path, {}), stop_this_process) == 143
+    beats: list[bool] = []
+    assert server.serve(config_of(tmp_path, {}), stop_this_process, lambda: beats.append(True)) == 143
+    assert beats
     assert children() == []
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from cluster.launch import descendants
+from cluster.notify import NotifySocket
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
@@ -149,3 +151,31 @@ def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) 
     tensors = [torch.full((size,), float(index)) for index, size in enumerate((4, 6, 1, 30, 2))]
     buckets = list(_buckets(tensors))
     assert [[tensor.numel() for tensor in bucket] for bucket in buckets] == [[4, 6], [1], [30], [2]]
+
+
+RUN_TRAINER = """
+import sys
+from cluster.notify import notify_ready
+from trainer.config import TrainerConfig
+from trainer.train import train
+sys.exit(train(TrainerConfig.model_validate_json(sys.argv[1]), notify_ready))
+"""
+
+
+def test_the_first_ranks_heart_is_heard(moe_directory: Path, tmp_path: Path) -> None:
+    config = TrainerConfig(output_dir=tmp_path, model=str(moe_directory), processes=2, threads=1, stay=True)
+    listener = NotifySocket()
+    environment = os.environ | {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "300000"}
+    process = subprocess.Popen([sys.executable, "-c", RUN_TRAINER, config.model_dump_json()], env=environment)
+    try:
+        said: list[dict[str, str]] = []
+        while {"READY": "1"} not in said or {"WATCHDOG": "1"} not in said:
+            assert select.select([listener], [], [], DEADLINE)[0]
+            said += [message] if (message := listener.receive()) is not None else []
+        assert said.count({"READY": "1"}) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == 143
+    finally:
+        process.kill()
+        process.wait()
+        listener.close()

@@ -1,0 +1,29 @@
+"""The supervisor's clock: seconds during which the supervisor itself ran.
+
+A deadline that passed while the machine was suspended, its container frozen or the supervisor stopped says nothing about a
+worker, which could not be heard meanwhile, or did not run either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LONGEST_GAP_SECONDS = 2.0
+"""What counts at most between two looks at the clock."""
+
+
+class RunningClock:
+    """To be looked at more often than `LONGEST_GAP_SECONDS`: of a longer time without a look, only so much counts."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._looked = now()
+        self._ran = 0.0
+
+    def read(self) -> float:
+        """Seconds since an arbitrary moment; never falls."""
+        now = self._now()
+        self._ran += min(now - self._looked, LONGEST_GAP_SECONDS)
+        self._looked = now
+        return self._ran
