@@ -44,6 +44,8 @@ class Chat:
 
     stop_token_ids: tuple[int, ...]
     """The ids that end a turn, as the model's generation config and tokenizer name them, in rising order."""
+    vocabulary: int
+    """How many tokens there are."""
 
     def __init__(self, model_directory: Path | str) -> None:
         """Reads the directory; raises `ValueError` that names the file at fault."""
@@ -62,6 +64,7 @@ class Chat:
         self._template, self._template_variables = _compile(self._directory, settings)
         self._template_kwargs: Mapping[str, Any] = {}
         self.stop_token_ids = self._find_stop_token_ids()
+        self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
         # The first rendering prepares what all later ones use: 50 ms, which are spent here and not on an event loop.
         with suppress(ValueError):
             self._render([{"role": "user", "content": ""}], add_generation_prompt=True)

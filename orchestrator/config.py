@@ -78,22 +78,27 @@ class GibberishFilter(Config):
     kind: Literal["gibberish"] = "gibberish"
     mode: Literal["monitor", "enforce"] = "monitor"
     """`monitor` counts, `enforce` removes."""
-    log_probability_below: float = Field(default=-12.0, lt=0)
-    """A token under this is improbable."""
+    log_probability_below: float | None = Field(default=None, lt=0)
+    """A token under this is improbable. Unset: three quarters of the log-probability of a uniform guess, -0.75 ln(vocabulary), so
+    -7.8 with 32,000 tokens and -8.9 with 152,000."""
     share_above: float = Field(default=0.2, ge=0, le=1)
     """A rollout with more than this share of improbable tokens is caught."""
 
 
 class RepetitionFilter(Config):
-    """Catches rollouts that repeat one n-gram over and over."""
+    """Catches rollouts that go round in circles: a part of a turn says almost nothing that was not said shortly before."""
 
     kind: Literal["repetition"] = "repetition"
     mode: Literal["monitor", "enforce"] = "monitor"
     """`monitor` counts, `enforce` removes."""
     ngram: int = Field(default=4, ge=1)
     """Length of the n-grams compared."""
-    share_above: float = Field(default=0.5, gt=0, le=1)
-    """A turn in which more than this share of n-grams has occurred before (and there are at least `minimum`) is caught."""
+    window: int = Field(default=2048, ge=2)
+    """Consecutive n-grams that are judged together, wherever in a turn; in a turn of less than one and a half windows, two
+    thirds of it."""
+    share_above: float = Field(default=0.95, gt=0, lt=1)
+    """A turn is caught when, in a window, more than this share of n-grams has occurred within the half window before. Rows of a
+    table, which differ in a few tokens each, stay below it; a loop of up to half a window is at 1."""
     minimum: int = Field(default=16, ge=1)
     """Turns with fewer n-grams are left alone."""
 

@@ -34,6 +34,7 @@ from orchestrator.dispatcher import Dispatcher
 from orchestrator.dump import DumpHeader
 from orchestrator.ending import until_durable
 from orchestrator.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
+from orchestrator.filters import with_vocabulary
 from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import logging_to, run_context
 from orchestrator.merge_process import MergeProcess
@@ -184,7 +185,9 @@ class Daemon:
         resources: AsyncExitStack,
     ) -> None:
         """Makes the components, each closed by `resources`, and gives them the state to go on from."""
-        config, environments = self._config, loaded.environments
+        filters = with_vocabulary(self._config.filters, loaded.chat.vocabulary)
+        config = self._config = self._config.model_copy(update={"filters": filters})
+        environments = loaded.environments
         try:
             endpoint = resources.enter_context(PrometheusEndpoint(config.prometheus_port, config.run_id))
             link = open_link(config.transport, config.output_dir, config.run_id)

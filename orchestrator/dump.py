@@ -18,9 +18,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
-from orchestrator.config import AdvantageConfig, FilterConfig
+from orchestrator.config import AdvantageConfig, FilterConfig, GibberishFilter
 from orchestrator.rollout_file import parse_rollouts, write_rollouts
 from transport.atomic import STABLE, publish_directory, published_steps
 from transport.config import Config, Identifier
@@ -63,6 +63,17 @@ class DumpHeader(Config):
     """By environment, of every environment that a rollout names."""
     group_scoring: list[str] = []
     """Names of the environments that are scored as a group."""
+
+    @field_validator("filters")
+    @classmethod
+    def _says_all(cls, filters: list[FilterConfig]) -> list[FilterConfig]:
+        for position, config in enumerate(filters):
+            if isinstance(config, GibberishFilter) and config.log_probability_below is None:
+                raise ValueError(
+                    f"filters[{position}].log_probability_below is missing; expected a number, since a dump does not say which "
+                    "vocabulary its tokens are of"
+                )
+        return filters
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.advantages import load_advantage
-from orchestrator.config import AdvantageConfig, FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
+from orchestrator.config import AdvantageConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
 from orchestrator.dump import DumpHeader
+from orchestrator.filters import with_vocabulary
 from orchestrator.judge import judge_group
 from transport.records import Rollout, RoutingArray, Turn
 
@@ -23,7 +24,7 @@ ENVIRONMENT = "synthetic"
 VOCABULARY = 150_000
 
 _ADVANTAGE = AdvantageConfig()
-_FILTERS: list[FilterConfig] = [GibberishFilter(), RepetitionFilter(), ZeroAdvantageFilter()]
+_FILTERS = with_vocabulary([GibberishFilter(), RepetitionFilter(), ZeroAdvantageFilter()], VOCABULARY)
 """All there are, so that a replay pays for them."""
 
 _MEDIAN_SHARE = 0.3

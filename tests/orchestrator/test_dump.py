@@ -23,7 +23,7 @@ HEADER = DumpHeader(
     step=3,
     shipped=1,
     advantage=AdvantageConfig(length_penalty=0.5),
-    filters=[GibberishFilter(share_above=0.3), ZeroAdvantageFilter()],
+    filters=[GibberishFilter(log_probability_below=-8.0, share_above=0.3), ZeroAdvantageFilter()],
     gather_chunk_size=4,
     state_columns={"toy": ["answer"]},
     group_scoring=["toy"],
