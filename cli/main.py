@@ -21,7 +21,8 @@ COMMANDS = {
     "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
     "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
     "stop": ("cli.stop", "end one run of a job, or evict it; the others go on"),
-    "status": ("cli.status", "what a job's directory says of it"),
+    "status": ("cli.status", "what a job's directory says of it, once or --watch; --json for programs"),
+    "logs": ("cli.logs", "the log of one run or role of a job, its end, or as it grows"),
 }
 
 BAD_CONFIGURATION = 2

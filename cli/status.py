@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from cli.errors import UserError
 from cli.history import History
@@ -20,45 +27,137 @@ from orchestrator.losses import in_words
 from orchestrator.offences import offences_of
 from perf.blame_table import blame_table
 
-USAGE = """usage: counterpoint status DIRECTORY
-
-DIRECTORY is a job's output directory, also where its roles were started one by one."""
+WATCH_SECONDS = 2.0
+"""Between two looks of `--watch`."""
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
 
 
 def main(arguments: list[str]) -> int:
     """The command. 0 also for a job that failed: the question was answered."""
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
-    directory = Path(arguments[0])
-    own = _runs_of_job(directory)
-    histories = _histories(directory, own)
-    recorded = read_json(directory / PROCESSES_FILE) if (directory / PROCESSES_FILE).exists() else {"workers": []}
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)  # a pipe has no width; 80 would cut columns off
-    console.print(_runs(directory, histories, own))
-    for run_id, history in histories.items():
-        if (verdict := verdict_on(directory / f"run_{run_id}")) is not None:
-            _say(console, f"run {run_id} {verdict}", "red")
-        if history.lost.get("notable"):
-            _say(console, f"run {run_id}: {in_words(history.lost)}", "yellow")
-    if offences := offences_of(line for history in histories.values() for line in history.shipped.values()).worst():
-        console.print(blame_table(offences))
-    if not recorded["workers"]:
-        _say(console, "No processes are known: the roles were not started by `counterpoint run`.", "dim")
+    given = _parser().parse_args(arguments)
+    if given.watch:
+        return _watch(given.directory, given.json)
+    found = look(given.directory)
+    if given.json:
+        print(json.dumps(found.as_json(), indent=1))
         return 0
-    console.print(_processes(directory, recorded))
-    guests = {run_id for run_id in histories if own is not None and run_id not in own}
-    for name, line in (_last_errors(directory, recorded) | _last_errors_of_guests(directory, guests)).items():
-        _say(console, f"last error of {name}: {line}", "red")
+    console = _console()
+    for part in found.parts():
+        console.print(part, soft_wrap=isinstance(part, Text))
     return 0
 
 
-def _say(console: Console, text: str, style: str) -> None:
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint status",
+        description="What a job's output directory says of it, also where its roles were started one by one.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIRECTORY")
+    parser.add_argument("--json", action="store_true", help="for programs: one object; with --watch, one a line")
+    parser.add_argument("--watch", action="store_true", help=f"again every {WATCH_SECONDS:g} s, until Ctrl-C")
+    return parser
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=120)  # a pipe has no width; 80 would cut columns off
+
+
+def _watch(directory: Path, as_json: bool) -> int:
+    """Until Ctrl-C. Where there is no terminal, look follows look."""
+    console = _console()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
+    try:
+        with live or nullcontext():
+            while True:
+                found = look(directory)
+                if as_json:
+                    print(json.dumps(found.as_json()), flush=True)
+                elif live is not None:
+                    live.update(Group(*found.parts()), refresh=True)
+                else:
+                    console.print(*found.parts(), sep="\n", soft_wrap=True)
+                time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A job's directory as it was found."""
+
+    directory: Path
+    own: dict[str, int] | None
+    """The steps of each run that the job itself has; None where there is no job, and the roles were started one by one."""
+    histories: dict[str, History]
+    recorded: dict[str, Any]
+    """What `processes.json` holds."""
+    running: bool
+    """Whether `counterpoint run` is at work there."""
+
+    def parts(self) -> list[RenderableType]:
+        """What is shown to a person, from top to bottom."""
+        parts: list[RenderableType] = [_runs(self.directory, self.histories, self.own)]
+        for run_id, history in self.histories.items():
+            if (verdict := verdict_on(self.directory / f"run_{run_id}")) is not None:
+                parts.append(Text(f"run {run_id} {verdict}", "red"))
+            if history.lost.get("notable"):
+                parts.append(Text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
+        lines = (line for history in self.histories.values() for line in history.shipped.values())
+        if offences := offences_of(lines).worst():
+            parts.append(blame_table(offences))
+        if not self.recorded["workers"]:
+            return [*parts, Text("No processes are known: the roles were not started by `counterpoint run`.", "dim")]
+        errors = [Text(f"last error of {name}: {line}", "red") for name, line in self.last_errors().items()]
+        return [*parts, _processes(self), *errors]
+
+    def last_errors(self) -> dict[str, str]:
+        """The newest line that looks like an error, by worker, and by run of a guest."""
+        guests = {run_id for run_id in self.histories if self.own is not None and run_id not in self.own}
+        return _last_errors(self.directory, self.recorded) | _last_errors_of_guests(self.directory, guests)
+
+    def is_alive(self, worker: dict[str, Any]) -> bool:
+        """Whether a recorded process lives: none outlives its supervisor."""
+        return self.running and worker["pid"] is not None and Path(f"/proc/{worker['pid']}").exists()
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: the numbers of the tables, each under its metric's name, absent where it is not known."""
+        return {
+            "directory": str(self.directory),
+            "running": self.running,
+            "runs": [_run_as_json(self, history) for history in self.histories.values()],
+            "processes": [{**worker, "alive": self.is_alive(worker)} for worker in self.recorded["workers"]],
+            "last_errors": self.last_errors() if self.recorded["workers"] else {},
+        }
+
+
+SHIPPED = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
+
+
+def _run_as_json(found: Look, history: History) -> dict[str, Any]:
+    metrics = {name: history.last_shipped[name] for name in SHIPPED if name in history.last_shipped}
+    metrics |= {name: history.last_trained[name] for name in ("mismatch_kl",) if name in history.last_trained}
+    return {
+        "run_id": history.run_id,
+        "state": _state(found.directory, history, found.own),
+        "verdict": verdict_on(found.directory / f"run_{history.run_id}"),
+        "step": history.step,
+        "steps": history.steps,
+        "trained": history.last_trained.get("step", 0),
+        "tokens_per_second": history.tokens_per_second(steps=10),
+        "lost": history.lost or None,
+        "metrics": metrics,
+    }
+
+
+def look(directory: Path) -> Look:
+    """What the directory says now. Raises `UserError` where there is neither a job nor a run."""
+    own = _runs_of_job(directory)
+    histories = _histories(directory, own)
+    recorded = read_json(directory / PROCESSES_FILE) if (directory / PROCESSES_FILE).exists() else {"workers": []}
+    return Look(directory, own, histories, recorded, is_running(directory))
 
 
 def _runs_of_job(directory: Path) -> dict[str, int] | None:
@@ -117,18 +216,17 @@ def _runs(directory: Path, histories: dict[str, History], own: dict[str, int] | 
     return table
 
 
-def _processes(directory: Path, recorded: dict[str, Any]) -> Table:
+def _processes(found: Look) -> Table:
     """The workers as the supervisor recorded them; all gone if it is gone, since none outlives it."""
-    running = is_running(directory)
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("process", "state", "pid", "alive", "restarts", "says"):
         table.add_column(column)
-    for worker in recorded["workers"]:
+    for worker in found.recorded["workers"]:
         pid = worker["pid"]
-        alive = running and pid is not None and Path(f"/proc/{pid}").exists()
-        last_state = worker["state"] if running or pid is None else f"was {worker['state']}"
+        alive = "yes" if found.is_alive(worker) else "no"
+        last_state = worker["state"] if found.running or pid is None else f"was {worker['state']}"
         restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"
-        table.add_row(worker["name"], last_state, str(pid or "-"), "yes" if alive else "no", restarts, worker["status"])
+        table.add_row(worker["name"], last_state, str(pid or "-"), alive, restarts, worker["status"])
     return table
 
 

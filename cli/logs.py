@@ -1,0 +1,98 @@
+"""`counterpoint logs NAME`: the log of one run or role of a job, its end, or as it grows."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli.errors import UserError
+from cli.record import JOB_FILE, read_json, run_ids_in
+from cluster.process import last_lines
+
+POLL_SECONDS = 0.2
+CHUNK_BYTES = 64 * 1024
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    given = _parser().parse_args(arguments)
+    found = logs_in(given.job)
+    if given.name is None or given.name not in found:
+        there = ", ".join(found) or "none; --job names the job's directory"
+        if given.name is None:
+            print(f"logs in {given.job.absolute()}: {there}")
+            return 0
+        raise UserError(f"there is no log of {given.name!r} in {given.job.absolute()}; there are: {there}")
+    log_file = found[given.name]
+    position = log_file.stat().st_size
+    for line in last_lines(log_file, given.lines, end=position):
+        print(line)
+    if given.follow:
+        follow(log_file, position)
+    return 0
+
+
+def logs_in(directory: Path) -> dict[str, Path]:
+    """Every log of a job, by the name of its role or run. A run's is its process's output, which has its tracebacks, too; of one
+    that somebody else started, its own log."""
+    files = {path.stem: path for path in sorted(directory.glob("*.log"))}
+    if (trainer := directory / "trainer" / "trainer.log").exists():
+        files["trainer"] = trainer
+    job = read_json(directory / JOB_FILE) if (directory / JOB_FILE).exists() else {}
+    alone = job["orchestrator"]["run_id"] if job and not job.get("runs") else None
+    for run_id in run_ids_in(directory):
+        output = files.get("orchestrator" if run_id == alone else f"orchestrator_{run_id}")
+        own = directory / f"run_{run_id}" / "orchestrator.log"
+        if log_file := output or (own if own.exists() else None):
+            files[run_id] = log_file
+    return files
+
+
+def follow(log_file: Path, position: int) -> None:
+    """Prints what the file gains, until Ctrl-C. One that is replaced or cut short, as when logs are rotated, is read from its
+    beginning."""
+    try:
+        for chunk in growth(log_file, position):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()
+            if not chunk:
+                time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        return
+
+
+def growth(log_file: Path, position: int) -> Iterator[bytes]:
+    """What the file has gained since the last look, piece by piece; empty when there is nothing new."""
+    inode = None
+    while True:
+        try:
+            with open(log_file, "rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_size < position or inode not in (None, stat.st_ino):
+                    position = 0
+                inode = stat.st_ino
+                file.seek(position)
+                chunk = file.read(CHUNK_BYTES)
+        except FileNotFoundError:  # between the old file and the new one
+            chunk = b""
+        position += len(chunk)
+        yield chunk
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint logs",
+        description="The log of one run or role of a job. Without NAME, says which there are.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a run's id, or trainer, inference_0, orchestrator, ..."
+    )
+    parser.add_argument("--job", type=Path, default=Path(), metavar="DIRECTORY", help="its output directory (here)")
+    parser.add_argument("--lines", type=int, default=50, metavar="N", help="how many of its last lines (%(default)s)")
+    parser.add_argument("--follow", "-f", action="store_true", help="go on as it grows, until Ctrl-C")
+    return parser

@@ -1,0 +1,109 @@
+"""Looking at a job from outside: `status` for programs and again and again, and its logs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.errors import UserError
+from cli.logs import growth, logs_in
+from cli.logs import main as logs
+from cli.status import main as status
+from tests.cli.conftest import shipped_line
+from tests.cli.test_history import of_a_job
+
+
+def test_status_for_programs_has_what_the_tables_have(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_a_job(past)
+    assert status([str(past), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (run,) = found["runs"]
+    assert (run["run_id"], run["state"], run["step"], run["steps"], run["trained"]) == (
+        "test",
+        "not running",
+        20,
+        20,
+        19,
+    )
+    assert run["metrics"]["reward/mean"] == pytest.approx(1.0)
+    assert run["tokens_per_second"] == pytest.approx(500)
+    assert not found["running"]
+    assert [(worker["name"], worker["alive"]) for worker in found["processes"]] == [("trainer", False)]
+
+
+@pytest.mark.slow
+def test_watching_looks_again_and_ctrl_c_ends_it(past: Path) -> None:
+    code = (
+        "import signal, sys, cli.status; cli.status.WATCH_SECONDS = 0.05\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.exit(cli.status.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(past), "--watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        looks = [json.loads(watch.stdout.readline())["runs"][0]["step"]]
+        with (past / "run_test" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(shipped_line(21, 150.0)) + "\n")
+        while looks[-1] != 21:
+            looks.append(json.loads(watch.stdout.readline())["runs"][0]["step"])
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(60) == 0
+    assert looks[0] == 20
+
+
+# --- logs ---
+
+
+@pytest.fixture
+def job(past: Path) -> Path:
+    """A job of one run, with a guest."""
+    of_a_job(past)
+    (past / "trainer" / "trainer.log").write_text("of the trainer\n")
+    (past / "orchestrator.log").write_text("".join(f"line {number}\n" for number in range(100)))
+    (past / "inference_0.log").write_text("of vLLM\n")
+    return past
+
+
+def test_a_log_is_found_by_role_and_by_run(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert logs(["test", "--job", str(job), "--lines", "2"]) == 0
+    assert capsys.readouterr().out == "line 98\nline 99\n"
+    assert logs(["trainer", "--job", str(job)]) == 0
+    assert capsys.readouterr().out == "of the trainer\n"
+    with pytest.raises(
+        UserError, match=r"no log of 'trainr' in .*; there are: inference_0, orchestrator, trainer, test"
+    ):
+        logs(["trainr", "--job", str(job)])
+    assert logs(["--job", str(job)]) == 0
+    assert "inference_0, orchestrator, trainer, test" in capsys.readouterr().out
+
+
+def test_each_of_several_runs_has_its_own_log(job: Path) -> None:
+    for name in ("orchestrator_other.log", "run_other/orchestrator.log", "run_guest/orchestrator.log"):
+        (job / name).parent.mkdir(exist_ok=True)
+        (job / name).write_text(name)
+    found = {run_id: str(path.relative_to(job)) for run_id, path in logs_in(job).items()}
+    assert found["other"] == "orchestrator_other.log"
+    assert found["guest"] == "run_guest/orchestrator.log"
+    assert found["test"] == "orchestrator.log"
+
+
+def test_a_log_is_followed_as_it_grows_and_is_rotated(tmp_path: Path) -> None:
+    log_file = tmp_path / "a.log"
+    log_file.write_bytes(b"before\n")
+    seen = growth(log_file, log_file.stat().st_size)
+    assert next(seen) == b""
+    with log_file.open("ab") as file:
+        file.write(b"more\n")
+    assert next(seen) == b"more\n"
+    log_file.rename(tmp_path / "a.log.1")
+    assert next(seen) == b""
+    log_file.write_bytes(b"a new file, longer than the old one\n")
+    assert next(seen) == b"a new file, longer than the old one\n"
+    log_file.write_bytes(b"cut\n")
+    assert next(seen) == b"cut\n"
+    assert next(seen) == b""
