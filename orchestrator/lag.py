@@ -2,6 +2,10 @@
 
 Ten times a second, from start to end of the daemon, so that whatever blocks the loop shows. Each step takes the
 distribution since the last one.
+
+A sampler that sleeps until it is woken takes one sample of a stall, however long, and quantiles over such samples say nothing of
+how long the loop stood still ("coordinated omission", Gil Tene, "How NOT to Measure Latency", 2015). So a late sample stands for
+all that were due while it waited, as HdrHistogram's `recordValueWithExpectedInterval` counts it.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from orchestrator.config import LagConfig
@@ -17,9 +21,21 @@ from orchestrator.config import LagConfig
 logger = logging.getLogger(__name__)
 
 
+MOST_SAMPLES = 100_000
+"""That one stall counts for, so that a process which was stopped for days is not held up again by counting them."""
+
+
+def samples_of(lag: float, interval: float) -> list[float]:
+    """The lags, in the unit of both arguments, of one sample each `interval` while the loop was late by `lag`, that one first.
+
+    HdrHistogram leaves out the last one where it is less than `interval`; what was due then was late all the same.
+    """
+    return [lag - number * interval for number in range(min(int(lag / interval) + 1, MOST_SAMPLES))]
+
+
 @dataclass(frozen=True, slots=True)
 class LagDistribution:
-    """Lags, in seconds."""
+    """Lags, in seconds, over time: each stall counts for as long as it lasted."""
 
     min: float
     mean: float
@@ -30,9 +46,14 @@ class LagDistribution:
     n: int
 
     @classmethod
-    def of(cls, lags: Sequence[float]) -> LagDistribution:
-        """Of at least one lag."""
-        values = sorted(lags)
+    def of(cls, lags: Iterable[float], interval_seconds: float) -> LagDistribution:
+        """Of at least one lag, each of a sampler that slept `interval_seconds` since it took the one before."""
+        return cls.of_samples(sample for lag in lags for sample in samples_of(lag, interval_seconds))
+
+    @classmethod
+    def of_samples(cls, samples: Iterable[float]) -> LagDistribution:
+        """Of at least one sample, each of as long a time."""
+        values = sorted(samples)
         return cls(
             min=values[0],
             mean=sum(values) / len(values),
@@ -72,7 +93,7 @@ class EventLoopLagMonitor:
         """The distribution since the last call, of at least one sample: where none has ended, how late the pending one is so far.
         Warns of what exceeds the thresholds."""
         lags, self._lags = self._lags or [self._overdue()], []
-        lag = LagDistribution.of(lags)
+        lag = LagDistribution.of(lags, self._config.interval_seconds)
         self._warn(lag)
         return lag
 

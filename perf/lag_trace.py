@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
-from orchestrator.lag import LagDistribution
+from orchestrator.lag import LagDistribution, samples_of
 
 INTERVAL_SECONDS = 0.001
 
@@ -40,7 +40,7 @@ class LagTrace:
         self.times = array("d")
         """When each sample was taken."""
         self.lags = array("d")
-        """How late, in seconds; `lags[i]` belongs to `times[i]`."""
+        """How late it was, in seconds; `lags[i]` belongs to `times[i]`."""
         self.spans: list[Span] = []
 
     async def __aenter__(self) -> LagTrace:
@@ -69,15 +69,17 @@ class LagTrace:
 
     def distribution(self, *spans: Span) -> LagDistribution:
         """Of the lags whose wait overlapped any of `spans`; of all without one. A sample is that of the time that it waited, so
-        one taken just after a span may belong to it. Raises `ValueError` where there is none."""
+        one taken just after a span may belong to it, as may those of the same stall that were due in the span. Raises
+        `ValueError` where there is none."""
         lags = [
             lag
-            for moment, lag in zip(self.times, self.lags, strict=True)
+            for moment, latest in zip(self.times, self.lags, strict=True)
+            for lag in samples_of(latest, INTERVAL_SECONDS)
             if not spans or any(moment >= span.start and moment - lag - INTERVAL_SECONDS <= span.end for span in spans)
         ]
         if not lags:
             raise ValueError("no sample was taken; the trace needs at least a millisecond")
-        return LagDistribution.of(lags)
+        return LagDistribution.of_samples(lags)
 
     async def _sample(self) -> None:
         while True:

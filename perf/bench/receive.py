@@ -84,7 +84,7 @@ async def _receive(url: str, rounds: int) -> Case:
         new_seconds,
         trace.distribution(idle),
         trace.distribution(*spans),
-        LagDistribution.of(busy),
+        LagDistribution.of(busy, INTERVAL_SECONDS),
     )
 
 

@@ -11,26 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.config import LagConfig
-from orchestrator.lag import EventLoopLagMonitor, quantile
+from orchestrator.lag import MOST_SAMPLES, EventLoopLagMonitor, LagDistribution, quantile, samples_of
 
 BLOCKED_SECONDS = 0.15
 
 
-async def sample(config: LagConfig, block_seconds: float) -> EventLoopLagMonitor:
+async def sample(config: LagConfig, block_seconds: float, least_ticks: int = 5) -> EventLoopLagMonitor:
     ticks = 0
     enough = asyncio.Event()
 
     def on_tick() -> None:
         nonlocal ticks
         ticks += 1
-        if ticks >= 5:
+        if ticks >= least_ticks:
             enough.set()
 
     monitor = EventLoopLagMonitor(config, on_tick)
     task = asyncio.create_task(monitor.run())
     await asyncio.sleep(0)  # The monitor sleeps now.
     time.sleep(block_seconds)  # noqa: ASYNC251 - blocking the loop is what is measured
-    await asyncio.wait_for(enough.wait(), 10)
+    await asyncio.wait_for(enough.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -48,6 +48,39 @@ async def test_a_blocked_loop_is_measured_and_warned_of(caplog: pytest.LogCaptur
     assert "warn_max_seconds" in caplog.text
     assert "warn_p90_seconds" not in caplog.text
     assert monitor.take().n == 1
+
+
+async def test_a_stall_counts_for_as_long_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    config = LagConfig(interval_seconds=0.001, warn_p90_seconds=BLOCKED_SECONDS / 3)
+    lag = (await sample(config, BLOCKED_SECONDS, least_ticks=50)).take()
+    assert lag.n >= 50 + BLOCKED_SECONDS / config.interval_seconds - 2
+    assert lag.p90 >= BLOCKED_SECONDS / 3
+    assert "warn_p90_seconds" in caplog.text
+
+
+def test_the_quantiles_of_a_loop_that_is_dead_for_three_sevenths_of_the_time_say_so() -> None:
+    lag = LagDistribution.of([*(0.0005 for _ in range(2000)), 1.5], 0.001)
+    assert (lag.n, lag.max) == (3501, 1.5)
+    assert lag.median == 0.0005
+    assert lag.p90 == pytest.approx(1.15, abs=0.002)
+    assert lag.p99 == pytest.approx(1.465, abs=0.002)
+
+
+@given(
+    stalls=st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    interval=st.integers(1, 10),
+)
+def test_what_is_counted_is_what_one_sample_an_interval_would_have_found(stalls: list[int], interval: int) -> None:
+    """Times are in exact units: of each stall, the moments due in it are looked at one by one."""
+    expected: list[int] = []
+    for stall in stalls:
+        expected += [stall - due for due in range(stall + 1) if due % interval == 0]
+    counted = [late for stall in stalls for late in samples_of(stall, interval)]
+    assert counted == expected
+
+
+def test_the_samples_of_one_stall_are_bounded() -> None:
+    assert len(samples_of(1e9, 0.001)) == MOST_SAMPLES
 
 
 async def test_the_distribution_is_per_step() -> None:
