@@ -109,6 +109,11 @@ class Chat:
         text: str = self._tokenizer.decode([int(token_id) for token_id in token_ids], skip_special_tokens=True)
         return text
 
+    def transcribe(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each sequence of token ids, special tokens included. Lets go of the GIL while it decodes."""
+        texts: list[str] = self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=False)
+        return texts
+
     def encode(self, text: str) -> list[int]:
         """The ids of text, special tokens only where the text names them: a template writes its own, a leading one included."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)

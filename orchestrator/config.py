@@ -263,6 +263,9 @@ class OrchestratorConfig(Config):
     lag: LagConfig = LagConfig()
     """The lag monitor."""
 
+    recorded_tokens: int = Field(default=4096, ge=0)
+    """How many tokens of a rollout `rollouts.jsonl` holds as text: all, or the first and the last half of so many. 0: no text."""
+
     dump_raw_rollouts: bool = False
     """Write every step's rollouts in full to `raw_rollouts/`, for replay."""
 

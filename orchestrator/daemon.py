@@ -57,6 +57,7 @@ from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, 
 from orchestrator.signals import StopSignals
 from orchestrator.step import StepBoundary
 from orchestrator.threads import give_environments_threads, in_thread, prompt_switching
+from orchestrator.transcripts import Transcriber
 from orchestrator.watchdog import StallError, Watchdog, awaiting
 from transport.faults import is_lasting
 from transport.open import open_link
@@ -220,6 +221,7 @@ class Daemon:
                 keep_checkpoints=config.keep_checkpoints,
                 dump=_dump_header(config, environments) if config.dump_raw_rollouts else None,
                 merge_chunk=merge_chunk,
+                transcribe=_transcriber(config, loaded.chat),
             ),
             lag=self._lag,
             blame=self._blame,
@@ -316,8 +318,9 @@ def _resume(config: OrchestratorConfig) -> Checkpoint | None:
 class Loaded:
     """What a configuration names."""
 
+    chat: Chat
     chats: dict[str, Chat]
-    """By environment."""
+    """By environment: the same, each with its own template variables."""
     advantage: Advantage
     environments: dict[str, LoadedEnvironment]
 
@@ -330,7 +333,7 @@ def _load(config: OrchestratorConfig) -> Loaded:
         chats = {
             e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments
         }
-        return Loaded(chats, load_advantage(config.advantage), environments)
+        return Loaded(chat, chats, load_advantage(config.advantage), environments)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -338,6 +341,11 @@ def _load(config: OrchestratorConfig) -> Loaded:
 def _adapter(config: OrchestratorConfig) -> str | None:
     """Name of the run's LoRA adapter at the servers; None where full weights are trained."""
     return config.run_id if config.training.lora is not None else None
+
+
+def _transcriber(config: OrchestratorConfig, chat: Chat) -> Transcriber | None:
+    """What gives the records of rollouts their text, if they are to have any."""
+    return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None
 
 
 def _dump_header(config: OrchestratorConfig, environments: dict[str, LoadedEnvironment]) -> DumpHeader:

@@ -13,13 +13,17 @@ from typing import Any
 import orjson
 
 from orchestrator.rollout_file import saved_state
+from orchestrator.transcripts import Transcriber
 from transport.records import Rollout
 
 
-def rollout_record(rollout: Rollout, state_columns: Sequence[str]) -> dict[str, Any]:
-    """One rollout's line: identity, result, a summary of each turn, and the chosen fields of its state under `state`. What the
-    environment left is in it as encoded JSON. Raises as `saved_state` does."""
+def rollout_record(
+    rollout: Rollout, state_columns: Sequence[str], transcribe: Transcriber | None = None
+) -> dict[str, Any]:
+    """One rollout's line: identity, result, a summary of each turn with its text, and the chosen fields of its state under
+    `state`. What the environment left is in it as encoded JSON. Raises as `saved_state` does."""
     saved = saved_state(rollout)
+    texts = transcribe(rollout) if transcribe is not None else [None] * len(rollout.turns)
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
@@ -38,8 +42,10 @@ def rollout_record(rollout: Rollout, state_columns: Sequence[str]) -> dict[str, 
                 "finish_reason": turn.finish_reason,
                 "server": turn.server,
                 "temperature": turn.temperature,
+                "prompt": text and text.prompt,
+                "completion": text and text.completion,
             }
-            for turn in rollout.turns
+            for turn, text in zip(rollout.turns, texts, strict=True)
         ],
         "state": _columns(saved.state, state_columns),
     }
@@ -51,13 +57,20 @@ def _columns(state: bytes, names: Sequence[str]) -> dict[str, orjson.Fragment]:
     return {name: orjson.Fragment(orjson.dumps(columns.get(name))) for name in names}
 
 
-def write_records(path: Path, rollouts: Iterable[Rollout], state_columns: Mapping[str, Sequence[str]]) -> None:
-    """Writes and fsyncs a new JSON Lines file. `state_columns` is by environment. Blocks: call it in a thread."""
+def write_records(
+    path: Path,
+    rollouts: Iterable[Rollout],
+    state_columns: Mapping[str, Sequence[str]],
+    transcribe: Transcriber | None = None,
+) -> None:
+    """Writes and fsyncs a new JSON Lines file. `state_columns` is by environment; without `transcribe` the turns have no text.
+    Blocks: call it in a thread."""
     with path.open("xb") as file:
         for rollout in rollouts:
             file.write(
                 orjson.dumps(
-                    rollout_record(rollout, state_columns[rollout.environment]), option=orjson.OPT_APPEND_NEWLINE
+                    rollout_record(rollout, state_columns[rollout.environment], transcribe),
+                    option=orjson.OPT_APPEND_NEWLINE,
                 )
             )
         file.flush()

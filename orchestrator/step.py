@@ -23,6 +23,7 @@ from orchestrator.records import write_records
 from orchestrator.step_metrics import step_metrics
 from orchestrator.threads import computed, in_thread
 from orchestrator.trajectories import assemble_batch, merge_rollout
+from orchestrator.transcripts import Transcriber
 from orchestrator.watchdog import awaiting
 from transport import codec
 from transport.atomic import publish_directory
@@ -46,6 +47,8 @@ class StepBoundary:
     """The header of every step's dump, but for what differs by step; None: no dumps."""
     merge_chunk: MergeChunk | None = None
     """Where rollouts are merged; a thread where it is None."""
+    transcribe: Transcriber | None = None
+    """Gives the records of rollouts their text; None: they have none."""
 
     def begin(
         self,
@@ -94,7 +97,7 @@ class StepBoundary:
             write_dump(self.run_dir / "raw_rollouts" / name, header, [*rollouts, *others])
         with publish_directory(self.run_dir / "rollouts" / name) as directory:
             codec.write_file(directory / "batch.bin", batch)
-            write_records(directory / "rollouts.jsonl", [*rollouts, *others], self.state_columns)
+            write_records(directory / "rollouts.jsonl", [*rollouts, *others], self.state_columns, self.transcribe)
 
 
 @dataclass(slots=True)

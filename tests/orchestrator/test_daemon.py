@@ -70,6 +70,11 @@ def test_a_run(
     assert list((config.run_dir / "rollouts").glob("step_*/batch.bin")) == []
     assert published_steps(config.run_dir / "checkpoints") == [STEPS - 1, STEPS]
     assert all(isinstance(record["state"]["answer"], str) for record in records_of(config))
+    assert all(
+        record["turns"][0]["prompt"] == f"<s>user\nexample {record['example_index']}</s>\n<s>assistant\n"
+        and record["state"]["answer"] in record["turns"][1]["completion"]
+        for record in records_of(config)
+    )
     assert "step 5/5" in (config.run_dir / "orchestrator.log").read_text()
 
 
