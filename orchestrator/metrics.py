@@ -6,7 +6,6 @@ The line is also in the step's checkpoint, which is the commit; `repair` makes t
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from orchestrator.offences import offences_of
 from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
 from transport.faults import is_lasting
+from transport.lines import read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -30,38 +30,20 @@ MetricsLine = dict[str, Any]
 """Metric name to number; `step` is always present."""
 
 
-def append(path: Path, line: Mapping[str, Any], *, durable: bool) -> None:
-    """Appends one JSON line in one write. Blocks: call it in a thread. `durable` waits until it and all lines before are on the
-    disk; other lines may be lost when the machine ends, and must be in a checkpoint until a durable one follows."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(descriptor, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> None:
     """Makes the file hold the steps up to `newest_step` once each: later and torn lines go, `committed` fills what is missing."""
-    before = path.read_bytes() if path.exists() else b""
     lines: dict[int, bytes] = {}
-    for raw in before.splitlines():
-        try:
-            step = int(orjson.loads(raw)["step"])
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-            logger.warning("%s: dropping a torn line of %d bytes", path, len(raw))
-            continue
-        if step <= newest_step:
+    for raw, line in read_lines(path):
+        if isinstance(step := line.get("step"), int) and step <= newest_step:
             lines.setdefault(step, raw)
     for line in committed:
         if line["step"] <= newest_step:
-            lines.setdefault(line["step"], orjson.dumps(line))
+            lines.setdefault(line["step"], orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     missing = [step for step in range(1, newest_step + 1) if step not in lines]
     if missing:
         logger.warning("%s: the lines of steps %s are lost; no checkpoint kept holds them", path, missing)
-    after = b"".join(lines[step] + b"\n" for step in sorted(lines))
-    if after != before:
+    after = b"".join(lines[step] for step in sorted(lines))
+    if after != (path.read_bytes() if path.exists() else b""):
         write_atomically(path, after)
 
 

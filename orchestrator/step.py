@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator import metrics
 from orchestrator.checkpoint import Checkpoint, write_checkpoint
 from orchestrator.dump import DumpHeader, write_dump
 from orchestrator.metrics import MetricsLine
@@ -27,6 +26,7 @@ from orchestrator.transcripts import Transcriber
 from orchestrator.watchdog import awaiting
 from transport import codec
 from transport.atomic import publish_directory
+from transport.lines import append_line
 from transport.pacing import unhurried
 from transport.records import Batch, Rollout, Sample
 
@@ -172,7 +172,7 @@ class Taking:
         self.line = self.line | self._durations()
         # The disk is waited for as seldom as can be: lines since the last time are all in checkpoints that are still kept.
         durable = self.step % self.boundary.keep_checkpoints == 0
-        metrics.append(self.boundary.run_dir / "metrics.jsonl", self.line, durable=durable)
+        append_line(self.boundary.run_dir / "metrics.jsonl", self.line, durable=durable)
 
     def _durations(self) -> MetricsLine:
         return {f"phase/{name}": seconds for name, seconds in self.seconds.items()}

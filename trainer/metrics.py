@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Mapping
 from pathlib import Path
 
-import orjson
-
 from transport.atomic import write_atomically
+from transport.lines import append_line, read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -22,30 +21,17 @@ class MetricsFile:
         self.path = path
 
     def append(self, line: dict[str, MetricValue]) -> None:
-        """Adds one line in a single write, so that a reader never sees half of one. Raises `OSError`."""
-        data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        try:
-            written = os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
-        if written != len(data):
-            raise OSError(
-                f"{self.path}: only {written} of {len(data)} bytes of a metrics line were written; is the disk full?"
-            )
+        """Adds one line. Raises `OSError`."""
+        append_line(self.path, line)
 
     def truncate(self, run_id: str, step: int) -> None:
-        """Removes the lines of `run_id` beyond `step`, whose training is to be repeated, and a last line that was cut short."""
-        if not self.path.exists():
-            return
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith(b"\n") and not _beyond(orjson.loads(line), run_id, step)]
-        if len(kept) != len(lines):
-            logger.info(
-                "%s: removed %d lines of run %s beyond step %d", self.path, len(lines) - len(kept), run_id, step
-            )
-            write_atomically(self.path, b"".join(kept))
+        """Removes the lines of `run_id` beyond `step`, whose training is to be repeated, and lines that are torn."""
+        kept = [raw for raw, line in read_lines(self.path) if not _beyond(line, run_id, step)]
+        before = self.path.stat().st_size if self.path.exists() else 0
+        if sum(map(len, kept)) != before:
+            logger.info("%s: removed the lines of run %s beyond step %d", self.path, run_id, step)
+            write_atomically(self.path, *kept)
 
 
-def _beyond(line: dict[str, MetricValue], run_id: str, step: int) -> bool:
-    return line["run_id"] == run_id and int(line["step"]) > step
+def _beyond(line: Mapping[str, MetricValue], run_id: str, step: int) -> bool:
+    return line.get("run_id") == run_id and int(line.get("step", 0)) > step

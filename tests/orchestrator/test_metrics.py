@@ -9,7 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from orchestrator.metrics import PrometheusEndpoint, append, log_step, repair
+from orchestrator.metrics import PrometheusEndpoint, log_step, repair
+from transport.lines import append_line
 
 
 def steps_in(path: Path) -> list[int]:
@@ -19,7 +20,7 @@ def steps_in(path: Path) -> list[int]:
 def test_repair_leaves_every_step_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2, 2, 4, 5):
-        append(path, {"step": step}, durable=False)
+        append_line(path, {"step": step})
     path.write_bytes(path.read_bytes() + b'{"step": 6, "rew')
     repair(path, 4, [{"step": 3, "restored": True}, {"step": 4, "restored": True}])
     assert steps_in(path) == [1, 2, 3, 4]
@@ -29,7 +30,7 @@ def test_repair_leaves_every_step_once(tmp_path: Path) -> None:
 
 def test_repair_does_not_touch_what_agrees(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    append(path, {"step": 1}, durable=False)
+    append_line(path, {"step": 1})
     before = path.stat().st_mtime_ns
     repair(path, 1, [{"step": 1}])
     assert path.stat().st_mtime_ns == before
@@ -43,7 +44,7 @@ def test_repair_of_a_run_that_never_committed(tmp_path: Path) -> None:
 
 def test_repair_says_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
-    append(path, {"step": 3}, durable=False)
+    append_line(path, {"step": 3})
     repair(path, 3, [])
     assert "[1, 2]" in caplog.text
 

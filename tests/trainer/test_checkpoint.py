@@ -129,7 +129,7 @@ def test_metrics_of_repeated_steps_are_removed(tmp_path: Path) -> None:
     for run_id, step in (("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)):
         metrics.append({"run_id": run_id, "step": step, "loss": 0.5})
     with metrics.path.open("ab") as file:
-        file.write(b'{"run_id": "b", "st')
+        file.write(b'{"run_id": "a", "st{"run_id": "b", "step": 3}\n{"run_id": "b", "st')
     metrics.truncate("a", 1)
     left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
     assert [(line["run_id"], line["step"]) for line in left] == [("a", 1), ("b", 1), ("b", 2)]

@@ -1,0 +1,75 @@
+"""JSON Lines that one process appends to and others read meanwhile, as both `metrics.jsonl` are.
+
+A line counts once its newline is there. A writer that was killed, or whose disk was full, may leave half a line behind; the next
+append removes it first, since whatever follows it would be lost with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from transport.atomic import write_buffers
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 64 * 2**10
+
+
+def append_line(path: Path, line: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Appends one JSON object, in one write where the disk lets it. One writer a file. Blocks: call it in a thread.
+
+    `durable` waits until this line and all before it are on the disk; others may be lost when the machine ends. Raises `OSError`
+    (disk full): the file then ends with the line before.
+    """
+    data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        end = _end_of_last_line(descriptor, size)
+        if end < size:
+            logger.warning("%s: removing %d bytes of a line that was never finished", path, size - end)
+            os.ftruncate(descriptor, end)
+        try:
+            write_buffers(descriptor, [data])
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Every whole line, newline included, and the object that it holds. What is neither is passed over, with a warning. Nothing
+    where there is no file. Raises `OSError`."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for raw in file:
+            try:
+                line = orjson.loads(raw) if raw.endswith(b"\n") else None
+            except orjson.JSONDecodeError:
+                line = None
+            if isinstance(line, dict):
+                yield raw, line
+            else:
+                logger.warning("%s: dropping a torn line of %d bytes", path, len(raw))
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    """The offset after the last newline."""
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
