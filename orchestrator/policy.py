@@ -17,7 +17,7 @@ from inference.base import InferenceError, Probe, WeightUpdate
 from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
 from orchestrator.threads import in_thread
 from orchestrator.watchdog import awaiting
-from transport.atomic import published_steps
+from transport.atomic import STABLE, published_steps
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,9 @@ class PolicyWatcher:
         try:
             probe = await in_thread(Probe.read, directory / "probe.json")
         except FileNotFoundError:
-            if directory.exists():
+            if (directory / STABLE).exists():
                 raise
-            return  # The trainer removed it meanwhile: it has published a newer one.
+            return  # The trainer is removing it, the marker first: it has published a newer one.
         if probe.version != version:
             raise ForeignBroadcastError(f"{directory}/probe.json says version {probe.version}; expected {version}")
         started = time.perf_counter()

@@ -9,10 +9,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from inference.base import InferenceError, WeightUpdate
+from inference.base import InferenceError, Probe, WeightUpdate
 from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
 from orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher
-from transport.atomic import publish_directory, remove_directory
+from transport.atomic import STABLE, publish_directory, remove_directory
 
 
 class RecordingPool:
@@ -84,6 +84,31 @@ async def test_a_version_that_is_withdrawn_while_it_loads_is_none(tmp_path: Path
         publish(tmp_path, version)
     await asyncio.wait_for(watcher.load_first(1), 10)
     assert watcher.version == 1
+
+
+async def test_a_version_that_is_half_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal takes the marker first, and the rest file by file: the watcher may look in between."""
+    pool = RecordingPool()
+    watcher = make_watcher(tmp_path, pool, 9)
+    half_removed = publish(tmp_path, 2)
+    read = Probe.read
+
+    def removed_meanwhile(path: Path) -> Probe:
+        if path.parent == half_removed:
+            (half_removed / STABLE).unlink(missing_ok=True)
+            path.unlink()
+            publish(tmp_path, 3)
+        return read(path)
+
+    monkeypatch.setattr(Probe, "read", removed_meanwhile)
+    await asyncio.wait_for(watcher.load_first(1), 10)
+    assert watcher.version == 3
+
+
+async def test_a_stable_version_without_a_probe_is_a_fault(tmp_path: Path) -> None:
+    (publish(tmp_path, 2) / "probe.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"probe\.json"):
+        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 9).load_first(1), 10)
 
 
 @pytest.mark.slow
