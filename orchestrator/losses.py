@@ -188,5 +188,9 @@ def in_words(report: Report) -> str:
 
 
 def save(report: Report, run_dir: Path) -> None:
-    """Writes it where `counterpoint status` and the job's summary find it. Blocks."""
-    write_atomically(run_dir / LOSSES_FILE, orjson.dumps(report))
+    """Writes it where `counterpoint status` and the job's summary find it, and nothing else depends on it: a failure is only
+    logged. Blocks."""
+    try:
+        write_atomically(run_dir / LOSSES_FILE, orjson.dumps(report))
+    except OSError as error:
+        logger.warning("%s cannot be written, and shows less than there is: %s", run_dir / LOSSES_FILE, error)

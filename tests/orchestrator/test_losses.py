@@ -6,6 +6,7 @@ import logging
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -25,6 +26,7 @@ from orchestrator.losses import (
     Report,
     in_words,
     is_counted,
+    save,
     with_unrecorded,
 )
 from tests.orchestrator.daemons import STEPS, metrics_of, started, wait_until
@@ -130,6 +132,13 @@ def test_the_pause_grows_while_everything_fails_and_only_then() -> None:
     assert (pauses[0], pauses[-1]) == PAUSE_SECONDS
     played.losses.rollout_completed()
     assert played.losses.rollout_failed("down") == PAUSE_SECONDS[0]
+
+
+def test_a_report_that_cannot_be_written_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / LOSSES_FILE).mkdir()
+    save({"step": 1, "lost": 2}, tmp_path)
+    assert "losses.json cannot be written" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == [LOSSES_FILE]
 
 
 @pytest.mark.slow
