@@ -26,6 +26,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """`dtype.name` is computed anew each time, in Python: it was half of what a batch of thousands of arrays takes to encode."""
 
 MAX_DIMENSIONS = 4
+MAX_ELEMENTS = 2**48
 
 _MAGIC = b"CPA1"
 _ALIGNMENT = 8
@@ -64,8 +65,14 @@ def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
             raise CodecError(
                 f"{name}: {_shown(specified)} is not [dtype, shape, bytes] with a dtype of {', '.join(DTYPES)}"
             )
-    if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and 0 <= size < 2**48 for size in shape):
-        raise CodecError(f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes")
+    if (
+        len(shape) > MAX_DIMENSIONS
+        or not all(type(size) is int and size >= 0 for size in shape)
+        or prod(max(1, size) for size in shape) > MAX_ELEMENTS  # numpy does not take more beside a size of 0, either
+    ):
+        raise CodecError(
+            f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes and {MAX_ELEMENTS} elements"
+        )
     dtype = DTYPES[dtype_name]
     claimed = prod(shape) * dtype.itemsize
     present = as_bytes_view(data)
@@ -114,6 +121,8 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     offset = 8 + length + len(_padding(8 + length))
     arrays: dict[str, AnyArray] = {}
     for name, specified in specifications.items():
+        if not isinstance(name, str):
+            raise CodecError(f"packed arrays: {_shown(name)} is no name of an array")
         nbytes = specified[2] if isinstance(specified, list) and len(specified) == 3 else 0
         if type(nbytes) is not int or nbytes < 0 or nbytes > view.nbytes - offset:
             raise CodecError(f"packed arrays: {name!r} claims {nbytes} bytes where {view.nbytes - offset} are left")

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.transport.batches import assert_equal, batches, make_batch
@@ -245,6 +245,30 @@ def test_noise_is_no_packed_arrays(noise: bytes) -> None:
     for data in (noise, b"CPA1" + noise, b"CPA1" + len(noise).to_bytes(4, "little") + noise):
         with pytest.raises(CodecError):
             codec.unpack_arrays(data)
+
+
+SIZES = st.sampled_from([0, 1, 2, 2**20, 2**47, 2**62, -1, True, None, 1.0])
+SPECIFICATIONS = st.one_of(
+    st.none(),
+    st.lists(SIZES, max_size=4),
+    st.tuples(
+        st.sampled_from(["uint8", "int32", "float64", b"uint8", 1]), st.lists(SIZES, max_size=5) | SIZES, SIZES
+    ).map(list),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", b"a", ""]), SPECIFICATIONS, max_size=3), st.integers(0, 16))
+@example({"a": ["int32", [0, 2**47, 2**47], 0]}, 0)
+@example({b"a": ["uint8", [1], 1]}, 8)
+def test_whatever_a_header_says_of_its_arrays(specifications: dict[str | bytes, object], nbytes: int) -> None:
+    packed = msgpack.packb([{}, specifications])
+    padded = packed + bytes(-(8 + len(packed)) % 8 + nbytes)
+    try:
+        _, arrays = codec.unpack_arrays(b"CPA1" + len(packed).to_bytes(4, "little") + padded)
+    except CodecError:
+        return
+    assert all(isinstance(name, str) for name in arrays)
+    assert sum(array.nbytes for array in arrays.values()) <= nbytes
 
 
 def test_what_cannot_travel_is_refused_when_packed() -> None:
