@@ -21,7 +21,7 @@ from perf.replay import Settings, on_daemons_loop
 def main(arguments: list[str]) -> int:
     """The command."""
     given = _parser().parse_args(arguments)
-    dump = opened(given.dump)
+    dump = opened(given.dump, given.trust)
     how = {"rounds": 1, "baseline_seconds": 0.5} if given.quick else {"rounds": 3, "baseline_seconds": 1.0}
     settings = settings_of(given, **how)
     try:

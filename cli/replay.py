@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     if given.timeline is not None and given.timeline.suffix not in PICTURES:
         raise UserError(f"--timeline {given.timeline}: expected a file that ends in {', '.join(PICTURES)}")
     settings = settings_of(given)
-    dump = opened(given.dump)
+    dump = opened(given.dump, given.trust)
     try:
         found = replay_dump(dump, settings)
     except ValueError as error:
@@ -42,12 +42,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def opened(directory: Path) -> Dump:
-    """The dump in `directory`. Raises `UserError`."""
+def opened(directory: Path, trust: bool) -> Dump:
+    """The dump in `directory`. Raises `UserError`, also for one that names code of its own and is not to be trusted."""
     try:
-        return open_dump(directory)
+        dump = open_dump(directory)
     except DumpError as error:
         raise UserError(str(error)) from None
+    kind = dump.header.advantage.kind
+    if ":" in kind and not trust:
+        raise UserError(
+            f"{directory}/header.json names the advantage {kind!r}: its module would be imported and the function called. If you "
+            "know that the dump is yours, add --trust"
+        )
+    return dump
 
 
 def show(found: Replay, dump: Dump) -> None:
@@ -96,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--process-pool", action="store_true", help="merge in a process instead of a thread")
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import and call the advantage function that the dump names, where it is none of the built-in ones",
+    )
     parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's directory, such as raw_rollouts/step_7")
 
 

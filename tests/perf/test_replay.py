@@ -77,6 +77,49 @@ def test_what_cannot_be_replayed_is_said(
     assert reason in capsys.readouterr().err
 
 
+HOSTILE = """
+import pathlib
+pathlib.Path(__file__).with_suffix(".ran").touch()
+
+def advantage(inputs):
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("command", [["replay"], ["attribute", "--quick"]])
+def test_code_that_a_dump_names_runs_only_when_the_dump_is_trusted(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    (tmp_path / "named_by_a_dump.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(dump, tmp_path / "foreign")
+    header = tmp_path / "foreign" / "header.json"
+    values = json.loads(header.read_bytes())
+    values["advantage"]["kind"] = "named_by_a_dump:advantage"
+    header.write_text(json.dumps(values))
+    assert main([*command, str(tmp_path / "foreign")]) == 2
+    said = capsys.readouterr().err
+    assert "names the advantage 'named_by_a_dump:advantage'" in said
+    assert "--trust" in said
+    assert not (tmp_path / "named_by_a_dump.ran").exists()
+
+
+@pytest.mark.slow
+def test_a_trusted_dump_is_replayed_with_its_own_code(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_our_dump.py").write_text(
+        "from orchestrator.advantages import group_mean\n\n\ndef advantage(inputs):\n    return group_mean(inputs)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(dump, tmp_path / "ours")
+    header = tmp_path / "ours" / "header.json"
+    values = json.loads(header.read_bytes())
+    values["advantage"]["kind"] = "named_by_our_dump:advantage"
+    header.write_text(json.dumps(values))
+    assert main(["attribute", "--quick", "--trust", "--json", str(tmp_path / "ours")]) == 0
+
+
 def test_a_truncated_dump_is_refused(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(dump, tmp_path / "cut")
     bulk = tmp_path / "cut" / "rollouts.bin"
