@@ -9,8 +9,12 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
+from perf.noise import TOO_NOISY
+
 RATIOS = ("x", "")
 """Units of ratios, which mean the same on any machine."""
+
+Verdict = Literal["held", "broken", "too noisy to judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Figure:
     side: Literal["at most", "at least"] = "at most"
     slack: float = 3.0
     """How much wider the bound of a short measurement is."""
+    timed: bool = True
+    """Whether it depends on time, so that other processes change it. Bytes and counts do not."""
 
     @property
     def held(self) -> bool | None:
@@ -46,39 +52,57 @@ class Case:
 
     name: str
     figures: Sequence[Figure]
+    noise: float = 0.0
+    """Share of the machine's CPU that other processes took meanwhile, from 0 to 1."""
 
     @property
     def held(self) -> bool:
-        """Whether no bound is broken."""
-        return all(figure.held is not False for figure in self.figures)
+        """Whether no bound is broken that can be judged."""
+        return all(self.verdict(figure) != "broken" for figure in self.figures)
+
+    def verdict(self, figure: Figure) -> Verdict | None:
+        """Of one of its figures; None where there is no bound. A bound that is kept beside others is kept without them."""
+        if figure.held is None:
+            return None
+        if figure.held:
+            return "held"
+        return "too noisy to judge" if figure.timed and self.noise > TOO_NOISY else "broken"
 
     def gross(self) -> Case:
         """With bounds that only a gross fault breaks: ratios, and those wider. For measurements too short to be exact."""
-        return Case(self.name, [figure.gross() for figure in self.figures])
+        return replace(self, figures=[figure.gross() for figure in self.figures])
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Case:
         """What `as_json` gave. Raises `KeyError` or `TypeError` for anything else."""
-        figures = [{name: value for name, value in figure.items() if name != "held"} for figure in fields["figures"]]
-        return cls(fields["case"], [Figure(**figure) for figure in figures])
+        found = ("held", "verdict")
+        figures = [{name: value for name, value in figure.items() if name not in found} for figure in fields["figures"]]
+        return cls(fields["case"], [Figure(**figure) for figure in figures], fields["noise"])
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: the same, `held` included."""
+        """For machines: the same, with what is held and the verdict on each figure."""
         return {
             "case": self.name,
             "held": self.held,
-            "figures": [asdict(figure) | {"held": figure.held} for figure in self.figures],
+            "noise": self.noise,
+            "figures": [
+                asdict(figure) | {"held": figure.held, "verdict": self.verdict(figure)} for figure in self.figures
+            ],
         }
 
     def as_table(self) -> Table:
         """For people."""
-        table = Table(box=box.SIMPLE_HEAD, title=self.name, title_justify="left")
+        caption = f"other processes took {self.noise:.0%} of the machine's CPU meanwhile"
+        table = Table(
+            box=box.SIMPLE_HEAD, title=self.name, title_justify="left", caption=caption, caption_justify="left"
+        )
         for column in ("figure", "measured", "bound", ""):
             table.add_column(column, justify="left" if column in ("figure", "") else "right")
         for figure in self.figures:
             bound = "" if figure.bound is None else f"{figure.side} {_shown(figure.bound, figure.unit)}"
-            verdict = {None: "", True: "held", False: "[red]broken[/red]"}[figure.held]
-            table.add_row(figure.name, _shown(figure.value, figure.unit), bound, verdict)
+            verdict = self.verdict(figure) or ""
+            shown = {"broken": "[red]broken[/red]", "too noisy to judge": "[yellow]too noisy to judge[/yellow]"}
+            table.add_row(figure.name, _shown(figure.value, figure.unit), bound, shown.get(verdict, verdict))
         return table
 
 

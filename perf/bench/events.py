@@ -1,6 +1,6 @@
 """Events: what the scheduler takes for each, on the loop, with 100 to 10,000 groups of one rollout under way.
 
-    python -m perf.bench.events [--quick]
+    python -m perf.bench.events [--quick | --full]
 
 No dispatcher and no server: rollouts end in the order in which they began, every group is kept, each step is committed at once.
 """
@@ -28,7 +28,7 @@ from orchestrator.events import (
     StartGroup,
 )
 from orchestrator.scheduler import Scheduler
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 
 GROUPS = (100, 1_000, 10_000)
@@ -38,9 +38,9 @@ LEAD = 1_000_000
 """Steps: neither lead nor staleness limits anything."""
 
 
-def measure(quick: bool) -> list[Case]:
-    """The case `events`. Takes 2 s, or less with `quick`."""
-    events = EVENTS_A_GROUP * GROUPS[-1] // (3 if quick else 1)
+def measure(size: Size) -> list[Case]:
+    """The case `events`. Takes 2 s, or less when quick."""
+    events = EVENTS_A_GROUP * GROUPS[-1] // size.pick(3, 1, 1)
     with seldom_collecting():
         set_apart()
         seconds = {groups: _handle(groups, events) for groups in GROUPS}

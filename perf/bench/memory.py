@@ -1,6 +1,6 @@
 """Memory: the peak of one step boundary over the bytes in flight, and what 500 steps leave behind.
 
-    python -m perf.bench.memory [--quick]
+    python -m perf.bench.memory [--quick | --full]
 
 The rollouts' arrays are copied from a dump for every step, as they would have arrived, and are let go after it. Resident size is
 the process's own; the consumer is another.
@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestrator.dump import open_dump, write_dump
 from orchestrator.resident import peak_bytes, resident_bytes
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.boundary import Recording, Rig, rig
 from perf.figures import Case, Figure
 from perf.replay import on_daemons_loop
@@ -31,10 +31,10 @@ STEPS, SETTLED_AFTER = 500, 100
 _RESET_PEAK = "5"
 
 
-def measure(quick: bool) -> list[Case]:
+def measure(size: Size) -> list[Case]:
     """The case of memory."""
-    large = replace(LARGE, rollouts=16) if quick else LARGE
-    steps = STEPS // 5 if quick else STEPS
+    large = replace(LARGE, rollouts=size.pick(16, 64, 64))
+    steps = STEPS // size.pick(5, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         figures = on_daemons_loop(lambda: _peak(large, Path(directory) / "large"))
         figures += on_daemons_loop(lambda: _growth(SMALL, steps, Path(directory) / "small"))
@@ -56,7 +56,7 @@ async def _peak(shape: Shape, directory: Path) -> list[Figure]:
     return [
         Figure("bytes in flight", nbytes / 1e6, "MB"),
         Figure("resident for them before the boundary", held / nbytes, "x"),
-        Figure("peak over bytes in flight", peak / nbytes, "x", 1.25, slack=1.2),
+        Figure("peak over bytes in flight", peak / nbytes, "x", 1.25, slack=1.2, timed=False),
     ]
 
 
@@ -72,8 +72,8 @@ async def _growth(shape: Shape, steps: int, directory: Path) -> list[Figure]:
     slope = float(np.polyfit(np.arange(len(settled)), np.array(settled) / 1e6, 1)[0])
     return [
         Figure(f"bytes of each of {steps} steps", recorded.nbytes / 1e6, "MB"),
-        Figure("growth of resident size a step", slope, "MB", 0.5),
-        Figure("growth over the bytes of a step", slope / (recorded.nbytes / 1e6), "x", 0.02),
+        Figure("growth of resident size a step", slope, "MB", 0.5, timed=False),
+        Figure("growth over the bytes of a step", slope / (recorded.nbytes / 1e6), "x", 0.02, timed=False),
     ]
 
 

@@ -1,6 +1,6 @@
 """Training many runs at once: four beside each other against one with the same load, and what memory each further one takes.
 
-    python -m perf.bench.multi_run [--quick]
+    python -m perf.bench.multi_run [--quick | --full]
 
 The trainer's own manager, learner and fair share, with a dense model of 80 MB, adapters on all its linear layers and batches of
 random tokens. Rounds alternate between one run that trains everything and four that train a quarter each, so that what else
@@ -26,7 +26,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from orchestrator.resident import resident_bytes
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from trainer.config import TrainerConfig
 from trainer.control import run_directory
@@ -57,10 +57,10 @@ _SHAPE = {
 _CPU = torch.device("cpu")
 
 
-def measure(quick: bool) -> list[Case]:
+def measure(size: Size) -> list[Case]:
     """The cases of speed and of memory."""
-    rounds = 2 if quick else ROUNDS
-    samples = SAMPLES // 8 if quick else SAMPLES
+    rounds = size.pick(2, 3, ROUNDS)
+    samples = SAMPLES // size.pick(8, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         trainer = _Trainer(Path(directory))
         trainer.admit(1)
@@ -123,12 +123,16 @@ def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
         [
             Figure("base model", base / 1e6, "MB"),
             Figure("adapter and optimizer of one run", states[0] / 1e6, "MB"),
-            Figure("tensors of a further run over these", (after.tensors - before.tensors) / further, "x", 1.01, slack=1.0),
+            Figure(
+                "tensors of a further run over these",
+                (after.tensors - before.tensors) / further,
+                "x", 1.01, slack=1.0, timed=False,
+            ),
             Figure("growth of resident size", (after.resident - before.resident) / 1e6, "MB"),
             Figure(
                 "what that is beyond adapters and optimizers, over the base",
                 (after.resident - before.resident - further) / base,
-                "x", 0.1,
+                "x", 0.1, timed=False,
             ),
         ],
     )  # fmt: skip

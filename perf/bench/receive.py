@@ -9,7 +9,7 @@ uvloop does not let a callback be timed from outside. What its thread computes, 
 wakings of a coroutine that sleeps for a millisecond at a time bounds it: one callback or a hundred are in it. Unlike the lag,
 which stands beside it, it leaves out the time for which other processes had the core.
 
-    python -m perf.bench.receive [--quick]
+    python -m perf.bench.receive [--quick | --full]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from inference.config import PoolConfig
 from inference.pool import InferencePool
 from orchestrator.collector import seldom_collecting, set_apart
 from orchestrator.lag import LagDistribution
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.bench.servers import RAW_PATH, load_server
 from perf.figures import Case, Figure
 from perf.lag_trace import INTERVAL_SECONDS, LagTrace
@@ -45,10 +45,10 @@ IDLE_SECONDS = 2.0
 PAUSE_SECONDS = 0.02
 
 
-def measure(quick: bool) -> list[Case]:
-    """The case `receive`. Takes some 15 s, or 5 s with `quick`."""
+def measure(size: Size) -> list[Case]:
+    """The case `receive`. Takes some 10 s; 15 s in full; 5 s when quick."""
     with load_server(layers=LAYERS, top_k=TOP_K) as url, seldom_collecting():
-        return [uvloop.run(_receive(url, rounds=5 if quick else 25))]
+        return [uvloop.run(_receive(url, rounds=size.pick(5, 15, 25)))]
 
 
 async def _receive(url: str, rounds: int) -> Case:

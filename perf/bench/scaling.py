@@ -1,6 +1,6 @@
 """Scaling: the step boundary's wall time and lag from 0.1 to 4 GB of rollouts.
 
-    python -m perf.bench.scaling [--quick]
+    python -m perf.bench.scaling [--quick | --full]
 
 Sizes for which the memory does not suffice are left out, and said to be.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.dump import open_dump, write_dump
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.boundary import Recording
 from perf.figures import Case, Figure
 from perf.replay import BASELINE, BOUNDARY, Replay, Settings, on_daemons_loop, replay
@@ -26,11 +26,11 @@ TIMES_THE_BYTES = 5
 """Memory that a replay needs: the dump, the record, the consumer's copy, what is on the way."""
 
 
-def measure(quick: bool) -> list[Case]:
+def measure(size: Size) -> list[Case]:
     """The case of scaling."""
     figures: list[Figure] = []
     measured: list[tuple[float, Replay]] = []
-    for rollouts in ROLLOUTS[:2] if quick else ROLLOUTS:
+    for rollouts in ROLLOUTS[: size.pick(2, 3, 4)]:
         shape = Shape(rollouts, 32, 16_384, even=True)
         gigabytes = rollouts * 7.4e-3
         if TIMES_THE_BYTES * gigabytes * 1e9 > _available_bytes():

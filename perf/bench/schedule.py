@@ -1,10 +1,10 @@
-"""Scheduling: 4,096 rollouts in flight of 8 short turns each, against a server that answers after 50 ms.
+"""Scheduling: 1,024 rollouts in flight (4,096 in full) of 8 short turns each, against a server that answers after 50 ms.
 
 The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run as they are, on uvloop; in place of a
 trainer stands one that has trained a step as soon as it has it. Beside it the same rollouts, each a coroutine, as one writes
 them with the `openai` client: token ids to `/v1/completions` of the same server, and nothing done with what comes back.
 
-    python -m perf.bench.schedule [--quick]
+    python -m perf.bench.schedule [--quick | --full]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.collector import collect_as_memory_grows, seldom_collecting, s
 from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from orchestrator.lag import LagDistribution
 from orchestrator.threads import prompt_switching
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
 from perf.figures import Case, Figure
@@ -54,9 +54,9 @@ class Measured:
     lag: LagDistribution
 
 
-def measure(quick: bool) -> list[Case]:
-    """The case `schedule`. Takes some 110 s, or 10 s with `quick`, which has 512 rollouts in flight."""
-    in_flight = 512 if quick else 4096
+def measure(size: Size) -> list[Case]:
+    """The case `schedule`. Takes some 20 s; 110 s in full; 10 s when quick."""
+    in_flight = size.pick(512, 1024, 4096)
     with load_server(DELAY_SECONDS) as url, prompt_switching():
         idle = uvloop.run(_idle())
         ours = uvloop.run(_ours(url, in_flight))

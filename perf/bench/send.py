@@ -1,6 +1,6 @@
 """Sending: the sender's own thread and wire, alone, to another process that reads every byte, beside a bare ZMQ loop.
 
-    python -m perf.bench.send [--quick]
+    python -m perf.bench.send [--quick | --full]
 
 The bare loop sends the same frames with `copy=False` to a socket in another process, which reads every byte and answers once a
 message; nothing is encoded or checked there.
@@ -19,7 +19,7 @@ import zmq
 
 from orchestrator.sender import Sender
 from orchestrator.threads import in_thread
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.consumer import bare_consumer, consumer
 from perf.figures import Case, Figure
 from perf.lag_trace import LagTrace
@@ -39,10 +39,10 @@ WARM_UP_ROUNDS = 3
 """Until the receiving processes have touched the memory that they go on to use."""
 
 
-def measure(quick: bool) -> list[Case]:
+def measure(size: Size) -> list[Case]:
     """The case of the sender."""
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // (8 if quick else 1), 3 if quick else 5))]
+        return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // size.pick(8, 1, 1), size.pick(3, 5, 5)))]
 
 
 async def _send(directory: Path, samples: int, rounds: int) -> Case:

@@ -1,6 +1,6 @@
 """The step boundary: the daemon's own, and the plain path, over the same rollouts, beside an idle loop and a copy of the bytes.
 
-python -m perf.bench.step [--quick]
+python -m perf.bench.step [--quick | --full]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from orchestrator.dump import open_dump, write_dump
 from orchestrator.threads import in_thread
 from perf import plain
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.boundary import Recording
 from perf.consumer import bare_consumer
 from perf.figures import Case, Figure
@@ -33,17 +33,18 @@ COPIES = 3
 COPY_THREADS = 2
 
 
-def measure(quick: bool) -> list[Case]:
+def measure(size: Size) -> list[Case]:
     """The case of the step boundary."""
-    shape = Shape(8 if quick else 64, 32, 16_384, even=True)
-    rounds = 2 if quick else 5
+    shape = Shape(size.pick(8, 32, 64), 32, 16_384, even=True)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         # Through a dump, so that every turn's bytes are its own: the synthetic ones share theirs.
         write_dump(Path(directory) / "dump", header_of(shape), synthetic_rollouts(shape))
         dump = open_dump(Path(directory) / "dump")
         dump.populate()
         recording = Recording(dump.header, dump.rollouts())
-        settings = Settings(synthetic_tasks=SYNTHETIC_TASKS, rounds=rounds, baseline_seconds=1.0 if quick else 3.0)
+        settings = Settings(
+            synthetic_tasks=SYNTHETIC_TASKS, rounds=size.pick(2, 3, 5), baseline_seconds=size.pick(1.0, 2.0, 3.0)
+        )
 
         async def work() -> Case:
             copies = [await _copy_seconds(recording, tasks) for tasks in (0, SYNTHETIC_TASKS)]

@@ -1,6 +1,6 @@
 """Sweep: how fast workers claim targets of no work on a local disk, and how fast the status of many is read.
 
-    python -m perf.bench.sweep [--quick]
+    python -m perf.bench.sweep [--quick | --full]
 
 Each claim is two records, one when it is made and one when it ends, both flushed to the disk. Beside it as many processes
 replace as many files of that size, flushed as well, and do nothing else.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from perf.bench.command import show
+from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.sweep_worker import targets
 from sweep.claim import claim_and_run
@@ -32,9 +32,9 @@ START_SECONDS = 120.0
 _RECORD = succeeded(claimed(None, "target", "0" * 32, "host", 1, Terms(), 0.0), 1.0)
 
 
-def measure(quick: bool) -> list[Case]:
-    """The case `sweep`. Takes some 15 s, or 5 s with `quick`."""
-    scale = 10 if quick else 1
+def measure(size: Size) -> list[Case]:
+    """The case `sweep`. Takes some 15 s, or 5 s when quick."""
+    scale = size.pick(10, 1, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         return [Case("sweep", _claims(Path(directory), TARGETS // scale) + _status(Path(directory), STATUSES // scale))]
 

@@ -7,13 +7,14 @@ import json
 import pytest
 
 from cli import bench
+from perf.bench.command import Size
 from perf.figures import Case, Figure
 
 
 def test_a_case_that_fails_costs_no_other_its_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(name: str, quick: bool) -> list[Case]:
+    def measure(name: str, size: Size) -> list[Case]:
         if name == "send":
             raise bench.CaseFailed("the case send ended with 1 and no figures")
         return [Case(name, [Figure("lag", 1.0, "x", 2.0)])]
@@ -23,3 +24,41 @@ def test_a_case_that_fails_costs_no_other_its_figures(
     printed = capsys.readouterr()
     assert [case["case"] for case in json.loads(printed.out)] == ["receive"]
     assert "send ended with 1" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("figure", "noise", "code", "verdict"),
+    [
+        (Figure("lag", 3.0, "x", 2.0), 0.02, 1, "broken"),
+        (Figure("lag", 3.0, "x", 2.0), 0.4, 0, "too noisy to judge"),
+        (Figure("lag", 1.0, "x", 2.0), 0.4, 0, "held"),
+        (Figure("bytes", 3.0, "x", 2.0, timed=False), 0.4, 1, "broken"),
+    ],
+)
+def test_a_bound_that_others_may_have_broken_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    figure: Figure,
+    noise: float,
+    code: int,
+    verdict: str,
+) -> None:
+    monkeypatch.setattr(bench, "_measure", lambda name, size: [Case(name, [figure], noise)])
+    assert bench.main(["send", "--json"]) == code
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[0]["figures"][0]["verdict"] == verdict
+    assert ("40% of the machine's CPU" in printed.err) == (verdict == "too noisy to judge")
+
+
+@pytest.mark.parametrize(("flags", "size"), [([], Size.DEFAULT), (["--quick"], Size.QUICK), (["--full"], Size.FULL)])
+def test_the_size_is_passed_on(monkeypatch: pytest.MonkeyPatch, flags: list[str], size: Size) -> None:
+    asked: list[Size] = []
+
+    def measure(name: str, size: Size) -> list[Case]:
+        asked.append(size)
+        return []
+
+    monkeypatch.setattr(bench, "_measure", measure)
+    assert bench.main(["send", *flags]) == 0
+    assert asked == [size]
+    assert size.flags == flags

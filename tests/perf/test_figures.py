@@ -34,5 +34,5 @@ def test_gross_bounds_are_wider_ratios() -> None:
 
 
 def test_a_case_survives_json() -> None:
-    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "MB/s")])
+    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "MB/s", timed=False)], noise=0.25)
     assert Case.of_json(json.loads(json.dumps(case.as_json()))) == case

@@ -1,0 +1,65 @@
+"""What other processes took of the machine's CPU while a benchmark ran: whether what it found can be judged.
+
+From the kernel's own counts, of the whole machine and of this process with the children it has waited for. A child that still
+runs counts among the others.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TOO_NOISY = 0.1
+"""Share of the machine's CPU that others may take for a broken bound to count."""
+
+_JIFFIES_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """CPU seconds since the machine, or this process, started."""
+
+    total: float
+    """Of all cores, idle time included."""
+    busy: float
+    """In processes, and taken by other virtual machines."""
+    ours: float
+    """In this process and the children that it has waited for."""
+
+    @classmethod
+    def now(cls) -> CpuTimes:
+        """Raises `OSError` where there is no `/proc`."""
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        user, nice, system, _, _, _, _, stolen = fields
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return cls(
+            total=sum(fields) / _JIFFIES_A_SECOND,
+            busy=(user + nice + system + stolen) / _JIFFIES_A_SECOND,
+            ours=sum(usage.ru_utime + usage.ru_stime for usage in usages),
+        )
+
+    def share_of_others(self, before: CpuTimes) -> float:
+        """Of the machine's CPU time since `before`, from 0 to 1."""
+        total = self.total - before.total
+        others = (self.busy - before.busy) - (self.ours - before.ours)
+        return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Noise:
+    """What `measured_noise` found, once its block has ended."""
+
+    share: float = 0.0
+    """Of the machine's CPU that others took, from 0 to 1."""
+
+
+@contextmanager
+def measured_noise() -> Iterator[Noise]:
+    """Measures the noise of the block."""
+    noise, before = Noise(), CpuTimes.now()
+    yield noise
+    noise.share = CpuTimes.now().share_of_others(before)
