@@ -6,16 +6,29 @@ knows a socket, and nothing in this package outside `plugin/` imports torch or v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from transport.records import Float32Array, Int32Array, RoutingArray
 
+Float64Array = npt.NDArray[np.float64]
+
 MAX_PROBE_BYTES = 1 << 20
-"""A probe is a few tokens; a larger `probe.json` is not one."""
+"""A probe is a few tokens and three digests; a larger `probe.json` is not one."""
+
+ALLOWED_SHARE = 0.1
+"""Of the spread of a probe's log-probabilities: their difference, root mean square, where the kernels are right. Rounding is in
+proportion to what is rounded: `docs/inference.md` has figures of right and wrong kernels."""
+
+ALLOWED_AT_LEAST = 0.01
+"""In nats, of a policy that finds all tokens equally likely."""
+
+DOUBT = 6.0
+"""Standard deviations by which an answer must be too near to that of the version before, with ten degrees of freedom."""
 
 
 class InferenceError(Exception):
@@ -110,13 +123,27 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """What a server computes with, as it read it back."""
+
+    dtype: str
+    """Its precision, to which the trainer's numbers are rounded before they are hashed."""
+    layers: dict[str, str]
+    """By number of the layer, a digest (`plugin.digest`); only those that can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
-    """What a policy must answer: proof that a server holds the weights it says it holds."""
+    """What a server must show to prove that it computes with the weights it was given: their digest, and its answer."""
 
     version: int
     token_ids: list[int]
     log_probabilities: list[float]
     """Of each token after the first, given those before it, at temperature 1."""
+    previous: list[float] | None = None
+    """The same of the version before, where the trainer knows it."""
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By precision of a server, what `HeldWeights.layers` must be."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) < 2 or len(self.log_probabilities) != len(self.token_ids) - 1:
@@ -124,7 +151,9 @@ class Probe:
                 f"a probe of {len(self.token_ids)} tokens needs one log-probability for each token after the first, "
                 f"and has {len(self.log_probabilities)}"
             )
-        if not np.isfinite(self.log_probabilities).all():
+        if self.previous is not None and len(self.previous) != len(self.log_probabilities):
+            raise ValueError(f"a probe's {len(self.previous)} previous log-probabilities are of other tokens")
+        if not np.isfinite([*self.log_probabilities, *(self.previous or ())]).all():
             raise ValueError("a probe's log-probabilities must be finite")
 
     @classmethod
@@ -138,23 +167,73 @@ class Probe:
                 version=int(content["version"]),
                 token_ids=[int(token) for token in content["token_ids"]],
                 log_probabilities=[float(value) for value in content["log_probabilities"]],
+                previous=None if content.get("previous") is None else [float(value) for value in content["previous"]],
+                digests={
+                    str(dtype): {str(layer): str(value) for layer, value in layers.items()}
+                    for dtype, layers in content.get("digests", {}).items()
+                },
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a probe: {error!r}") from error
 
-    def mismatch(self, log_probabilities: Float32Array, tolerance: float) -> str | None:
-        """None if `log_probabilities` agree within `tolerance` at every token, else what disagrees, for a person."""
+    def foreign_layers(self, held: HeldWeights) -> str | None:
+        """None if a server holds what the trainer published, as far as both tell it, else what is other, for a person."""
+        published = self.digests.get(held.dtype, {})
+        others = sorted(
+            layer for layer in published.keys() & held.layers.keys() if published[layer] != held.layers[layer]
+        )
+        if not others:
+            return None
+        named = ", ".join(f"layer {layer}" if layer else "what is in no layer" for layer in others[:5])
+        return f"{len(others)} of {len(held.layers)} digests are not those that the trainer published: {named}" + (
+            f" and {len(others) - 5} more" if len(others) > 5 else ""
+        )
+
+    def mismatch(self, log_probabilities: Float32Array, tolerance: float | None) -> str | None:
+        """None if `log_probabilities` are those of this version, else what disagrees, for a person.
+
+        They may differ by `tolerance`, as root mean square; None allows `ALLOWED_SHARE` of the spread of those expected. And they
+        must not be the answer of the version before.
+        """
         if len(log_probabilities) != len(self.log_probabilities):
             return f"{len(log_probabilities)} log-probabilities came back where {len(self.log_probabilities)} were due"
-        difference = np.abs(np.asarray(self.log_probabilities, dtype=np.float32) - log_probabilities)
+        expected = np.asarray(self.log_probabilities, dtype=np.float32)
+        allowed = max(ALLOWED_SHARE * float(expected.std()), ALLOWED_AT_LEAST) if tolerance is None else tolerance
+        difference = np.abs(expected - log_probabilities)
         difference[~np.isfinite(log_probabilities)] = np.inf
-        worst = int(difference.argmax())
-        if difference[worst] <= tolerance:
-            return None
-        return (
-            f"the log-probability of probe token {worst + 1} is {log_probabilities[worst]:.4f} at the server and "
-            f"{self.log_probabilities[worst]:.4f} at the trainer: {difference[worst]:.4f} apart, {tolerance:g} allowed"
-        )
+        found = float(np.sqrt(np.square(difference).mean()))
+        if not found <= allowed:
+            worst = int(difference.argmax())
+            return (
+                f"its log-probabilities are {found:.4f} from the trainer's (root mean square), {allowed:.4f} allowed; that of "
+                f"probe token {worst + 1} is {log_probabilities[worst]:.4f} at the server and {expected[worst]:.4f} at the "
+                "trainer"
+            )
+        if self.previous is not None and _is_of_former(
+            np.asarray(self.previous), np.asarray(self.log_probabilities), log_probabilities.astype(np.float64)
+        ):
+            return (
+                f"its log-probabilities are those of version {self.version - 1}: its kernels compute with older weights"
+            )
+        return None
+
+
+def _is_of_former(former: Float64Array, current: Float64Array, answer: Float64Array) -> bool:
+    """Whether `answer` lies nearer to `former` than to `current`, beyond what its rounding could do.
+
+    On the way from `former` to `current` the answer has come as far as `share` says, 0 to 1. What it is off that way is rounding,
+    and tells by how much rounding moves it on the way, too. Where that is as large as the way itself, as a small step in bfloat16
+    is, nothing can be said, and nothing is.
+    """
+    way = current - former
+    length = float(way @ way)
+    if not length or len(way) < 2:
+        return False
+    come = answer - former
+    share = float(come @ way) / length
+    off = come - share * way
+    deviation = float(np.sqrt(off @ off / (len(way) - 1) / length))
+    return share + DOUBT * deviation < 0.5
 
 
 @dataclass(frozen=True, slots=True)

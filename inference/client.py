@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from inference import wire
-from inference.base import Completion, GenerateRequest, ServerFailure, WeightUpdate
+from inference.base import Completion, GenerateRequest, HeldWeights, ServerFailure, WeightUpdate
 from inference.capacity import Observation
 from inference.connection import Connections, call
 from inference.load_report import read_load
@@ -44,8 +44,8 @@ class ServerClient(Protocol):
     async def generate(self, request: GenerateRequest) -> Completion:
         """One model call, its answer checked against the request."""
 
-    async def load(self, update: WeightUpdate) -> None:
-        """Loads weights, keeping the requests in flight."""
+    async def load(self, update: WeightUpdate) -> HeldWeights | None:
+        """Loads weights, keeping the requests in flight. What the server then holds, or None if it cannot tell."""
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
         """Log-probability of each token after the first under `model`, at temperature 1."""
@@ -82,10 +82,14 @@ class BinaryClient:
         completion.check(request)
         return completion
 
-    async def load(self, update: WeightUpdate) -> None:
+    async def load(self, update: WeightUpdate) -> HeldWeights:
         """See `ServerClient`. One transaction at the server: it goes through even if this call is cancelled."""
         fields = {"version": update.version, "directory": str(update.directory.absolute()), "adapter": update.adapter}
-        await self._administer(wire.UPDATE_PATH, fields)
+        answer = await self._administer(wire.UPDATE_PATH, fields)
+        match answer.get("held"):
+            case {"dtype": str(dtype), "layers": dict(layers)} if all(type(value) is str for value in layers.values()):
+                return HeldWeights(dtype, layers)
+        raise ServerFailure(f"{self.url} does not say what it loaded: its version of Counterpoint is another")
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
         """See `ServerClient`."""

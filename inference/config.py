@@ -131,9 +131,9 @@ class PoolConfig(Config):
     update_timeout_seconds: float = Field(default=300.0, gt=0)
     """Deadline of one weight update of one server."""
 
-    probe_tolerance: float = Field(default=0.02, gt=0)
-    """Largest difference of a probe's log-probability between trainer and server. 0.02 suits float32; bfloat16 needs 0.2 or
-    so."""
+    probe_tolerance: float | None = Field(default=None, gt=0)
+    """Largest difference of a probe's log-probabilities between trainer and server, as root mean square, in nats. Unset: a tenth
+    of the spread of these log-probabilities, which suits every precision."""
 
     @model_validator(mode="after")
     def _has_a_source(self) -> PoolConfig:

@@ -31,7 +31,7 @@ SLOW_CHECKS_IN_A_ROW = 3
 
 
 class ProbeFailed(RequestRefused):
-    """The server took the weights and does not compute with them."""
+    """The server took the weights and does not compute with them, as its digest or its answers show."""
 
 
 class Keeper:
@@ -194,7 +194,11 @@ class Keeper:
 
     async def _load_and_prove(self, wanted: WeightUpdate) -> None:
         began = time.monotonic()
-        await self.client.load(wanted)
+        held = await self.client.load(wanted)
+        if held is not None and (others := wanted.probe.foreign_layers(held)) is not None:
+            raise ProbeFailed(
+                f"{self.server.url} took version {wanted.version} and computes with other weights: {others}"
+            )
         loaded = time.monotonic()
         answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)
         mismatch = wanted.probe.mismatch(answer, self._config.probe_tolerance)

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 import pybase64
 
-from inference.base import Completion, GenerateRequest, RequestRefused, ServerFailure, WeightUpdate
+from inference.base import Completion, GenerateRequest, HeldWeights, RequestRefused, ServerFailure, WeightUpdate
 from inference.capacity import Observation
 from inference.client import Identity, as_log_probabilities, as_object, read_metrics
 from inference.connection import Connections, call
@@ -79,7 +79,7 @@ class OpenAIClient:
         completion.check(request)
         return completion
 
-    async def load(self, update: WeightUpdate) -> None:
+    async def load(self, update: WeightUpdate) -> HeldWeights | None:
         """See `ServerClient`."""
         if update.adapter is None:
             raise RequestRefused(
@@ -96,6 +96,7 @@ class OpenAIClient:
         for old in loaded[:-KEPT_ADAPTERS]:
             loaded.remove(old)
             await self._unload(old)
+        return None
 
     async def unload(self, adapter: str) -> None:
         """See `ServerClient`. A stock server lets requests end, and its engine keeps the weights until others need the room."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
+from inference.plugin.digest import digests_of
 from trainer.control import run_directory
-from trainer.multi_lora import export_adapter
+from trainer.multi_lora import digest_adapter, export_adapter
 from trainer.probe import write_probe
 from trainer.router_replay import RouterReplay
 from trainer.runs import Run
@@ -40,6 +41,8 @@ class Broadcaster:
         self._base_model = base_model
         self._keep = keep
         self._begun = False
+        self._probed: Tensor | None = None
+        """What the version published last answers to the probes."""
 
     def publish(self, model: nn.Module, replay: RouterReplay | None, run: Run) -> None:
         """Publishes the run's present weights, unless they are, and removes all but the newest versions.
@@ -59,9 +62,12 @@ class Broadcaster:
             if lora is None:
                 model.save_pretrained(directory)
                 self._copy_tokenizer(directory)
+                digests = digests_of(own_memory(model.state_dict()))
             else:
-                export_adapter(model, run.index, lora, self._base_model, directory)
-            write_probe(model, replay, version, directory / "probe.json", run.index)
+                digests = digest_adapter(export_adapter(model, run.index, lora, self._base_model, directory), lora)
+            self._probed = write_probe(
+                model, replay, version, directory / "probe.json", run.index, digests, self._probed
+            )
         for old in published_steps(self.directory)[: -self._keep]:
             remove_directory(self.directory / f"step_{old}")
 
@@ -76,3 +82,9 @@ class Broadcaster:
             source = Path(self._base_model) / name
             if source.is_file():
                 shutil.copyfile(source, directory / name)
+
+
+def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without those that are others by another name, which are not written either: the first name counts."""
+    named = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
+    return {name: tensors[name] for name in named.values()}

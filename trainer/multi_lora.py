@@ -17,6 +17,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
 from orchestrator.config import LoraConfig
 from trainer.low_rank import MultiLora, Routing, add_low_rank
 from trainer.multi_lora_experts import MultiLoraExperts, can_adapt
@@ -105,8 +106,11 @@ def peft_state(layers: Mapping[str, MultiLora], index: int) -> dict[str, Tensor]
     }
 
 
-def export_adapter(model: nn.Module, index: int, config: LoraConfig, base_model: str, directory: Path) -> None:
-    """Writes `adapter_model.safetensors` and `adapter_config.json` of slot `index`, as PEFT names them, into `directory`."""
+def export_adapter(
+    model: nn.Module, index: int, config: LoraConfig, base_model: str, directory: Path
+) -> dict[str, Tensor]:
+    """Writes `adapter_model.safetensors` and `adapter_config.json` of slot `index`, as PEFT names them, into `directory`, and
+    returns the tensors written, on the CPU."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
     # Each its own memory: safetensors refuses two names for one.
     tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, index).items()}
@@ -124,6 +128,13 @@ def export_adapter(model: nn.Module, index: int, config: LoraConfig, base_model:
         "inference_mode": True,
     }
     (directory / "adapter_config.json").write_text(json.dumps(description, indent=2) + "\n")
+    return tensors
+
+
+def digest_adapter(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Digest]:
+    """The digest of an adapter as an engine holds it, by the precision of the engine."""
+    scale = config.alpha / config.rank
+    return {name: digest_of(scaled_adapter(tensors, scale, dtype), dtype) for name, dtype in DTYPES.items()}
 
 
 def _adaptable(model: nn.Module) -> dict[str, nn.Module]:

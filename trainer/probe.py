@@ -1,18 +1,23 @@
-"""The probe of a broadcast: a few tokens with the log-probabilities that the published weights give them.
+"""The proof of a broadcast: a digest of the published weights, and a probe, a few tokens with the log-probabilities that these
+weights give them.
 
-A server that has loaded the weights must reproduce these before it takes traffic. The tokens come from a fixed set of seeded
+A server that has loaded the weights must show the digest and reproduce the probe before it takes traffic; `docs/inference.md`
+says what each of them sees. Beside the log-probabilities are those of the version before, for a server whose kernels still
+compute with that. The tokens come from a fixed set of seeded
 random sequences. For a mixture of experts, the sequence is chosen whose routing is the least in doubt: where two experts are
 nearly equal, rounding alone may send a token elsewhere in another engine, and right weights would fail the probe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
 import torch
 from torch import Tensor, nn
 
+from inference.plugin.digest import Digest
 from trainer.model import log_probabilities
 from trainer.multi_lora import routing
 from trainer.router_replay import RouterReplay
@@ -27,10 +32,24 @@ TOKENS = 12
 _SEED = 20_240_229
 
 
-def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, path: Path, index: int) -> None:
+def write_probe(
+    model: nn.Module,
+    replay: RouterReplay | None,
+    version: int,
+    path: Path,
+    index: int,
+    digests: Mapping[str, Digest],
+    previous: Tensor | None,
+) -> Tensor:
     """Computes the probe of policy version `version` (temperature 1, no replay) and writes it as `docs/contracts.md` says.
 
-    `index` is the slot of the run, through whose adapter the tokens go where the model has adapters.
+    Args:
+        index: the slot of the run, through whose adapter the tokens go where the model has adapters.
+        digests: of the weights, by the precision of a server.
+        previous: what this returned for the version before, if it is known.
+
+    Returns:
+        float32 `[CANDIDATES, TOKENS - 1]`, on the CPU: the log-probabilities of all candidates.
 
     Raises:
         BrokenWeights: they give a log-probability that is not finite.
@@ -50,11 +69,18 @@ def write_probe(model: nn.Module, replay: RouterReplay | None, version: int, pat
             with replay.observing() as observed:
                 flat_P, _ = _forward(model, tokens_T, positions_T, predicting_P, targets_P)
     chosen = _clearest(observed, replay.top_k if replay else 0)
-    values = flat_P.view(CANDIDATES, TOKENS - 1)[chosen].cpu()
-    if not bool(values.isfinite().all()):
+    values_CP = flat_P.view(CANDIDATES, TOKENS - 1).cpu()
+    if not bool(values_CP[chosen].isfinite().all()):
         raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
-    probe = {"version": version, "token_ids": tokens_CT[chosen].tolist(), "log_probabilities": values.tolist()}
+    probe = {
+        "version": version,
+        "token_ids": tokens_CT[chosen].tolist(),
+        "log_probabilities": values_CP[chosen].tolist(),
+        "previous": None if previous is None else previous[chosen].tolist(),
+        "digests": digests,
+    }
     path.write_bytes(orjson.dumps(probe))
+    return values_CP
 
 
 def _forward(

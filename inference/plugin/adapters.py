@@ -20,13 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+from safetensors.torch import load_file
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from inference.base import HeldWeights
 from inference.checkpoint import read_header, read_manifest, require_fitting_adapter
 from inference.plugin.copies import WEIGHTS, PrivateCopies
+from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
+from inference.plugin.held import join_ranks, provable_layers, restrict
 from inference.plugin.turns import AdapterTurns
 
 logger = init_logger(__name__)
@@ -61,6 +66,9 @@ class Adapters:
         config = engine.vllm_config.lora_config
         self._turns = AdapterTurns(config.max_loras if config is not None else 1)
         self._max_rank = config.max_lora_rank if config is not None else 0
+        self._dtype = str(config.lora_dtype if config is not None else "").removeprefix("torch.")
+        self._provable: dict[frozenset[str], frozenset[str]] = {}
+        """By names of an adapter's tensors: the layers whose digest proves what is loaded."""
         self._copies: PrivateCopies | None = None
 
     @property
@@ -83,8 +91,9 @@ class Adapters:
             if not self._in_use[name]:
                 del self._in_use[name]
 
-    async def load(self, name: str, version: int, directory: Path) -> None:
-        """Loads the PEFT adapter in `directory` as `name`, in the place of an older version. Raises `UpdateRefused`."""
+    async def load(self, name: str, version: int, directory: Path) -> HeldWeights:
+        """Loads the PEFT adapter in `directory` as `name`, in the place of an older version, and says what the engine computes
+        with since. Raises `UpdateRefused`."""
         if self._models.is_base_model(name):
             raise UpdateRefused(
                 f"adapter {name!r}: the base model is served under this name, and would answer; take another"
@@ -99,7 +108,9 @@ class Adapters:
         copies = self._copies
         assert copies is not None
         try:
-            await self._engine.add_lora(LoRARequest(name, number, str(copy), load_inplace=True))
+            arguments = (name, number, str(copy), self._dtype)
+            held = join_ranks(await self._engine.collective_rpc("counterpoint_add_adapter", args=arguments))
+            provable = await asyncio.to_thread(self._find_provable, copy, held)
         except EngineDeadError:
             raise
         except Exception as error:
@@ -110,6 +121,19 @@ class Adapters:
         self._models.lora_requests[name] = LoRARequest(name, number, str(path))
         # Only now: a request that took the new salt before would have left keys and values of the old weights under it.
         self._loaded[name] = _Loaded(version, self._loads)
+        return HeldWeights(self._dtype, restrict(held, provable))
+
+    def _find_provable(self, copy: Path, held: Digest) -> frozenset[str]:
+        """The layers whose digest proves what is loaded, found when the first adapter with these tensors is: the slot held
+        nothing of it before."""
+        tensors = frozenset(read_header(copy / WEIGHTS))
+        if tensors not in self._provable:
+            settings = orjson.loads((copy / "adapter_config.json").read_bytes())
+            scale = settings["lora_alpha"] / settings["r"]
+            dtype = DTYPES[self._dtype]
+            written = digest_of(scaled_adapter(load_file(copy / WEIGHTS), scale, dtype), dtype)
+            self._provable[tensors] = provable_layers(written, held, f"the adapter in {copy}")
+        return self._provable[tensors]
 
     def _copy(self, directory: Path, number: int, load: int) -> Path:
         """A checked private copy. It costs one reading ahead, which the engine, where others wait for it, is spared."""

@@ -153,7 +153,8 @@ class CounterpointRoutes:
         return _answer({"log_probabilities": [row[token].logprob for token, row in answers]})
 
     async def update(self, raw_request: Request) -> Response:
-        """`{"version", "directory", "adapter"}`: loads published weights. 422 if they are refused and nothing has changed."""
+        """`{"version", "directory", "adapter"}`: loads published weights, and answers `{"version", "held": {"dtype", "layers"}}`,
+        the digest of what is computed with since. 422 if they are refused and nothing has changed."""
         try:
             fields = await _read_json(raw_request)
             match fields:
@@ -164,13 +165,13 @@ class CounterpointRoutes:
                         HTTPStatus.BAD_REQUEST,
                         "an update is {version: integer, directory: path, adapter: name or null}",
                     )
-            await self.updater.update(version, Path(directory), adapter)
+            held = await self.updater.update(version, Path(directory), adapter)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
         except UpdateRefused as refused:
             logger.error("Refused weights of version %s: %s", version, refused)
             return _answer({"error": str(refused)}, HTTPStatus.UNPROCESSABLE_ENTITY)
-        return _answer({"version": version})
+        return _answer({"version": version, "held": {"dtype": held.dtype, "layers": held.layers}})
 
     async def unload(self, raw_request: Request) -> Response:
         """`{"adapter"}` to `{"unloaded"}`: ends its requests and forgets it. Not an error if there is none: it was unloaded."""

@@ -5,7 +5,9 @@ Prefilling them again with the new weights would cost the more the longer they a
 while the routing they return is that which generated these tokens: training would replay a mixture that no weights ever
 computed. So the caches stay, and a request that begins after the pause meets no stale prefix because its cache salt names the
 load (`Updater.cache_salt`). vLLM schedules nothing while paused this way, so the proof (the probe) comes after the resume;
-until it has passed, the pool holds back what this server answers. Adapters are loaded without a pause: see `adapters`.
+until it has passed, the pool holds back what this server answers. Before that, the digest of what the engine computes with is
+read back (`held`) and answered to the pool, which compares it with the trainer's. Adapters are loaded without a pause: see
+`adapters`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 
+from inference.base import HeldWeights
 from inference.checkpoint import read_manifest, require_same_model
 from inference.plugin.adapters import Adapters, UpdateRefused
+from inference.plugin.digest import Digest
+from inference.plugin.held import join_ranks, provable_layers, restrict
 
 logger = init_logger(__name__)
 
@@ -36,6 +41,9 @@ class Updater:
         self._engine = engine
         self._lock = asyncio.Lock()
         self._loads = 0
+        self._dtype = str(engine.model_config.dtype).removeprefix("torch.")
+        self._provable: frozenset[str] | None = None
+        """Layers whose digest proves what is loaded; None until the first load."""
 
     @property
     def cache_salt(self) -> str:
@@ -43,16 +51,18 @@ class Updater:
         to load."""
         return f"base@{self._loads}"
 
-    async def update(self, version: int, directory: Path, adapter: str | None) -> None:
-        """Loads what `directory` holds. Raises `UpdateRefused` if it is not fit to be loaded."""
+    async def update(self, version: int, directory: Path, adapter: str | None) -> HeldWeights:
+        """Loads what `directory` holds, and says what the engine computes with since. Raises `UpdateRefused` if it is not fit to
+        be loaded."""
         if not (directory / "STABLE").is_file():
             raise UpdateRefused(f"{directory} is not a published directory: it has no STABLE marker")
         async with self._lock:
-            if adapter is None:
-                await self._load_full_weights(version, directory)
-                self.version = version
-            else:
-                await self.adapters.load(adapter, version, directory)
+            if adapter is not None:
+                return await self.adapters.load(adapter, version, directory)
+            await self._load_full_weights(version, directory)
+            self.version = version
+            assert self._provable is not None
+            return HeldWeights(self._dtype, restrict(await self._held(), self._provable))
 
     async def unload(self, adapter: str) -> bool:
         """Ends the requests of an adapter and forgets it. Whether there was one."""
@@ -69,6 +79,8 @@ class Updater:
             require_same_model(expected, given, tied)
         except (OSError, ValueError) as error:
             raise UpdateRefused(str(error)) from error
+        if self._provable is None:
+            self._provable = await self._find_provable(Path(config.model), tied)
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         self._loads += 1
         try:
@@ -82,3 +94,13 @@ class Updater:
             os.kill(os.getpid(), signal.SIGTERM)
             raise
         await self._engine.resume_generation()
+
+    async def _held(self) -> Digest:
+        return join_ranks(await self._engine.collective_rpc("counterpoint_held", args=(self._dtype,)))
+
+    async def _find_provable(self, model: Path, tied: bool) -> frozenset[str]:
+        """Looks at what the engine made of the checkpoint that it was started with: where it computes with something else than
+        the tensors given (quantised, or derived from them), no digest of them can prove anything."""
+        arguments = (str(model), self._dtype, tied)
+        written = join_ranks(await self._engine.collective_rpc("counterpoint_written", args=arguments))
+        return provable_layers(written, await self._held(), "the model")

@@ -57,7 +57,7 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
         require_same_model(read_manifest(Path(self.model_config.model)), read_manifest(directory), tied)
         with _quiet_about_layers_without_weights(self.model):
             initialize_layerwise_reload(self.model)
-            self.model.load_weights(_tensors(directory))
+            self.model.load_weights(read_tensors(directory))
             finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _repack_for_cpu(self.model)
@@ -75,7 +75,8 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
         """Nothing is held."""
 
 
-def _tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of all that a checkpoint holds, on the CPU, one at a time."""
     for path in weight_files(directory):
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
@@ -106,13 +107,22 @@ def _quiet_about_layers_without_weights(model: torch.nn.Module) -> Iterator[None
 
 
 def _repack_for_cpu(model: torch.nn.Module) -> None:
-    """Repeats what vLLM's CPU build does at start and its reload leaves out (0.30): experts are packed for the grouped
-    GEMM, and a tied `lm_head`, which owns no weights and so is never reloaded, is dispatched anew."""
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    """Repeats what vLLM's CPU build does at start and its reload leaves out (0.30)."""
+    pack_experts(model)
+    pack_head(model)
 
+
+def pack_experts(model: torch.nn.Module) -> None:
+    """Packs experts for the grouped GEMM."""
     for module in model.modules():
         if type(module).__name__ == "RoutedExperts":
             module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
+
+
+def pack_head(model: torch.nn.Module) -> None:
+    """Packs a tied `lm_head`, which owns no weights and so is never reloaded, anew."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
     head = getattr(model, "lm_head", None)
     head = getattr(head, "base_layer", head)
     if head is not None and hasattr(head, "cpu_linear"):

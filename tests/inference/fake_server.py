@@ -29,7 +29,13 @@ ROUTES = (
 
 def weight_update(version: int, adapter: str | None = None) -> WeightUpdate:
     """An update whose probe a healthy fake server passes."""
-    return WeightUpdate(version, Path("nowhere"), Probe(version, [1, 2, 3], [-version - 1.0] * 2), adapter)
+    probe = Probe(version, [1, 2, 3], [-version - 1.0] * 2, digests={"float32": digest_of(version)})
+    return WeightUpdate(version, Path("nowhere"), probe, adapter)
+
+
+def digest_of(version: int) -> dict[str, str]:
+    """Of a fake server's weights, in two layers, one of which never changes."""
+    return {"": "0" * 16, "0": f"{version:016x}"}
 
 
 class FakeServer:
@@ -37,6 +43,9 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.version = 0
+        """Of what it computes."""
+        self.held = 0
+        """Of the weights it says it computes with."""
         self.instance = "first"
         self.healthy = True
         self.answers: Counter[str] = Counter()
@@ -58,6 +67,8 @@ class FakeServer:
         self.load_status = 200
         self.deaf = False
         """Updates answer 200 and change nothing: what a real vLLM was seen to do."""
+        self.old_kernels = False
+        """Updates change the weights, by their digest, and not what is computed."""
         self.nan = False
         self.draining = False
         self.metrics: str | None = None
@@ -95,7 +106,7 @@ class FakeServer:
 
     async def restart(self) -> None:
         """Comes back on the same port with the weights it was started with."""
-        self.version, self.instance = 0, self.instance + "'"
+        self.version, self.held, self.instance = 0, 0, self.instance + "'"
         await self.listen(self.port)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -111,8 +122,12 @@ class FakeServer:
         if request.path == wire.UPDATE_PATH:
             await self.load_gate.wait()
             if self.load_status == 200 and not self.deaf:
-                self.version = fields["version"]
-            return web.json_response({"error": "these are not weights"}, status=self.load_status)
+                self.held = fields["version"]
+                if not self.old_kernels:
+                    self.version = self.held
+            if self.load_status != 200:
+                return web.json_response({"error": "these are not weights"}, status=self.load_status)
+            return web.json_response({"held": {"dtype": "float32", "layers": digest_of(self.held)}})
         if request.path == wire.UNLOAD_PATH:
             await self.unload_gate.wait()
             self.unloaded.append(fields["adapter"])

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from inference.base import Probe, SamplingParameters
+from inference.base import HeldWeights, Probe, SamplingParameters
 
 
 def test_a_probe_is_read_as_it_was_published(tmp_path: Path) -> None:
@@ -27,6 +27,9 @@ def test_a_probe_is_read_as_it_was_published(tmp_path: Path) -> None:
         b'{"version": 1, "token_ids": [1, 2], "log_probabilities": [-1, -2]}',
         b'{"version": 1, "token_ids": [1, 2], "log_probabilities": [null]}',
         b'{"version": 1, "token_ids": [1, 2], "log_probabilities": ["x"]}',
+        b'{"version": 1, "token_ids": [1, 2], "log_probabilities": [-1], "previous": [-1, -1]}',
+        b'{"version": 1, "token_ids": [1, 2], "log_probabilities": [-1], "previous": [null]}',
+        b'{"version": 1, "token_ids": [1, 2], "log_probabilities": [-1], "digests": {"float32": []}}',
         b" " * ((1 << 20) + 1),
     ],
 )
@@ -35,6 +38,52 @@ def test_what_is_no_probe_is_refused_by_file(tmp_path: Path, content: bytes) -> 
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"probe\.json"):
         Probe.read(path)
+
+
+def test_a_probe_may_hold_the_version_before_and_digests(tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    proof = {"previous": [-1.25], "digests": {"float32": {"": "00", "3": "a1"}}}
+    path.write_bytes(orjson.dumps({"version": 3, "token_ids": [1, 2], "log_probabilities": [-1.5]} | proof))
+    assert Probe.read(path) == Probe(3, [1, 2], [-1.5], [-1.25], {"float32": {"": "00", "3": "a1"}})
+
+
+def test_a_digest_is_compared_in_the_servers_precision_where_both_know_it() -> None:
+    probe = Probe(1, [5, 6], [-1.0], digests={"float32": {"": "aa", "0": "bb"}, "bfloat16": {"": "cc", "0": "dd"}})
+    assert probe.foreign_layers(HeldWeights("bfloat16", {"": "cc", "0": "dd"})) is None
+    assert probe.foreign_layers(HeldWeights("bfloat16", {"0": "dd"})) is None, "a layer may be beyond comparison"
+    assert str(probe.foreign_layers(HeldWeights("bfloat16", {"": "cc", "0": "bb"}))).endswith("published: layer 0")
+    assert str(probe.foreign_layers(HeldWeights("float32", {"": "cc"}))).endswith("published: what is in no layer")
+
+
+def test_an_answer_of_the_version_before_fails_however_small_the_step() -> None:
+    random = np.random.default_rng(0)
+    current = random.normal(-8.0, 2.0, 11)
+    for step in (1e-4, 1e-2):
+        former = current + random.normal(0.0, step, 11)
+        probe = Probe(4, list(range(12)), current.tolist(), former.tolist())
+        rounding = random.normal(0.0, step / 100, 11)
+        assert probe.mismatch((current + rounding).astype(np.float32), None) is None
+        found = probe.mismatch((former + rounding).astype(np.float32), None)
+        assert found == "its log-probabilities are those of version 3: its kernels compute with older weights"
+
+
+def test_right_answers_pass_however_coarse_the_rounding_is_beside_the_step() -> None:
+    """Trainer and server round in bfloat16, at both versions, each in its own way."""
+    random = np.random.default_rng(0)
+    spread, rounding = 2.0, 0.03
+    for step in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1):
+        for _ in range(1000):
+            truth = random.normal(-8.0, spread, 11)
+            former, current, answer = truth + random.normal(0.0, rounding, (3, 11))
+            probe = Probe(1, list(range(12)), current.tolist(), (former + random.normal(0.0, step, 11)).tolist())
+            assert probe.mismatch(answer.astype(np.float32), None) is None
+
+
+def test_without_a_tolerance_a_tenth_of_the_spread_is_allowed() -> None:
+    probe = Probe(1, list(range(5)), [-4.0, -8.0, -4.0, -8.0])
+    shifted = np.asarray(probe.log_probabilities, dtype=np.float32)
+    assert probe.mismatch(shifted + np.float32(0.19), None) is None
+    assert "0.2000 allowed" in str(probe.mismatch(shifted + np.float32(0.21), None))
 
 
 def test_a_probe_passes_within_the_tolerance_and_names_what_differs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,7 @@ async def test_an_answer_of_weights_that_fail_their_proof_is_discarded_and_asked
     async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good) as pool:
         deaf.gate.clear()
         deaf.probe_gate.clear()
-        deaf.deaf = True
+        deaf.old_kernels = True
         request = asyncio.create_task(generate(pool))
         await deaf.arrived.wait()
         update = asyncio.create_task(pool.update_weights(weight_update(1)))
@@ -241,11 +242,22 @@ async def test_a_server_taken_out_before_a_request_wakes_in_its_place_is_not_ask
 
 async def test_a_server_that_fails_the_probe_takes_no_traffic_and_says_so() -> None:
     async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good, health_interval_seconds=60) as pool:
-        deaf.deaf = True
+        deaf.old_kernels = True
         await pool.update_weights(weight_update(1))
         assert states(pool) == ["out", "serving"]
-        assert "failed its probe: the log-probability of probe token 1 is -1.0000" in pool.status()[0].reason
+        assert "failed its probe: its log-probabilities are 1.0000 from the trainer's" in pool.status()[0].reason
         assert {(await generate(pool, str(index))).server for index in range(4)} == {good.url}
+
+
+async def test_a_server_that_keeps_the_weights_of_a_version_that_answers_alike_takes_no_traffic() -> None:
+    """At a usual learning rate one step moves no answer by more than any tolerance must allow."""
+    async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good, health_interval_seconds=60) as pool:
+        deaf.deaf = good.old_kernels = True
+        update = weight_update(1)
+        await pool.update_weights(replace(update, probe=replace(update.probe, log_probabilities=[-1.0015, -1.0])))
+        assert states(pool) == ["out", "serving"]
+        reason = pool.status()[0].reason
+        assert reason.endswith("1 of 2 digests are not those that the trainer published: layer 0")
 
 
 async def test_a_server_that_failed_the_probe_returns_once_it_passes() -> None:

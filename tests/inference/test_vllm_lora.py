@@ -16,7 +16,9 @@ import pytest
 
 from inference import wire
 from inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
+from inference.client import BinaryClient
 from inference.config import PoolConfig
+from inference.connection import Connections
 from inference.pool import InferencePool
 from tests.inference.conftest import ServerProcess, live_processes, wait_until
 from tests.inference.tiny_model import log_probabilities
@@ -71,6 +73,19 @@ async def test_adapters_are_replaced_under_one_name(
             assert turn.policy_version == version
             assert turn.routed_experts is None
             assert agrees(lora_server, version, turn), "the prompt is the same each time: no stale prefix is served"
+
+
+async def test_what_an_adapters_slot_holds_has_the_digest_of_what_was_published(lora_server: ServerProcess) -> None:
+    async with Connections(PoolConfig(api_key_file=lora_server.config.api_key_file)) as connections:
+        client = BinaryClient(lora_server.url, connections)
+        for version in (0, 1):
+            update = update_to(lora_server, version, "run-digest")
+            held = await client.load(update)
+            assert held.layers == update.probe.digests["float32"]
+            assert held.layers.keys() == {"0", "1"}
+        other = replace(update, probe=update_to(lora_server, 0, "run-digest").probe)
+        assert "2 of 2 digests" in str(other.probe.foreign_layers(held))
+        await client.unload("run-digest")
 
 
 async def test_an_adapter_outlives_its_files(lora_server: ServerProcess, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -182,6 +183,33 @@ async def test_no_request_is_prefilled_again_after_a_load(moe_server: ServerProc
         assert await metric(moe_server, "num_preemptions_total") == before
 
 
+async def test_what_the_server_computes_with_has_the_digest_of_what_was_published(moe_server: ServerProcess) -> None:
+    """Through fused and packed kernels, layer by layer; the tied output layer's kernel included."""
+    async with binary_client(moe_server) as client:
+        for version in (1, 0):
+            update = update_to(moe_server, version)
+            held = await client.load(update)
+            assert held.dtype == "float32"
+            assert held.layers == update.probe.digests["float32"]
+            assert held.layers.keys() == {"", "0", "1"}
+
+
+async def test_a_server_is_refused_for_one_bit_that_no_answer_shows(moe_server: ServerProcess, tmp_path: Path) -> None:
+    """As one with the weights of the step before, of which a small step leaves hardly any unchanged."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(moe_server.directories[0], tmp_path / "almost")
+    tensors = load_file(tmp_path / "almost" / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.3.up_proj.weight"].view(torch.int32)[5, 7] ^= 1
+    save_file(tensors, tmp_path / "almost" / "model.safetensors", metadata={"format": "pt"})
+    async with pool_at(moe_server) as pool:
+        with pytest.raises(
+            InferenceError, match=r"took version 0 and computes with other weights: 1 of 3 .*: layer 1$"
+        ):
+            await pool.update_weights(replace(update_to(moe_server, 0), directory=tmp_path / "almost"))
+
+
 async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server) as pool:
         for version in (1, 0, 1, 0):
@@ -196,10 +224,9 @@ async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:
 
 async def test_a_wrong_probe_takes_the_server_out_and_says_so(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server) as pool:
-        wrong = replace(update_to(moe_server, 0), probe=update_to(moe_server, 1).probe, version=7)
-        with pytest.raises(
-            InferenceError, match="took version 7 and failed its probe: the log-probability of probe token"
-        ):
+        probe = replace(update_to(moe_server, 1).probe, digests={})
+        wrong = replace(update_to(moe_server, 0), probe=probe, version=7)
+        with pytest.raises(InferenceError, match="took version 7 and failed its probe: its log-probabilities are"):
             await pool.update_weights(wrong)
         (status,) = pool.status()
         assert (status.state, status.version) == ("out", None)

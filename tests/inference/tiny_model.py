@@ -68,10 +68,25 @@ def make_model(directory: Path, *, moe: bool, seed: int) -> Any:
 
 
 def write_probe(model: Any, directory: Path, version: int, token_ids: Sequence[int]) -> None:
-    """`probe.json` as a trainer publishes it."""
+    """`probe.json` as a trainer publishes it, of the model or adapter in `directory`."""
     values = log_probabilities(model, np.asarray(token_ids, dtype=np.int32))
-    content = {"version": version, "token_ids": list(token_ids), "log_probabilities": values.tolist()}
+    content: dict[str, Any] = {"version": version, "token_ids": list(token_ids), "log_probabilities": values.tolist()}
+    content["digests"] = published_digests(directory)
     (directory / "probe.json").write_text(json.dumps(content))
+
+
+def published_digests(directory: Path) -> dict[str, dict[str, str]]:
+    """The digests of the weights in `directory`, by precision of a server."""
+    from safetensors.torch import load_file
+
+    from inference.plugin.digest import DTYPES, digest_of, digests_of, scaled_adapter
+
+    settings = directory / "adapter_config.json"
+    if not settings.exists():
+        return digests_of(load_file(directory / "model.safetensors"))
+    adapter, config = load_file(directory / "adapter_model.safetensors"), json.loads(settings.read_text())
+    scale = config["lora_alpha"] / config["r"]
+    return {name: digest_of(scaled_adapter(adapter, scale, dtype), dtype) for name, dtype in DTYPES.items()}
 
 
 def log_probabilities(model: Any, token_ids: Int32Array, temperature: float = 1.0) -> Float32Array:

@@ -81,7 +81,7 @@ class FakeInference:
         fields = orjson.loads(await request.read())
         self._probe = Probe.read(Path(fields["directory"]) / "probe.json")
         self.versions.append(fields["version"])
-        return web.json_response({})
+        return web.json_response({"held": {"dtype": "float32", "layers": {}}})
 
     async def _answer_probe(self, request: web.Request) -> web.Response:
         assert self._probe is not None

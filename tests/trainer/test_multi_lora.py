@@ -281,7 +281,7 @@ def test_a_probe_is_of_the_runs_own_adapter(directory: Path, tmp_path: Path) -> 
         admit(layers, index, DENSE)
 
     def probe(index: int) -> tuple[Tensor, Tensor]:
-        write_probe(model, replay, index + 5, tmp_path / "probe.json", index)
+        write_probe(model, replay, index + 5, tmp_path / "probe.json", index, {}, None)
         written = json.loads((tmp_path / "probe.json").read_text())
         assert written["version"] == index + 5
         return torch.tensor(written["token_ids"]), torch.tensor(written["log_probabilities"])

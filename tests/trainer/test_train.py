@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from inference.plugin.digest import digests_of
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
     Feeder,
@@ -45,15 +46,21 @@ def broadcast(output_dir: Path, version: int) -> dict[str, torch.Tensor]:
 
 
 def check_probe(output_dir: Path, version: int) -> None:
-    """The published weights, loaded as inference loads them, give the published probe."""
+    """The published weights, loaded as inference loads them, give the published probe, and their files the published digests."""
     probe = read_probe(output_dir, version)
     assert probe["version"] == version
-    tokens = torch.tensor(probe["token_ids"])
+    assert answers(output_dir, version, probe["token_ids"]) == pytest.approx(probe["log_probabilities"], abs=1e-5)
+    assert probe["digests"] == digests_of(broadcast(output_dir, version))
+
+
+def answers(output_dir: Path, version: int, token_ids: list[int]) -> list[float]:
+    """What a published version answers to a probe of these tokens."""
+    tokens = torch.tensor(token_ids)
     model = load_model(output_dir / "run_default" / "broadcast" / f"step_{version}", "float32", torch.device("cpu"))
     positions = torch.arange(len(tokens))
     with torch.no_grad():
         values, _ = log_probabilities(model, tokens, positions, [len(tokens)], positions[:-1], tokens[1:], 1.0)
-    assert values.tolist() == pytest.approx(probe["log_probabilities"], abs=1e-5)
+    return [float(value) for value in values]
 
 
 @pytest.mark.parametrize("kind", ["zmq", "filesystem"])
@@ -63,11 +70,15 @@ async def test_trains_a_run_to_its_end(moe_directory: Path, tmp_path: Path, kind
         async with feeder(config) as end:
             await end.until(Ready, next_step=1)
             check_probe(tmp_path, 0)
+            assert read_probe(tmp_path, 0)["previous"] is None
             await end.train(make_batch(1, routed=True), make_batch(3, routed=True), make_batch(2, routed=True))
             await end.until(Acknowledged, step=3, durable=3)
         assert await ended(process) == 0, log_path(config).read_text()
     assert published_steps(tmp_path / "run_default" / "broadcast") == [2, 3]
     check_probe(tmp_path, 3)
+    probe = read_probe(tmp_path, 3)
+    assert probe["previous"] == pytest.approx(answers(tmp_path, 2, probe["token_ids"]), abs=1e-5)
+    assert probe["previous"] != pytest.approx(probe["log_probabilities"], abs=1e-5)
     lines = metrics_lines(tmp_path)
     assert [(line["run_id"], line["step"]) for line in lines] == [("default", 1), ("default", 2), ("default", 3)]
     assert all(line["tokens_per_second"] > 0 and line["replayed_share"] == 1.0 for line in lines)

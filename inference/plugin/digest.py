@@ -1,0 +1,79 @@
+"""The digest of weights: what the trainer publishes of those it writes, and a server of those it computes with.
+
+Every element, as a number of the server's precision, is hashed by its bits, and the hashes of a layer are added up modulo 2^64.
+A sum does not depend on how an engine fuses, shards, pads (zeros add nothing) or reorders a layer's elements for its kernels;
+any element that is another makes it another, however small the step was. The names of a checkpoint and of an engine agree on
+little more than a layer's number, so that is what names a sum. What is not seen is an exchange of elements within a layer: the
+probe sees that. This file needs torch and nothing of vLLM: the trainer uses it, too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The precisions a server may compute in."""
+
+Digest = dict[str, str]
+"""By number of the layer, `""` for what is in none: a sum as 16 hexadecimal digits."""
+
+_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Hashed at once: what fits into a cache, and what keeps a GPU busy."""
+
+_MODULUS = 1 << 64
+
+
+def hash_sum(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of the hashes of `tensor`'s elements, rounded to `dtype`: int64 `[]`, modulo 2^64, on its device.
+
+    Zero, of either sign, is hashed to 0. The hash multiplies and shifts as in Steele et al., "Fast splittable pseudorandom
+    number generators", 2014, and is a bijection of the bits.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in tensor.detach().reshape(-1).split(_ELEMENTS.get(tensor.device.type, 1 << 20)):
+        values = part.to(dtype).float() + 0.0  # which makes -0.0 a 0.0
+        bits = values.view(torch.int32).to(torch.int64)
+        bits *= -0x40A7B892E31B1A47
+        bits ^= bits >> 30
+        bits *= -0x6B2FB644ECCEEE15
+        bits ^= bits >> 27
+        total += bits.sum()
+    return total
+
+
+def layer_of(name: str) -> str:
+    """The number of the layer in a tensor's name, by whichever convention, or `""`."""
+    return next((part for part in name.split(".") if part.isdecimal()), "")
+
+
+def add_up(sums: Iterable[tuple[str, int]]) -> Digest:
+    """The digest of tensors, given by name and `hash_sum`."""
+    total: defaultdict[str, int] = defaultdict(int)
+    for name, value in sums:
+        total[layer_of(name)] += value
+    return {layer: f"{value % _MODULUS:016x}" for layer, value in total.items()}
+
+
+def digest_of(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Digest:
+    """The digest of floating-point tensors; any others are left out."""
+    named = [(name, hash_sum(tensor, dtype)) for name, tensor in tensors if tensor.is_floating_point()]
+    # One wait for a device, not one a tensor.
+    values = torch.stack([value for _, value in named]).tolist() if named else []
+    return add_up((name, value) for (name, _), value in zip(named, values, strict=True))
+
+
+def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
+    """The digest in each of `DTYPES`, by name."""
+    return {name: digest_of(tensors.items(), dtype) for name, dtype in DTYPES.items()}
+
+
+def scaled_adapter(tensors: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """An adapter as an engine holds it: rounded, then each `lora_B` multiplied by `scale` (vLLM 0.30,
+    `LoRALayerWeights.optimize`)."""
+    for name, tensor in tensors.items():
+        rounded = tensor.detach().to(dtype)
+        yield name, rounded * scale if ".lora_B." in name else rounded

@@ -1,0 +1,155 @@
+"""What a worker of vLLM holds, as sums of hashes (`digest`): an extension of the worker, called through `collective_rpc`.
+
+Full weights are read from where the kernels read them. That is the parameter itself, except on a CPU, where linear weights are
+packed and the parameter is empty or no longer what is computed with; there they are read through the kernel, a one-hot input
+for each column, which gives each weight exactly. An adapter is read from the slot it computes in.
+
+A worker says what it holds by part: one sum for each matrix that a fused layer consists of. Ranks that hold the same part
+(replicated norms, routers, key and value heads) say the same of it, ranks that share one say different things: so the
+sums that differ add up to the whole (`join_ranks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.logger import init_logger
+
+from inference.plugin.digest import DTYPES, Digest, add_up, hash_sum
+from inference.plugin.weights import read_tensors
+
+logger = init_logger(__name__)
+
+COLUMNS_AT_ONCE = 512
+"""Read through a kernel at once."""
+
+Held = dict[str, int]
+"""`hash_sum`s by name of the part."""
+
+
+class WeightReader:
+    """vLLM's `--worker-extension-cls`: these methods become the worker's."""
+
+    model_runner: Any
+    rank: int
+    device: torch.device
+
+    def counterpoint_held(self, dtype: str) -> Held:
+        """Of the whole model, rounded to `dtype`."""
+        return _wait_for(held_weights(self.model_runner.model, DTYPES[dtype]))
+
+    def counterpoint_written(self, directory: str, dtype: str, tied: bool) -> Held:
+        """Of the checkpoint in `directory`, by tensor, on rank 0; hashed on this device, which may be much quicker."""
+        if self.rank:
+            return {}
+        return _wait_for(written_weights(Path(directory), DTYPES[dtype], self.device, tied))
+
+    def counterpoint_add_adapter(self, name: str, number: int, path: str, dtype: str) -> Held:
+        """Loads an adapter in place, and reads it before anything else can take its slot."""
+        from vllm.lora.request import LoRARequest
+
+        self.model_runner.add_lora(LoRARequest(name, number, path, load_inplace=True))
+        manager = self.model_runner.lora_manager._adapter_manager
+        slot = manager.lora_index_to_id.index(number)
+        return _wait_for(held_adapter(manager.modules, slot, DTYPES[dtype]))
+
+
+def join_ranks(ranks: Iterable[Held]) -> Digest:
+    """The digest of what several ranks hold together."""
+    parts: dict[str, set[int]] = {}
+    for held in ranks:
+        for name, value in held.items():
+            parts.setdefault(name, set()).add(value)
+    return add_up((name, sum(values)) for name, values in parts.items())
+
+
+def provable_layers(written: Digest, held: Digest, what: str) -> frozenset[str]:
+    """The layers of which an engine computes with just the numbers it was given. Logs the others of `what`."""
+    equal = frozenset(layer for layer, value in written.items() if held.get(layer) == value)
+    if others := sorted(written.keys() - equal):
+        named = ", ".join(f"layer {layer}" if layer else "what is in no layer" for layer in others[:5])
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        logger.warning(
+            "Of %s, %s%s cannot be proven by a digest: vLLM computes with other numbers than it is given. The probe alone "
+            "says whether they are current",
+            what, named, more,
+        )  # fmt: skip
+    return equal
+
+
+def restrict(digest: Digest, layers: frozenset[str]) -> Digest:
+    """Of these layers only."""
+    return {layer: value for layer, value in digest.items() if layer in layers}
+
+
+def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Part and `hash_sum` of all that `model` computes with. A matrix that a kernel holds beside the parameter, such as that of a
+    tied output layer, adds nothing where the two agree, and spoils the sum where they do not."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            packed = hasattr(module, "cpu_linear") and parameter is module.weight and not parameter.is_meta
+            computed = _parts(module, _read_through(module)) if packed else []
+            known = id(parameter) in seen
+            seen.add(id(parameter))
+            if packed and not parameter.numel():
+                yield from ((f"{name}#{index}", hash_sum(part, dtype)) for index, part in enumerate(computed))
+                continue
+            for index, part in enumerate(_parts(module, parameter)):
+                value = hash_sum(part, dtype)
+                if not known:
+                    yield f"{name}#{index}", value
+                if packed:
+                    yield f"{name}#{index} in its kernel", value - hash_sum(computed[index], dtype)
+
+
+def written_weights(
+    directory: Path, dtype: torch.dtype, device: torch.device, tied: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and `hash_sum` of each tensor of a checkpoint. `tied`: the output layer is the embedding, whatever the file says."""
+    for name, tensor in read_tensors(directory):
+        if tensor.is_floating_point() and not (tied and name == "lm_head.weight"):
+            yield name, hash_sum(tensor.to(device), dtype)
+
+
+def held_adapter(modules: dict[str, nn.Module], slot: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Part and `hash_sum` of the adapter in a slot; what its rank leaves empty there is zero."""
+    for prefix, module in modules.items():
+        for name, stacked in vars(module).items():
+            # lora_a_stacked, or w13_lora_b_stacked and the like: a tuple of `[slots, ...]`, one for each matrix.
+            if name.endswith(("lora_a_stacked", "lora_b_stacked")) and isinstance(stacked, tuple):
+                for index, slots in enumerate(stacked):
+                    yield f"{prefix}.{name}#{index}", hash_sum(slots[slot], dtype)
+
+
+def _parts(module: nn.Module, weight: Tensor) -> tuple[Tensor, ...]:
+    """The matrices that were put together to `weight` on this rank, such as those of q, k and v."""
+    sizes = getattr(module, "output_partition_sizes", None)
+    if sizes is None or not weight.dim() or sum(sizes) != len(weight):
+        return (weight,)
+    return weight.split(list(sizes))
+
+
+def _read_through(module: nn.Module) -> Tensor:
+    """The weight `[out, in]` that the kernel of `module` multiplies by: exact, for each product is with 0 or 1."""
+    inputs = (
+        module.weight.shape[1] if module.weight.numel() else getattr(module, "input_size_per_partition", None)
+    ) or module.input_size
+    dtype = module.weight.dtype
+    columns = []
+    for start in range(0, inputs, COLUMNS_AT_ONCE):
+        ones = torch.zeros(min(COLUMNS_AT_ONCE, inputs - start), inputs, dtype=dtype)
+        ones.diagonal(start).fill_(1)
+        columns.append(module.cpu_linear(ones, module.weight, None))
+    return torch.cat(columns).t()
+
+
+@torch.inference_mode()
+def _wait_for(parts: Iterator[tuple[str, Tensor]]) -> Held:
+    named = list(parts)
+    values: list[int] = torch.stack([value for _, value in named]).tolist() if named else []
+    return dict(zip((name for name, _ in named), values, strict=True))
