@@ -127,7 +127,7 @@ class JobOnScreen:
         finally:
             self._progress.close()
         self._fresh_steps()
-        self._explain(outcome)
+        self._explain()
         self._sum_up(outcome)
         return outcome
 
@@ -209,16 +209,19 @@ class JobOnScreen:
             self._complaints.add(what)
             self._console.print(complaint, highlight=False)
 
-    def _explain(self, outcome: Outcome) -> None:
+    def _explain(self) -> None:
         """Says why workers failed, in their own last words."""
         judged = {worker_of(self._config, run) for run in self._config.runs if verdict_on(run.run_dir) is not None}
         for view in self._job.views():
-            if view.state is not State.FAILED or view.name in judged:  # for a verdict the summary gives the reason
+            # For a verdict the summary gives the reason; what was killed with everything else, as asked, needs none.
+            if view.state is not State.FAILED or view.name in judged or not view.last_death:
                 continue
             log_file = next(worker.log_file for worker in self._workers if worker.name == view.name)
             quoted = "\n".join(f"  | {line}" for line in last_lines(log_file, start=view.log_from or 0))
-            reason = outcome.reason if view.name == outcome.failed_worker else f"{view.name} {view.last_death}"
-            print(f"\ncounterpoint: {reason}. The end of {log_file}:\n{quoted}", file=lasting(sys.stderr))
+            print(
+                f"\ncounterpoint: {view.name} {view.last_death}. The end of {log_file}:\n{quoted}",
+                file=lasting(sys.stderr),
+            )
 
     def _sum_up(self, outcome: Outcome) -> None:
         directory, histories = self._config.output_dir, list(self._histories.values())

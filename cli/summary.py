@@ -39,7 +39,7 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
     lag = lag_quantiles(history)
     return {
         "outcome": outcome,
-        "steps": {"shipped": history.step, "trained": max(history.trained, default=0)},
+        "steps": {"shipped": history.step, "trained": max(history.trained, default=0), "wanted": history.steps},
         "reward": {
             "first": _mean(rewards[:EDGE_STEPS]),
             "last": _mean(rewards[-EDGE_STEPS:]),
@@ -108,7 +108,8 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
 
 
 def _table_of_runs(summary: Summary) -> Table:
-    """A line for each run. Steps are those trained of those shipped; rewards those of the first and of the last steps."""
+    """A line for each run. Steps are those trained of those that it was to have; rewards those of the first and of the last
+    steps."""
     title = f"Counterpoint: {summary['outcome']}, {duration(summary['elapsed_seconds'])}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for column in (
@@ -130,7 +131,7 @@ def _table_of_runs(summary: Summary) -> Table:
         table.add_row(
             run_id,
             run["outcome"].partition(":")[0],
-            f"{run['steps']['trained']}/{run['steps']['shipped']}",
+            f"{run['steps']['trained']}/{run['steps']['wanted'] or '?'}",
             f"{number(reward['first'])} → {number(reward['last'])}",
             f"{run['rollouts']['completed']}",
             number(run["tokens_per_second"], 0),
@@ -151,10 +152,10 @@ def _table_of_one(summary: Summary) -> Table:
     reward, lag, kl, rollouts = (
         summary[name] for name in ("reward", "event_loop_lag_seconds", "mismatch_kl", "rollouts")
     )
-    edge = reward["edge_steps"]
+    edge, steps = reward["edge_steps"], summary["steps"]
     rows = {
         "reward": f"{number(reward['first'])} (first {edge} steps)  →  {number(reward['last'])} (last {edge} steps)",
-        "steps": f"{summary['steps']['trained']} trained, {summary['steps']['shipped']} shipped",
+        "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
         "rollouts": ", ".join(f"{count} {name}" for name, count in rollouts.items()),
         "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",

@@ -32,6 +32,7 @@ from sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
 from sweep.lock import Claim, PreviousTaskFailed
 from sweep.record import RecordError
 from sweep.store import UnsafeStoreError, open_store
+from transport.requests_to_stop import RequestsToStop
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,11 @@ def _cancel_on_signals(work: asyncio.Future[None]) -> list[signal.Signals]:
     come."""
     received: list[signal.Signals] = []
 
+    requests = RequestsToStop()
+
     def cancel(number: signal.Signals) -> None:
+        if requests.note() == 0:
+            return
         received.append(number)
         logger.info("%s: %s", number.name, "ending at once" if len(received) > 1 else "giving back what is claimed")
         work.cancel()

@@ -35,6 +35,7 @@ from cluster.events import (
     Worker,
     describe_exit,
 )
+from transport.requests_to_stop import RequestsToStop
 
 KILL_GRACE_SECONDS = 15.0
 """A killed process that is still there after this is stuck in the kernel; we go on without it and say so."""
@@ -96,7 +97,7 @@ class Lifecycle:
         self._ready_since: dict[str, float] = {}
         self._deaths_in_a_row = dict.fromkeys(self.workers, 0)
         self._killed: set[str] = set()
-        self._stop_requests = 0
+        self._requests = RequestsToStop()
 
     @property
     def deadline(self) -> float | None:
@@ -201,7 +202,8 @@ class Lifecycle:
             clean = (code == 0 or code in ASKED_TO_END) and name not in self._killed
             self.states[name] = State.STOPPED if clean else State.FAILED
             if not clean and name not in self._killed:  # why a killed one was killed is known already
-                self._failed(name, f"{name} {describe_exit(code)} while it was being stopped", code)
+                self.last_deaths[name] = f"{describe_exit(code)} while it was being stopped"
+                self._failed(name, f"{name} {self.last_deaths[name]}", code)
             return self._go_on(event.at)
         told = code in ASKED_TO_END and self.workers[name].task  # by another hand, as `counterpoint stop` does
         if told or (code == 0 and (self.workers[name].task or self.state is State.STOPPING)):
@@ -259,8 +261,10 @@ class Lifecycle:
     # --- stopping ---
 
     def _stop_requested(self, event: StopRequested) -> list[Instruction]:
-        self._stop_requests += 1
-        if self._stop_requests == 1:
+        request = self._requests.note(event.at)
+        if request == 0:
+            return []
+        if request == 1:
             failure = self._failed_task
             if failure is None:
                 return self._stop(Outcome(event.code, event.reason), event.at)
@@ -289,20 +293,24 @@ class Lifecycle:
             return self._got_stuck(name, f"did not end within {worker.stop_timeout_seconds:g} s of saying so", at)
         if self.states[name] is State.STUCK:
             self.states[name] = State.FAILED
-            failure = Outcome(1, f"{name} {self._stuck.pop(name)} and could not be killed", name)
+            self.last_deaths[name] = f"{self._stuck.pop(name)} and could not be killed"
+            failure = Outcome(1, f"{name} {self.last_deaths[name]}", name)
             return self._task_failed(name, failure, at) if worker.task else self._stop(failure, at)
         if self.states[name] is State.STARTING:
-            failure = Outcome(1, f"{name} was not ready within {worker.ready_timeout_seconds:g} s", name)
+            self.last_deaths[name] = f"was not ready within {worker.ready_timeout_seconds:g} s"
+            failure = Outcome(1, f"{name} {self.last_deaths[name]}", name)
             if not worker.task:
                 return self._stop(failure, at)
             self._failed_task = self._failed_task or failure
             self._settled.add(name)
             return self._kill(name, at)
         if name not in self._killed:
-            self._failed(name, f"{name} did not stop within {worker.stop_timeout_seconds:g} s and was killed", 1)
+            self.last_deaths[name] = f"did not stop within {worker.stop_timeout_seconds:g} s and was killed"
+            self._failed(name, f"{name} {self.last_deaths[name]}", 1)
             return self._kill(name, at)
         self.states[name] = State.FAILED
-        self._failed(name, f"{name} could not be killed", 1)
+        self.last_deaths[name] = "could not be killed"
+        self._failed(name, f"{name} {self.last_deaths[name]}", 1)
         return self._go_on(at)
 
     def _kill(self, name: str, at: float) -> list[Instruction]:

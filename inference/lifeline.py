@@ -12,8 +12,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+
+TRACKER_SECONDS = 1.0
+"""How long resource trackers may clean up after everything else has been killed."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -42,6 +48,35 @@ def bind_worker_to_parent() -> None:
 def bound_command(command: list[str]) -> list[str]:
     """`command`, to be started by this process, so that it dies with it."""
     return [sys.executable, "-P", "-m", "inference.lifeline", str(os.getpid()), *command]
+
+
+def end_group(group: int) -> None:
+    """Kills what is left of a process group. Python's resource trackers come last: each removes the shared memory and the
+    semaphores of those that are gone, which would stay in /dev/shm for ever, and then ends by itself."""
+    trackers_until = time.monotonic() + TRACKER_SECONDS
+    while members := _members(group):
+        others = [pid for pid in members if not _is_resource_tracker(pid)]
+        for pid in others if time.monotonic() < trackers_until else members:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _members(group: int) -> list[int]:
+    """The living processes of a group."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            state, _parent, its_group = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return b"from multiprocessing.resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ from typing import IO, Any
 import orjson
 
 from inference.config import InferenceConfig
-from inference.lifeline import bound_command
+from inference.lifeline import bound_command, end_group
 from inference.token import read_token
 from transport.faults import is_lasting
+from transport.requests_to_stop import RequestsToStop
 
 logger = logging.getLogger(__name__)
 
@@ -188,10 +189,15 @@ class _Signals:
     """Counts SIGTERM and SIGINT while it is entered; the handlers that were there before return after."""
 
     def __init__(self) -> None:
-        self.received = 0
+        self._requests = RequestsToStop()
         self.exit_code = 0
         """128 + the first one's number."""
         self._before: dict[int, Any] = {}
+
+    @property
+    def received(self) -> int:
+        """How many, repetitions left out."""
+        return self._requests.count
 
     def __enter__(self) -> _Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -203,7 +209,7 @@ class _Signals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received += 1
+        self._requests.note()
         self.exit_code = self.exit_code or 128 + number
 
 
@@ -280,14 +286,13 @@ def _healthy(host: str, port: int) -> bool:
 
 def _stop(child: subprocess.Popen[bytes], signals: _Signals) -> None:
     """Ends the child: SIGTERM, then SIGKILL after `STOP_SECONDS` or a second signal; then whatever is left of its process
-    group."""
+    group, which removes the memory that they shared."""
     if child.poll() is None:
         child.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         while child.poll() is None and time.monotonic() < deadline and signals.received < 2:
             time.sleep(POLL_SECONDS / 5)
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        logger.debug("inference: no process of vLLM's group was left")
-    child.wait()
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    end_group(child.pid)

@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from orchestrator.watchdog import describe_waits
+from transport.requests_to_stop import RequestsToStop
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class StopSignals:
 
     def __init__(self, shutdown_timeout_seconds: float) -> None:
         self._timeout_seconds = shutdown_timeout_seconds
+        self._requests = RequestsToStop()
         self._received: int | None = None
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._deadline: threading.Timer | None = None
@@ -66,7 +68,10 @@ class StopSignals:
             self._deadline.cancel()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._received is not None:
+        request = self._requests.note()
+        if request == 0:
+            return
+        if request > 1:
             _leave(f"a second signal ({signal.Signals(number).name}): leaving at once", 128 + number)
         self._received = number
         if self._deadline is None:

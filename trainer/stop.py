@@ -6,6 +6,8 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
+from transport.requests_to_stop import RequestsToStop
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -13,6 +15,7 @@ class StopRequest:
     """A context manager, for the main thread; restores the former handlers at its end."""
 
     def __init__(self) -> None:
+        self._requests = RequestsToStop()
         self.requested = False
         self.exit_code = 0
         """Of a process that the signal ended before its work was complete: 128 + its number."""
@@ -30,7 +33,10 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        self.exit_code = 128 + number
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        request = self._requests.note()
+        if request == 1:
+            self.requested = True
+            self.exit_code = 128 + number
+        elif request > 1:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)

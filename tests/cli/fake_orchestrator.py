@@ -27,7 +27,7 @@ def append(file: Path, line: dict[str, object]) -> None:
 
 
 def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(143))
     run_dir = output / f"run_{run_id}"
     lock_place(run_dir / "orchestrator.lock", "another orchestrator runs")
     (run_dir / "control").mkdir(exist_ok=True)
@@ -43,8 +43,6 @@ def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
         if behaviour == "fail":
             print("the disk is full", file=sys.stderr)
             sys.exit(3)
-        if behaviour == "stubborn":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while behaviour in ("hang", "stubborn") or (behaviour == "return" and resumes):
             time.sleep(0.05)
             if (run_dir / "control" / "evicted.txt").exists():

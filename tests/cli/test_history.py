@@ -82,7 +82,7 @@ def test_another_runs_training_is_not_ours(past: Path) -> None:
 
 def test_the_summary_adds_up(past: Path) -> None:
     summary = summarise(history_of(past), past, elapsed=61.0, outcome="done")
-    assert summary["steps"] == {"shipped": 20, "trained": 19}
+    assert summary["steps"] == {"shipped": 20, "trained": 19, "wanted": 20}
     assert summary["reward"] == {"first": pytest.approx(0.15), "last": pytest.approx(0.9), "edge_steps": 5}
     assert summary["rollouts"] == {"completed": 1280, "failed": 20, "cancelled": 0, "filtered": 60}
     assert summary["tokens_per_second"] == pytest.approx(500)  # 1000 a step of two seconds
@@ -248,7 +248,7 @@ def test_the_summary_of_several_runs_has_a_line_for_each(two: dict[str, History]
     console = Console(file=io.StringIO(), width=200)
     print_summary(summary, {}, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("done, 1 min 01 s", "evicted: it sent NaN", "19/20", "0/3", "0.150 → 0.900"):
+    for part in ("done, 1 min 01 s", "evicted: it sent NaN", "19/20", "0/9", "0.150 → 0.900"):
         assert part in shown
 
 

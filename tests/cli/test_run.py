@@ -63,10 +63,11 @@ class FakeJob:
         output, errors = process.communicate(timeout=DEADLINE_SECONDS)
         return process.returncode, output, errors
 
-    def wait_for_steps(self, reader: int | None = None) -> None:
-        """Until the first step; meanwhile empties `reader`, the other end of the job's output."""
+    def wait_for_steps(self, reader: int | None = None, count: int = 1) -> None:
+        """Until so many steps; meanwhile empties `reader`, the other end of the job's output."""
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while not (self.output / "run_test" / "metrics.jsonl").exists():
+        metrics = self.output / "run_test" / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_text().count("\n") < count:
             assert time.monotonic() < deadline
             if reader is not None and select.select([reader], [], [], 0)[0]:
                 os.read(reader, 65536)
@@ -89,7 +90,7 @@ def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
         assert part in output
     summary = json.loads((job.output / "summary.json").read_text())
     assert summary["outcome"] == "done"
-    assert summary["steps"] == {"shipped": 20, "trained": 20}
+    assert summary["steps"] == {"shipped": 20, "trained": 20, "wanted": 20}
     assert summary["reward"]["first"] == pytest.approx(0.15)
     assert summary["reward"]["last"] == pytest.approx(0.9)
     assert summary["rollouts"]["completed"] == 20 * 64
@@ -249,3 +250,26 @@ def test_a_disk_that_takes_no_status_file_ends_nothing(job: FakeJob) -> None:
     processes.rmdir()
     summary.rmdir()
     assert job.run("finish", "--resume")[0] == 0
+
+
+def test_a_job_that_is_killed_by_a_second_signal_says_so_in_whole_sentences(job: FakeJob) -> None:
+    process = job.start("stubborn")
+    job.wait_for_steps(count=3)
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while '"failed"' not in (job.output / "processes.json").read_text():  # one within a second is taken for the first
+        assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (process.returncode, errors) == (130, ""), "they were killed as asked, and there is nothing to explain"
+    assert "Counterpoint: interrupted by Ctrl-C, twice: everything was killed" in output
+
+
+def test_the_summary_tells_how_many_steps_there_were_to_be(job: FakeJob) -> None:
+    process = job.start("hang", "--orchestrator.steps", "14")
+    job.wait_for_steps(count=3)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert "3 trained, 3 shipped, of 14" in output
+    assert json.loads((job.output / "summary.json").read_text())["steps"] == {"shipped": 3, "trained": 3, "wanted": 14}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -110,9 +111,9 @@ def test_runs_end_each_in_its_own_way_and_the_summary_says_which(sweep: Sweep) -
     assert "| the disk is full" in errors
     summary = json.loads((sweep.output / "summary.json").read_text())
     assert {name: run["steps"] for name, run in summary["runs"].items()} == {
-        "a": {"shipped": 20, "trained": 20},
-        "b": {"shipped": 3, "trained": 3},
-        "c": {"shipped": 20, "trained": 20},
+        "a": {"shipped": 20, "trained": 20, "wanted": 20},
+        "b": {"shipped": 3, "trained": 3, "wanted": 20},
+        "c": {"shipped": 20, "trained": 20, "wanted": 20},
     }
     assert summary["runs"]["b"]["outcome"] == "failed: ended with exit code 3"
     assert "It goes on with: counterpoint run" in output
@@ -150,6 +151,7 @@ def test_one_run_is_stopped_and_another_evicted_while_the_third_goes_on(
     assert (code, errors) == (130, ""), "nobody need read a log to learn why a run was evicted"
     assert "orchestrator_b ended with exit code 3" in output
     assert "run b: evicted: it diverged [/now]" in output
+    assert re.search(r"\ba +stopped after step 3 +3/20 ", output)
     outcomes = {
         name: run["outcome"] for name, run in json.loads((sweep.output / "summary.json").read_text())["runs"].items()
     }

@@ -187,9 +187,13 @@ def test_a_signal_drains_the_run_and_gives_it_back(fleet: Fleet, number: signal.
 def test_a_second_signal_kills_a_run_that_does_not_drain(fleet: Fleet) -> None:
     worker = fleet.worker("stubborn")
     fleet.wait_for_step_3("seed-1")
-    for said in ("giving back what is claimed", "ending at once"):
+
+    def has_said(words: str) -> bool:
         worker.send_signal(signal.SIGTERM)
-        wait_until(lambda: said in fleet.outputs[worker].read_text(), said)  # noqa: B023 - awaited in the loop
+        return words in fleet.outputs[worker].read_text()
+
+    for words in ("giving back what is claimed", "ending at once"):
+        wait_until(lambda: has_said(words), words)  # noqa: B023 - awaited in the loop
     assert fleet.finish(worker)[0] == 143
     assert not fleet.is_at_work("seed-1")
     assert fleet.status("seed-1").state == "INTERRUPTED"

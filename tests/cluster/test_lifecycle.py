@@ -160,6 +160,10 @@ def test_a_process_that_cannot_be_killed_does_not_hold_the_others() -> None:
 def test_a_first_stop_is_polite_and_a_second_kills_everything() -> None:
     job = running()
     assert job.handle(StopRequested("Ctrl-C", 130, 10.0)) == [Terminate("task")]
+    for at in (10.0, 10.3, 10.9):
+        assert job.handle(StopRequested("Ctrl-C", 130, at)) == [], (
+            "`timeout` sends its signal to the process, and to its group"
+        )
     assert set(job.handle(StopRequested("Ctrl-C", 130, 11.0))) == {Kill("server"), Kill("trainer"), Kill("task")}
     for name in ("server", "trainer", "task"):
         job.handle(Exited(name, 137, 12.0))

@@ -29,6 +29,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + HEALTHY
+SHARES_MEMORY = (
+    """
+import os, signal, sys, time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+if os.fork() == 0:  # as vLLM's engine: it holds the memory, too, and does not end by itself
+    time.sleep(600)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+"""
+    + HEALTHY
+)
 DEAF = """
 import http.server, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -74,6 +86,18 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
     assert beats
     assert children() == []
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_the_memory_that_a_server_shared_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, SHARES_MEMORY)
+    config = config_of(tmp_path, {})
+    assert server.serve(config, stop_this_process) == 143
+    assert config.log_file is not None
+    name = config.log_file.read_text().split()[0]
+    assert name.startswith("psm_")
+    assert not (Path("/dev/shm") / name).exists()
+    assert children() == []
 
 
 @pytest.mark.slow
