@@ -87,10 +87,11 @@ class Stranger:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._socket.sndtimeo = int(DEADLINE_SECONDS * 1000)
         self._socket.connect(resolve_address(config, output_dir))
 
     def write(self, frames: list[Buffer]) -> None:
-        """Sends one message of any frames, none excepted."""
+        """Sends one message of any frames. Raises `zmq.Again` once ZMQ has given up a connection that the trainer refused."""
         if self._directory is not None:
             self._directory.write(frames)
         else:
