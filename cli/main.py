@@ -22,6 +22,7 @@ COMMANDS = {
     "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
     "stop": ("cli.stop", "end one run of a job, or evict it; the others go on"),
     "status": ("cli.status", "what a job's directory says of it, once or --watch; --json for programs"),
+    "show": ("cli.show", "what the rollouts of a step were asked, wrote and earned"),
     "logs": ("cli.logs", "the log of one run or role of a job, its end, or as it grows"),
 }
 
