@@ -8,7 +8,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC
 """What torch's CPU allocator, CUDA and cuBLAS say where no `OutOfMemoryError` is raised."""
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether less work at once may do."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

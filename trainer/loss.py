@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,11 @@ from torch import Tensor
 
 from environments.import_path import import_advice
 from orchestrator.config import LossConfig
+
+TRIED_TOKENS = 8
+"""Of the made-up batch that a custom loss is called with when it is loaded."""
+
+_METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,39 @@ class LossOutputs:
     """float32 `[P]`, not normalised; its sum is differentiated."""
     masked_P: Tensor
     """bool `[P]`: trained tokens that the loss leaves out. For the metrics."""
+    metrics_P: dict[str, Tensor] = field(default_factory=dict)
+    """`[P]` each, without gradient: metrics of the loss's own. `trainer/metrics.jsonl` has their means over the step's trained
+    tokens as `custom_loss/<name>`. Always the same names."""
 
 
-Loss = Callable[[LossInputs], LossOutputs]
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A run's loss."""
+
+    function: Callable[[LossInputs], LossOutputs]
+    metrics: tuple[str, ...] = ()
+    """Names of the metrics that it reports, in order."""
+
+    def __call__(self, inputs: LossInputs, tokens: int = 1) -> tuple[LossOutputs, Tensor]:
+        """The outputs, and the gradient `[P]` of their sum, divided by `tokens`, by the trainer's log-probabilities.
+
+        Raises whatever an operator's function raises, and `ValueError` or `TypeError` for outputs that are not what they must be.
+        """
+        log_probabilities_P = inputs.trainer_log_probabilities_P
+        outputs = self.function(inputs)
+        if not isinstance(outputs, LossOutputs):
+            raise TypeError(f"it returned {type(outputs).__name__}; expected LossOutputs")
+        named = {"loss_P": outputs.loss_P, "masked_P": outputs.masked_P}
+        named |= {f"metrics_P[{name!r}]": value_P for name, value_P in outputs.metrics_P.items()}
+        for name, value_P in named.items():
+            if value_P.shape != log_probabilities_P.shape:
+                raise ValueError(f"{name} has shape {list(value_P.shape)}; expected {list(log_probabilities_P.shape)}")
+        if outputs.masked_P.dtype != torch.bool:
+            raise ValueError(f"masked_P has dtype {outputs.masked_P.dtype}; expected torch.bool")
+        if not outputs.loss_P.requires_grad:
+            raise ValueError("loss_P does not depend on trainer_log_probabilities_P; expected a loss with a gradient")
+        (gradient_P,) = torch.autograd.grad(outputs.loss_P.sum() / tokens, log_probabilities_P)
+        return outputs, gradient_P
 
 
 def importance_ratio(inputs: LossInputs, *, ratio_low: float, ratio_high: float, ratio_clip: float) -> LossOutputs:
@@ -63,16 +99,14 @@ def load_loss(config: LossConfig) -> Loss:
     """The loss that a run's configuration names. A custom one, `module:function`, is called with `LossInputs` and the
     configuration's `args` as keywords, and returns `LossOutputs`.
 
+    It is called once, with a made-up batch.
+
     Raises:
-        ValueError: there is no such loss, or it does not take these arguments.
+        ValueError: there is no such loss, it does not take these arguments, or it fails with the made-up batch.
     """
     if config.kind == "importance_ratio":
-        return partial(
-            importance_ratio,
-            ratio_low=config.ratio_low,
-            ratio_high=config.ratio_high,
-            ratio_clip=config.ratio_clip,
-        )
+        low, high, clip = config.ratio_low, config.ratio_high, config.ratio_clip
+        return Loss(partial(importance_ratio, ratio_low=low, ratio_high=high, ratio_clip=clip))
     module_name, separator, function_name = config.kind.partition(":")
     if not separator:
         raise ValueError(
@@ -90,4 +124,26 @@ def load_loss(config: LossConfig) -> Loss:
         signature.bind(None, **config.args)
     except TypeError as error:
         raise ValueError(f"training.loss.args = {config.args}: {error}; {config.kind} takes {signature}") from error
-    return partial(function, **config.args)
+    return _tried(partial(function, **config.args), config.kind)
+
+
+def _tried(function: Callable[[LossInputs], LossOutputs], kind: str) -> Loss:
+    """An operator's loss, called once with `TRIED_TOKENS` made-up tokens. Raises `ValueError` for whatever goes wrong."""
+    inference_P = -torch.linspace(0.1, 4.0, TRIED_TOKENS)
+    advantages_P = torch.linspace(-1.0, 1.0, TRIED_TOKENS)
+    inputs = LossInputs((inference_P - 0.05 * advantages_P).requires_grad_(), inference_P.clone(), advantages_P)
+    try:
+        outputs, gradient_P = Loss(function)(inputs)
+        for name, value_P in (("loss_P", outputs.loss_P), ("the gradient of loss_P", gradient_P)):
+            if not bool(value_P.isfinite().all()):
+                raise ValueError(f"{name} is not finite: {value_P.tolist()}")
+        for name in outputs.metrics_P:
+            if not _METRIC_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no name of a metric; expected letters, digits, '_', '.' and '-', at most 64"
+                )
+    except (Exception, SystemExit) as error:  # as above
+        raise ValueError(
+            f"training.loss.kind = {kind!r}, called with a made-up batch: {type(error).__name__}: {error}"
+        ) from error
+    return Loss(function, tuple(sorted(outputs.metrics_P)))

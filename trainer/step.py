@@ -33,8 +33,9 @@ from transport.records import Batch
 
 logger = logging.getLogger(__name__)
 
-_SUMS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share", "tokens")
-"""Columns of the metric sums, one row an environment; all but the last become means over trained tokens."""
+_MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share")
+"""The first columns of the metric sums, one row an environment: means over trained tokens. Then come those of the loss's own
+metrics, and the number of tokens."""
 
 
 class OpenStep:
@@ -56,7 +57,8 @@ class OpenStep:
         self.trained_rows: list[Sequence[int]] = []
         """The samples that this rank has trained, row by row."""
         self.environments = environment_names(batch)
-        self.sums_EM = torch.zeros(len(self.environments), len(_SUMS), dtype=torch.float64, device=device)
+        self.means = (*_MEANS, *(f"custom_loss/{name}" for name in run.loss.metrics))
+        self.sums_EM = torch.zeros(len(self.environments), len(self.means) + 1, dtype=torch.float64, device=device)
         self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
         self.export_directory = export_directory
         self.export = TokenExport() if export_directory is not None else None
@@ -103,7 +105,8 @@ def train_row(
         if outputs is not None:
             columns = _columns(inputs, outputs, entropy_P[own])
             predicting_P = micro.predicting_P[own]
-            _accumulate(step, columns, micro.environments_P[own], micro.has_record_T[predicting_P])
+            own_metrics = [outputs.metrics_P[name].detach() for name in step.run.loss.metrics]
+            _accumulate(step, columns, own_metrics, micro.environments_P[own], micro.has_record_T[predicting_P])
             if step.export is not None:
                 exported = columns | {"token_id": micro.targets_P[own]}
                 step.export.add(part, predicting_P - first_token, exported)
@@ -136,7 +139,7 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     seconds = time.perf_counter() - step.started
     return {
         **metrics,
-        **_means(step.sums_EM.cpu(), step.highest_E.cpu(), step.environments),
+        **_means(step.means, step.sums_EM.cpu(), step.highest_E.cpu(), step.environments),
         "tokens": len(batch.token_ids_T),
         "samples": len(batch.samples),
         "tokens_per_second": len(batch.token_ids_T) / seconds,
@@ -171,19 +174,18 @@ def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs 
 
     A loss that raises, or returns something else than it must, is the step's fault; then None, and no gradient.
     """
-    log_probabilities_P = inputs.trainer_log_probabilities_P
     try:
-        outputs = step.run.loss(inputs)
-        for name in ("loss_P", "masked_P"):
-            if (shape := getattr(outputs, name).shape) != log_probabilities_P.shape:
-                raise ValueError(f"{name} has shape {list(shape)}; expected {list(log_probabilities_P.shape)}")
-        (gradient_P,) = torch.autograd.grad(outputs.loss_P.sum() / step.trained_tokens, log_probabilities_P)
-    except Exception as error:  # an operator's loss may fail in any way
+        outputs, gradient_P = step.run.loss(inputs, step.trained_tokens)
+        if (names := tuple(sorted(outputs.metrics_P))) != step.run.loss.metrics:
+            raise ValueError(
+                f"metrics_P names {', '.join(names)}; when it was loaded, {', '.join(step.run.loss.metrics)}"
+            )
+    except (Exception, SystemExit) as error:  # an operator's loss may fail in any way
         if is_out_of_memory(error):
             raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
         step.fault = f"the loss of step {step.batch.step} raised {type(error).__name__}: {error}"
-        return None, torch.zeros_like(log_probabilities_P)
+        return None, torch.zeros_like(inputs.advantages_P)
     return outputs, gradient_P
 
 
@@ -199,7 +201,13 @@ def _columns(inputs: LossInputs, outputs: LossOutputs, entropy_P: Tensor) -> dic
     }
 
 
-def _accumulate(step: OpenStep, columns: dict[str, Tensor], environments_P: Tensor, replayed_P: Tensor) -> None:
+def _accumulate(
+    step: OpenStep,
+    columns: dict[str, Tensor],
+    own_metrics: Sequence[Tensor],
+    environments_P: Tensor,
+    replayed_P: Tensor,
+) -> None:
     """Adds the tokens of a row to the sums of their environments.
 
     The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with
@@ -215,6 +223,7 @@ def _accumulate(step: OpenStep, columns: dict[str, Tensor], environments_P: Tens
             ratio_P,
             columns["masked"].double(),
             replayed_P.double(),
+            *(values_P.double() for values_P in own_metrics),
             torch.ones_like(ratio_P),
         ],
         dim=1,
@@ -279,14 +288,14 @@ def _described(error: Exception, what: str) -> str:
     return f"{what} failed: {type(error).__name__}: {error}"
 
 
-def _means(sums_EM: Tensor, highest_E: Tensor, names: list[str]) -> dict[str, MetricValue]:
+def _means(means: Sequence[str], sums_EM: Tensor, highest_E: Tensor, names: list[str]) -> dict[str, MetricValue]:
     """The metrics of the whole step under their plain names, and of each environment under `<name>/<environment>`."""
     metrics: dict[str, MetricValue] = {}
     rows = [("", sums_EM.sum(0), highest_E.max() if names else torch.zeros(()))]
     rows += [(f"/{name}", sums_EM[index], highest_E[index]) for index, name in enumerate(names)]
     for suffix, sums_M, highest in rows:
         tokens = max(float(sums_M[-1]), 1.0)
-        for name, value in zip(_SUMS[:-1], sums_M[:-1].tolist(), strict=True):
+        for name, value in zip(means, sums_M[:-1].tolist(), strict=True):
             base, slash, statistic = name.partition("/")
             metrics[f"{base}{suffix}{slash}{statistic}"] = value / tokens
         metrics[f"importance_ratio{suffix}/max"] = float(highest)

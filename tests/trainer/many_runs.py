@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orchestrator.config import LoraConfig
 from tests.trainer.conftest import make_run_config
-from trainer.loss import Loss, load_loss
+from trainer.loss import Loss, LossInputs, LossOutputs, load_loss
 from trainer.metrics import MetricValue
 from trainer.model import load_model
 from trainer.multi_lora import is_target, wrap_linears
@@ -41,7 +41,9 @@ class Bench:
             self.model.config.vocab_size, max_tokens, self.replay.layers, self.replay.experts, self.replay.top_k
         )
 
-    def admit(self, index: int, loss: Loss | None = None, rate: float = 1e-3, **lora: object) -> Run:
+    def admit(
+        self, index: int, loss: Callable[[LossInputs], LossOutputs] | None = None, rate: float = 1e-3, **lora: object
+    ) -> Run:
         """A run in slot `index` with an adapter that depends on the slot alone."""
         adapter = LoraConfig.model_validate(lora)
         config = make_run_config(
@@ -53,7 +55,7 @@ class Bench:
                 layer.admit(index, adapter.rank, adapter.alpha, generator)
         return Run(
             index, f"run-{index}", config, Optimizer(self.parameters(index), config.training, STEPS),
-            loss or load_loss(config.training.loss),
+            Loss(loss) if loss is not None else load_loss(config.training.loss),
         )  # fmt: skip
 
     def parameters(self, index: int) -> dict[str, nn.Parameter]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from orchestrator.config import LossConfig
-from trainer.loss import LossInputs, LossOutputs, load_loss
+from trainer.loss import Loss, LossInputs, LossOutputs, load_loss
 
 
 def scaled(inputs: LossInputs, *, scale: float) -> LossOutputs:
@@ -26,10 +28,8 @@ def test_gradient_is_that_of_the_formula() -> None:
     inference = torch.tensor(-3 + 1.5 * random.standard_normal(200))
     advantages = torch.tensor(random.standard_normal(200))
     config = LossConfig(ratio_low=0.2, ratio_high=6.0, ratio_clip=1.5)
-    outputs = load_loss(config)(LossInputs(trainer, inference, advantages))
-    outputs.loss_P.sum().backward()
-    assert trainer.grad is not None
-    values_P, gradient_P, losses_P = trainer.tolist(), trainer.grad.tolist(), outputs.loss_P.tolist()
+    outputs, gradients_P = load_loss(config)(LossInputs(trainer, inference, advantages))
+    values_P, gradient_P, losses_P = trainer.tolist(), gradients_P.tolist(), outputs.loss_P.tolist()
     seen = set()
     for index in range(200):
         ratio = math.exp(values_P[index] - float(inference[index]))
@@ -44,8 +44,73 @@ def test_gradient_is_that_of_the_formula() -> None:
 
 def test_a_custom_loss_gets_its_arguments() -> None:
     loss = load_loss(LossConfig(kind=f"{__name__}:scaled", args={"scale": 3.0}))
-    values = torch.tensor([-1.0, -2.0])
-    assert loss(LossInputs(values, values, values)).loss_P.tolist() == [-3.0, -6.0]
+    values = torch.tensor([-1.0, -2.0], requires_grad=True)
+    outputs, gradient_P = loss(LossInputs(values, values.detach(), values.detach()), tokens=2)
+    assert outputs.loss_P.tolist() == [-3.0, -6.0]
+    assert gradient_P.tolist() == [1.5, 1.5]
+
+
+def of_one_number(inputs: LossInputs) -> LossOutputs:
+    return LossOutputs(
+        inputs.trainer_log_probabilities_P.sum(), torch.zeros_like(inputs.advantages_P, dtype=torch.bool)
+    )
+
+
+def of_a_tuple(inputs: LossInputs) -> Any:
+    return inputs.trainer_log_probabilities_P, None
+
+
+def without_a_gradient(inputs: LossInputs) -> LossOutputs:
+    return LossOutputs(inputs.advantages_P, torch.zeros_like(inputs.advantages_P, dtype=torch.bool))
+
+
+def with_numbers_for_a_mask(inputs: LossInputs) -> LossOutputs:
+    return LossOutputs(inputs.trainer_log_probabilities_P, torch.zeros_like(inputs.advantages_P))
+
+
+def with_an_endless_gradient(inputs: LossInputs) -> LossOutputs:
+    loss_P = (inputs.trainer_log_probabilities_P * 0.0).abs().sqrt()
+    return LossOutputs(loss_P, torch.zeros_like(loss_P, dtype=torch.bool))
+
+
+def leaving(inputs: LossInputs) -> LossOutputs:
+    raise SystemExit(3)
+
+
+def reporting(inputs: LossInputs, *, metrics: dict[str, Any]) -> LossOutputs:
+    ones_P = torch.ones_like(inputs.advantages_P)
+    return LossOutputs(
+        inputs.trainer_log_probabilities_P, ones_P.bool(), {name: value * ones_P for name, value in metrics.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (of_one_number, r"loss_P has shape \[\]; expected \[8\]"),
+        (of_a_tuple, "returned tuple; expected LossOutputs"),
+        (without_a_gradient, "loss_P does not depend on trainer_log_probabilities_P"),
+        (with_numbers_for_a_mask, "masked_P has dtype torch.float32; expected torch.bool"),
+        (with_an_endless_gradient, "the gradient of loss_P is not finite"),
+        (leaving, "SystemExit: 3"),
+    ],
+)
+def test_a_custom_loss_is_called_once_before_it_is_needed(
+    function: Callable[[LossInputs], LossOutputs], said: str
+) -> None:
+    kind = f"{__name__}:{function.__name__}"
+    with pytest.raises(ValueError, match=rf"training\.loss\.kind = '{kind}', called with a made-up batch: .*{said}"):
+        load_loss(LossConfig(kind=kind))
+
+
+def test_the_names_of_a_losss_own_metrics_are_known_before_they_are_needed() -> None:
+    def load(metrics: dict[str, float]) -> Loss:
+        return load_loss(LossConfig(kind=f"{__name__}:reporting", args={"metrics": metrics}))
+
+    assert load({"clipped": 1.0, "above": 2.0}).metrics == ("above", "clipped")
+    assert load({}).metrics == load_loss(LossConfig()).metrics == ()
+    with pytest.raises(ValueError, match=r"'a/b' is no name of a metric"):
+        load({"a/b": 1.0})
 
 
 @pytest.mark.parametrize(

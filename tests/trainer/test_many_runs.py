@@ -133,7 +133,7 @@ LOSSES: dict[Callable[[LossInputs], LossOutputs], str] = {
     raises: "the loss of step 1 raised ZeroDivisionError: no advantages",
     raises_in_its_gradient: "the loss of step 1 raised ZeroDivisionError: no gradient",
     one_number: r"the loss of step 1 raised ValueError: loss_P has shape \[\]; expected \[\d+\]",
-    constant: "the loss of step 1 raised RuntimeError: element 0 of tensors does not require grad",
+    constant: "the loss of step 1 raised ValueError: loss_P does not depend on trainer_log_probabilities_P",
     not_a_number: "the loss of step 1 is not finite",
     infinite: "the loss of step 1 is not finite",
     overwrites_its_inputs: "the loss of step 1 is not finite",

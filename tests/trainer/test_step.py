@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.loss import LossInputs, LossOutputs
+from trainer.loss import Loss, LossInputs, LossOutputs
 from trainer.packer import InvalidBatch
 
 
@@ -98,10 +98,35 @@ def broken(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss_P, torch.zeros_like(loss_P, dtype=torch.bool))
 
 
+def reporting(inputs: LossInputs) -> LossOutputs:
+    """A loss with two metrics of its own, the second of another name once there are advantages above 5."""
+    loss_P = -inputs.advantages_P * inputs.trainer_log_probabilities_P
+    second = "other" if bool((inputs.advantages_P > 5).any()) else "constant"
+    metrics_P = {"advantage": inputs.advantages_P, second: torch.full_like(loss_P, 2.0)}
+    return LossOutputs(loss_P, torch.zeros_like(loss_P, dtype=torch.bool), metrics_P)
+
+
+def test_a_loss_reports_metrics_of_its_own(dense_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory, {"max_tokens": 18}, loss={"kind": f"{__name__}:reporting"})
+    batch = make_batch(1)
+    metrics = lone.train(batch)
+    trained = batch.loss_mask_T.astype(bool)
+    assert metrics["custom_loss/advantage"] == pytest.approx(batch.advantages_T[trained].mean(), rel=1e-5)
+    assert metrics["custom_loss/constant"] == metrics["custom_loss/guess/constant"] == 2.0
+    assert "custom_loss/guess/advantage" in metrics
+    batch = make_batch(2)
+    batch.advantages_T[trained] = 6.0
+    with pytest.raises(
+        InvalidBatch, match=r"metrics_P names advantage, other; when it was loaded, advantage, constant"
+    ):
+        lone.train(batch)
+
+
 @pytest.mark.parametrize("case", ["loss", "gradient"])
 def test_what_is_not_finite_is_refused_and_changes_nothing(dense_directory: Path, tmp_path: Path, case: str) -> None:
-    loss = {"kind": f"{__name__}:broken"} if case == "gradient" else {}
-    lone = make_lone_run(tmp_path, dense_directory, loss=loss)
+    lone = make_lone_run(tmp_path, dense_directory)
+    if case == "gradient":
+        lone.run.loss = Loss(broken)
     before = lone.weights()
     batch = make_batch(1)
     if case == "loss":
