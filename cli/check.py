@@ -102,14 +102,14 @@ def main() -> int:
 
 def _load_all(run: OrchestratorConfig) -> None:
     from environments.registry import load_environment
-    from orchestrator.advantages import load_advantage
+    from orchestrator.advantages import load_advantage, try_advantage
 
     for position, environment in enumerate(run.environments):
         try:
             load_environment(environment)
         except ValueError as error:
             raise ValueError(f"environments[{position}]: {error}") from None
-    load_advantage(run.advantage)
+    try_advantage(load_advantage(run.advantage), run.schedule.group_size)
     if run.training.loss.kind != BUILT_IN_LOSS:
         from trainer.loss import load_loss  # torch comes with it, which takes seconds
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +20,9 @@ import numpy.typing as npt
 from environments.import_path import import_advice
 from orchestrator.config import AdvantageConfig
 from orchestrator.describe_error import describe_error
-from transport.records import Rollout
+from transport.records import Rollout, Turn
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,35 @@ def load_advantage(config: AdvantageConfig) -> Advantage:
     return Advantage(config.kind, BUILT_IN.get(config.kind) or _imported(config.kind), config.length_penalty)
 
 
+def try_advantage(advantage: Advantage, group_size: int) -> None:
+    """Calls an operator's function once, with a made-up group of `group_size` rollouts that differ in reward and length.
+
+    Raises `ValueError` for an answer that would be refused. What the function raises is only logged, since a made-up rollout has
+    no state.
+    """
+    if advantage.is_built_in:
+        return
+    group = [_made_up(index, group_size) for index in range(group_size)]
+    try:
+        advantage.compute(group)
+    except AdvantageError as error:
+        if error.__cause__ is None:
+            raise ValueError(f"advantage.kind = {advantage.name!r}, called with a made-up group: {error}") from error
+        logger.warning("called with a made-up group, whose rollouts have no state, the %s", error)
+
+
+def _made_up(index: int, group_size: int) -> Rollout:
+    length = index + 1
+    turn = Turn(
+        prompt_ids=np.zeros(1, dtype=np.int32),
+        completion_ids=np.zeros(length, dtype=np.int32),
+        log_probabilities=np.full(length, -1.0, dtype=np.float32),
+        policy_version=0,
+        finish_reason="stop",
+    )
+    return Rollout(f"0-{index}", 0, "made-up", 0, turns=[turn], reward=index / group_size)
+
+
 def _imported(path: str) -> AdvantageFunction:
     module_name, colon, function_name = path.partition(":")
     if not (colon and module_name and function_name):
@@ -214,5 +247,9 @@ def _imported(path: str) -> AdvantageFunction:
     if not callable(function):
         found = "has no such name" if function is None else f"has a {type(function).__name__} there, not a function"
         raise ValueError(f"advantage.kind = {path!r}: the module {module_name!r} {found}")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ValueError(f"advantage.kind = {path!r}: {error}; expected a function of AdvantageInputs alone") from error
     loaded: AdvantageFunction = function
     return loaded

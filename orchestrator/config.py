@@ -302,6 +302,15 @@ class OrchestratorConfig(Config):
     a step in one call, which suits steps without routed experts."""
 
     @model_validator(mode="after")
+    def _weights_can_be_loaded(self) -> OrchestratorConfig:
+        if self.inference.protocol == "openai" and self.training.lora is None:
+            raise ValueError(
+                "inference.protocol = 'openai' without training.lora: a stock server takes adapters, but no full weights. "
+                "Add [training.lora], or use our servers with inference.protocol = 'binary'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_differ(self) -> OrchestratorConfig:
         names = [environment.name for environment in self.environments]
         for name in names:

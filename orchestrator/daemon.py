@@ -24,7 +24,7 @@ from environments.registry import load_environment
 from inference.base import InferenceError
 from inference.pool import InferencePool
 from orchestrator import losses, metrics
-from orchestrator.advantages import Advantage, load_advantage
+from orchestrator.advantages import Advantage, load_advantage, try_advantage
 from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
 from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
@@ -329,11 +329,13 @@ def _load(config: OrchestratorConfig) -> Loaded:
     """Loads model directory, functions and environments. Raises `ConfigurationError`."""
     try:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
+        advantage = load_advantage(config.advantage)
+        try_advantage(advantage, config.schedule.group_size)
         chat = Chat(config.model)
         chats = {
             e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments
         }
-        return Loaded(chat, chats, load_advantage(config.advantage), environments)
+        return Loaded(chat, chats, advantage, environments)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,38 @@ from cli.check import check_imports
 from cli.errors import UserError
 from cli.job import JobConfig
 from cli.load import load
+from orchestrator.config import OrchestratorConfig
+
+
+@pytest.mark.slow
+def test_an_advantage_of_the_wrong_length_is_found_before_anything_starts(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short_advantage.py").write_text(
+        "from orchestrator.advantages import AdvantageOutputs\n\n\ndef advantage(inputs):\n    return AdvantageOutputs([1.0])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
+    config = load(JobConfig, job_file, ["--orchestrator.advantage.kind", "short_advantage:advantage"])
+    with pytest.raises(SystemExit) as ended:
+        check_imports([config.orchestrator])
+    assert ended.value.code == 2
+    assert "'short_advantage:advantage' returned 1 advantages for" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_stock_server_without_an_adapter_is_refused(lora: dict[str, int] | None) -> None:
+    values: dict[str, Any] = {
+        "output_dir": "job",
+        "model": "tiny-dense",
+        "environments": [{"name": "words", "kind": "reverse-text"}],
+        "inference": {"protocol": "openai"},
+        "training": {"lora": lora},
+    }
+    if lora is not None:
+        OrchestratorConfig.model_validate(values)
+        return
+    with pytest.raises(ValueError, match=r"inference\.protocol = 'openai' without training\.lora"):
+        OrchestratorConfig.model_validate(values)
 
 
 @pytest.mark.slow

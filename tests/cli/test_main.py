@@ -127,6 +127,19 @@ def test_bad_input_is_refused_before_anything_is_written(job_file: Path, tmp_pat
     assert list(tmp_path.iterdir()) == [job_file]
 
 
+MY_TASKS = """
+from environments.guess_number import GuessNumber as Sums
+from orchestrator.advantages import group_mean as advantage
+
+
+def loss(inputs):
+    from trainer.loss import LossOutputs
+
+    loss_P = -inputs.advantages_P * inputs.trainer_log_probabilities_P
+    return LossOutputs(loss_P, loss_P.isnan())
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "kind"),
@@ -153,9 +166,7 @@ def test_what_cannot_be_imported_is_refused_before_anything_is_written(
         assert "PYTHONPATH" not in completed.stderr
     (modules / "my_tasks.py").write_text("import os; os.kill(os.getpid(), 11)")
     assert "was killed by SIGSEGV" in counterpoint("run", *flags, **path).stderr
-    (modules / "my_tasks.py").write_text(
-        "from environments.guess_number import GuessNumber as Sums\nadvantage = loss = print"
-    )
+    (modules / "my_tasks.py").write_text(MY_TASKS)
     completed = counterpoint("run", *flags, "--dry-run", **path)
     assert completed.returncode == 0, completed.stderr
     assert "my_tasks" in completed.stdout

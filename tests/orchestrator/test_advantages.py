@@ -17,6 +17,7 @@ from orchestrator.advantages import (
     AdvantageInputs,
     AdvantageOutputs,
     load_advantage,
+    try_advantage,
 )
 from orchestrator.config import AdvantageConfig
 from tests.orchestrator.rollouts_for_tests import make_group
@@ -106,6 +107,35 @@ def test_the_length_penalty_is_taken_from_the_reward_that_counts_not_from_the_re
     advantage = load_advantage(AdvantageConfig(length_penalty=0.5))
     assert advantage.compute(group) == [-0.125, 0.125]
     assert [rollout.reward for rollout in group] == [1.0, 1.0]
+
+
+def half(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs(inputs.rewards[: len(inputs.rewards) // 2].tolist())
+
+
+def of_two(inputs: AdvantageInputs, weight: float) -> AdvantageOutputs:
+    return AdvantageOutputs([weight] * len(inputs.rewards))
+
+
+def by_state(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([rollout.state["distance"] for rollout in inputs.rollouts])
+
+
+def test_a_custom_function_is_called_once_before_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+    kind = f"{__name__}:half"
+    with pytest.raises(ValueError, match=f"'{kind}', called with a made-up group: .* 4 advantages for 8 rollouts"):
+        try_advantage(load_advantage(AdvantageConfig(kind=kind)), 8)
+    with pytest.raises(ValueError, match="missing a required argument: 'weight'; expected a function of Adv"):
+        load_advantage(AdvantageConfig(kind=f"{__name__}:of_two"))
+    for kind in ("standardised", f"{__name__}:best_only"):
+        try_advantage(load_advantage(AdvantageConfig(kind=kind)), 8)
+    assert caplog.text == ""
+
+
+def test_a_function_that_needs_a_real_state_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    try_advantage(load_advantage(AdvantageConfig(kind=f"{__name__}:by_state")), 8)
+    assert "made-up group, whose rollouts have no state" in caplog.text
+    assert "KeyError: 'distance'" in caplog.text
 
 
 def best_only(inputs: AdvantageInputs) -> AdvantageOutputs:
