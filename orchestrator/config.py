@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
@@ -125,6 +125,10 @@ class LoraConfig(Config):
 
     target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     """Names of the linear layers that get an adapter."""
+
+    start_from: Annotated[Path, AfterValidator(Path.absolute)] | None = None
+    """Directory of an adapter in PEFT's format, such as another run's `broadcast/step_N`, to begin with: of the same rank, alpha
+    and layers, over the same model. The optimizer begins anew. Read at the run's first start only. Unset: a fresh adapter."""
 
 
 class LossConfig(Config):

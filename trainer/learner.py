@@ -19,6 +19,7 @@ from torch import nn
 
 from orchestrator.config import OrchestratorConfig
 from trainer import checkpoint
+from trainer.adapter_file import load_adapter
 from trainer.config import TrainerConfig
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
@@ -213,6 +214,9 @@ class Learner:
         for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
             self.manager.register_module(prefix, layer)
         self.manager.reset_run_parameters(index)
+        lora = self.manager.config[index].training.lora
+        if lora is not None and lora.start_from is not None and not self.manager.progress[index].step:
+            load_adapter(lambda: self.manager.get_state_dict_for_run(index), lora, lora.start_from)
         return self.manager.get_named_parameters_for_run(index)
 
     def _full_weights(self) -> dict[str, nn.Parameter]:
