@@ -116,6 +116,11 @@ def refuse_config(output_dir: Path, run_id: str, message: str) -> None:
     _write(output_dir, run_id, _REFUSED, message)
 
 
+def accept_config(output_dir: Path, run_id: str) -> None:
+    """Takes back what `refuse_config` wrote of an earlier configuration. Raises `OSError`."""
+    (run_directory(output_dir, run_id) / "control" / _REFUSED).unlink(missing_ok=True)
+
+
 def evict(output_dir: Path, run_id: str, reason: str) -> None:
     """Writes `control/evicted.txt`: the trainer takes nothing more from this run until an operator removes the file. Raises
     `OSError`, as when there is no such run."""

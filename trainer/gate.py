@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from orchestrator.config import OrchestratorConfig
@@ -32,7 +33,8 @@ class Admissible:
 
 
 class Gate:
-    """The verdicts on the runs of one job. Writes `control/config_validation_error.txt`, which the orchestrator shows."""
+    """The verdicts on the runs of one job. Writes `control/config_validation_error.txt`, with which the orchestrator ends, and
+    removes it when a configuration passes."""
 
     def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir
@@ -76,6 +78,7 @@ class Gate:
         else:
             self._failed.pop(run_id, None)
             self._passed[run_id] = Admissible(sighting, config)
+            self._tell(run_id, control.accept_config)
 
     def _refuse(self, sighting: Sighting, reason: str) -> None:
         reason = reason[:MAX_REASON_LENGTH]
@@ -83,10 +86,13 @@ class Gate:
         self._passed.pop(sighting.run_id, None)
         self._failed[sighting.run_id] = (sighting, reason)
         self.refused[sighting.run_id] = reason
+        self._tell(sighting.run_id, partial(control.refuse_config, message=reason))
+
+    def _tell(self, run_id: str, verdict: Callable[[Path, str], None]) -> None:
         try:
-            control.refuse_config(self._output_dir, sighting.run_id, reason)
+            verdict(self._output_dir, run_id)
         except OSError as error:  # deleted, or not ours to write: its own concern, as all about it is
-            logger.warning("run %s cannot be told in its directory: %s", sighting.run_id, error)
+            logger.warning("run %s cannot be told in its directory: %s", run_id, error)
 
     def _eviction(self, run_id: str) -> str:
         path = control.run_directory(self._output_dir, run_id) / "control" / control.EVICTED

@@ -166,6 +166,22 @@ def test_an_invalid_configuration_is_explained_once_and_looked_at_again_when_it_
     write(tmp_path, "a", lora={"rank": 4})
     manager.discover_runs()
     assert (manager.waiting, manager.refused) == (["a"], {})
+    assert not complaint.exists(), "its orchestrator would end with it"
+
+
+def test_a_verdict_of_a_former_life_goes_with_the_first_look(tmp_path: Path) -> None:
+    path = write(tmp_path, "a")
+    complaint = path.with_name("config_validation_error.txt")
+    complaint.write_text("of a trainer that had less room")
+    in_the_way = write(tmp_path, "b").with_name("config_validation_error.txt")
+    in_the_way.mkdir()
+    manager = MultiRunManager(tmp_path, 2, CPU)
+    assert manager.discover_runs()
+    assert manager.run_ids == {0: "a", 1: "b"}
+    assert not complaint.exists()
+    complaint.write_text("by another hand")
+    manager.discover_runs()
+    assert complaint.exists(), "what has been judged is not looked at again"
 
 
 def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path: Path) -> None:

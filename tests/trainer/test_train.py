@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from inference.plugin.digest import digests_of
+from orchestrator.run_directory import check_control
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
     Feeder,
@@ -220,6 +221,7 @@ async def test_runs_that_cannot_be_trained_are_told_why(dense_directory: Path, t
         write_run(make_run_config(tmp_path, dense_directory, steps=1))
         async with feeder(config) as end:
             await end.until(Ready, next_step=1)
+            check_control(tmp_path / "run_default")  # with what is there, its orchestrator goes on
             await end.train(make_batch(1))
             await end.until(Acknowledged, durable=1)
         assert await ended(process) == 0, log_path(config).read_text()
