@@ -29,6 +29,7 @@ from trainer.model import load_model, trainable_parameters
 from trainer.multi_lora import check_targets, wrap_linears
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
+from trainer.packing import can_pack, prove_packing
 from trainer.ranks import Ranks
 from trainer.router_replay import RouterReplay
 from trainer.rows import Rows, StepRow
@@ -48,7 +49,7 @@ class Learner:
         """Loads the model, and lets the manager make and unmake runs here.
 
         Raises:
-            ValueError: the model cannot be loaded, or its router cannot be replayed.
+            ValueError: the model cannot be loaded or trained, or its router cannot be replayed.
         """
         torch.manual_seed(config.seed)
         if config.threads is not None:
@@ -61,7 +62,6 @@ class Learner:
         self.failures: dict[int, str] = {}
         self._open: dict[int, OpenStep] = {}
         self._trained_in_full = False
-        self._rows = Rows(config.max_tokens)
         self._load_model()
         manager.register_config_validation_hook(self._fits_the_places)
         manager.register_config_validation_hook(self._fits_the_model)
@@ -228,6 +228,8 @@ class Learner:
     def _load_model(self) -> None:
         config = self.config
         self.model = load_model(config.model, config.dtype, self.ranks.device)
+        prove_packing(self.model)
+        self._rows = Rows(config.max_tokens if can_pack(self.model) else 1)
         self._trained_in_full = False
         self.replay = RouterReplay(self.model) if config.router_replay else None
         self.limits = ModelLimits(

@@ -11,6 +11,7 @@ nearly equal, rounding alone may send a token elsewhere in another engine, and r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import orjson
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from inference.plugin.digest import Digest
 from trainer.model import log_probabilities
 from trainer.multi_lora import routing
+from trainer.packing import can_pack
 from trainer.router_replay import RouterReplay
 
 
@@ -57,18 +59,20 @@ def write_probe(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(_SEED)
     tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)
-    positions_T = torch.arange(TOKENS).repeat(CANDIDATES)
-    predicting_CP = torch.arange(CANDIDATES * TOKENS).view(CANDIDATES, TOKENS)[:, :-1]
-    arguments = (tokens_CT.flatten(), positions_T, predicting_CP.flatten(), tokens_CT[:, 1:].flatten())
-    tokens_T, positions_T, predicting_P, targets_P = (tensor.to(device) for tensor in arguments)
-    with torch.no_grad(), routing(model, [(index, len(tokens_T))]):
-        if replay is None:
-            observed: dict[int, Tensor] = {}
-            flat_P, _ = _forward(model, tokens_T, positions_T, predicting_P, targets_P)
-        else:
-            with replay.observing() as observed:
-                flat_P, _ = _forward(model, tokens_T, positions_T, predicting_P, targets_P)
-    chosen = _clearest(observed, replay.top_k if replay else 0)
+    together = CANDIDATES if can_pack(model) else 1
+    answers: list[Tensor] = []
+    rows: list[dict[int, Tensor]] = []
+    with torch.no_grad(), routing(model, [(index, together * TOKENS)]):
+        for row_CT in tokens_CT.to(device).split(together):
+            observing: AbstractContextManager[dict[int, Tensor]]
+            observing = replay.observing() if replay is not None else nullcontext({})
+            with observing as observed:
+                answers.append(_forward(model, row_CT))
+            rows.append(observed)
+    flat_P = torch.cat(answers)
+    chosen = _clearest(
+        {layer: torch.cat([row[layer] for row in rows]) for layer in rows[0]}, replay.top_k if replay else 0
+    )
     values_CP = flat_P.view(CANDIDATES, TOKENS - 1).cpu()
     if not bool(values_CP[chosen].isfinite().all()):
         raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
@@ -83,10 +87,22 @@ def write_probe(
     return values_CP
 
 
-def _forward(
-    model: nn.Module, tokens_T: Tensor, positions_T: Tensor, predicting_P: Tensor, targets_P: Tensor
-) -> tuple[Tensor, Tensor]:
-    return log_probabilities(model, tokens_T, positions_T, [TOKENS] * CANDIDATES, predicting_P, targets_P, 1.0)
+def _forward(model: nn.Module, tokens_CT: Tensor) -> Tensor:
+    """The log-probabilities of the candidates in one row, `[C * (TOKENS - 1)]`."""
+    candidates, device = len(tokens_CT), tokens_CT.device
+    positions_T = torch.arange(TOKENS, device=device).repeat(candidates)
+    predicting_CP = torch.arange(candidates * TOKENS, device=device).view(candidates, TOKENS)[:, :-1]
+    targets_CP = tokens_CT[:, 1:]
+    values_P, _ = log_probabilities(
+        model,
+        tokens_CT.flatten(),
+        positions_T,
+        [TOKENS] * candidates,
+        predicting_CP.flatten(),
+        targets_CP.flatten(),
+        1.0,
+    )
+    return values_P
 
 
 def _clearest(probabilities: dict[int, Tensor], top_k: int) -> int:
