@@ -5,51 +5,14 @@ Progress, summary, curves and `status` all look through this one window.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import orjson
+from cli.metrics_lines import Follower, Line, read_losses
+from transport.untrusted import UntrustedFileError
 
-from orchestrator.losses import LOSSES_FILE
-
-Line = dict[str, Any]
-"""One step's metrics, by the names of the design's section 5."""
-
-
-@dataclass(slots=True)
-class _Follower:
-    """Reads the whole lines that a JSON Lines file has gained since the last look."""
-
-    path: Path
-    _offset: int = 0
-    _inode: int = 0
-
-    def new_lines(self) -> tuple[bool, list[Line]]:
-        """Whether the file was replaced, as by a resume that takes steps back, and its new lines: then, all. One that is no
-        step, as a machine's end leaves it, is passed over; its orchestrator says so when it repairs the file."""
-        try:
-            with open(self.path, "rb") as file:
-                stat = os.fstat(file.fileno())
-                replaced = stat.st_ino != self._inode or stat.st_size < self._offset
-                if replaced:
-                    self._inode, self._offset = stat.st_ino, 0
-                file.seek(self._offset)
-                whole, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return False, []
-        self._offset += len(whole) + len(newline)
-        return replaced, [step for line in whole.splitlines() if (step := _step(line))]
-
-
-def _step(text: bytes) -> Line:
-    """The object in the text if it is a step's; else empty."""
-    try:
-        line = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}
-    return line if isinstance(line, dict) and {"step", "time"} <= line.keys() else {}
+MAX_STEPS = 200_000
+"""Of a run that are known; more are none that it made."""
 
 
 @dataclass(slots=True)
@@ -65,43 +28,52 @@ class History:
     """When this invocation of the job began, in Unix seconds: rates leave out the steps before it, and the pause."""
     lost: Line = field(default_factory=dict)
     """What the run says it has lost since the last shipped step (`orchestrator.losses.Report`); empty where it says nothing."""
-    _losses_file: Path = Path()
-    _followers: list[tuple[_Follower, dict[int, Line]]] = field(default_factory=list)
+    unreadable: str = ""
+    """What of it could not be read at the last look, and why; empty where everything could."""
+    _run_dir: Path = Path()
+    _followers: list[tuple[Follower, dict[int, Line]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, output_dir: Path, run_id: str, steps: int | None = None, since: float = 0.0) -> History:
         """The history of `run_<id>` in a job's directory; empty until `refresh`."""
-        history = cls(run_id, steps, since=since, _losses_file=output_dir / f"run_{run_id}" / LOSSES_FILE)
+        history = cls(run_id, steps, since=since, _run_dir=output_dir / f"run_{run_id}")
         history._followers = [
-            (_Follower(output_dir / f"run_{run_id}" / "metrics.jsonl"), history.shipped),
-            (_Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
+            (Follower(history._run_dir / "metrics.jsonl"), history.shipped),
+            (Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
         ]
         return history
 
     def refresh(self) -> list[Line]:
         """Takes in what is new; returns the newly shipped steps."""
         fresh: list[Line] = []
-        for follower, steps in self._followers:
-            replaced, lines = follower.new_lines()
-            known = set(steps)
-            if replaced:
-                steps.clear()
-            for line in lines:
-                if line.get("run_id", self.run_id) != self.run_id:  # the trainer's file is of all its runs
-                    continue
-                if steps is self.shipped and line["step"] not in known:
-                    fresh.append(line)
-                steps[line["step"]] = line
-        report = self._read_losses()
-        self.lost = report if report.get("step") == max(self.shipped, default=0) else {}
+        self.unreadable, self.lost = "", {}
+        try:
+            for follower, steps in self._followers:
+                fresh += self._take_in(follower, steps)
+            report = read_losses(self._run_dir)
+        except (OSError, UntrustedFileError) as error:
+            self.unreadable = str(error)
+            return fresh
+        if report.get("step") == self.step:
+            self.lost = report
         return fresh
 
-    def _read_losses(self) -> Line:
-        try:
-            report: Line = orjson.loads(self._losses_file.read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
-            return {}
-        return report
+    def _take_in(self, follower: Follower, steps: dict[int, Line]) -> list[Line]:
+        """What the file has gained; of the shipped steps those that are new."""
+        fresh: list[Line] = []
+        replaced, lines = follower.new_lines()
+        known = set(steps)
+        if replaced:
+            steps.clear()
+        for line in lines:
+            if line.get("run_id", self.run_id) != self.run_id:  # the trainer's file is of all its runs
+                continue
+            if len(steps) >= MAX_STEPS and line["step"] not in steps:
+                continue
+            if steps is self.shipped and line["step"] not in known:
+                fresh.append(line)
+            steps[line["step"]] = line
+        return fresh
 
     @property
     def step(self) -> int:

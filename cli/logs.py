@@ -12,6 +12,7 @@ from pathlib import Path
 from cli.errors import UserError
 from cli.record import JOB_FILE, read_json, run_ids_in
 from cluster.process import last_lines
+from transport.untrusted import UntrustedFileError, open_regular
 
 POLL_SECONDS = 0.2
 CHUNK_BYTES = 64 * 1024
@@ -70,14 +71,14 @@ def growth(log_file: Path, position: int) -> Iterator[bytes]:
     inode = None
     while True:
         try:
-            with open(log_file, "rb") as file:
+            with open_regular(log_file) as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_size < position or inode not in (None, stat.st_ino):
                     position = 0
                 inode = stat.st_ino
                 file.seek(position)
                 chunk = file.read(CHUNK_BYTES)
-        except FileNotFoundError:  # between the old file and the new one
+        except (FileNotFoundError, UntrustedFileError):  # between the old file and the new one
             chunk = b""
         position += len(chunk)
         yield chunk

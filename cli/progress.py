@@ -11,7 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cli.history import History, Line
+from cli.history import History
+from cli.metrics_lines import Line
 from cli.summary import duration, milliseconds, number, scientific
 from cluster.events import State
 from cluster.job import WorkerView

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from cli.errors import UserError
-from cli.load import read_toml
+from trainer.control import MAX_CONFIG_BYTES
+from transport.config import IDENTIFIER_PATTERN
 from transport.exclusive import Holder, holder_of
+from transport.untrusted import UntrustedFileError, read_toml
 
 JOB_FILE = "job.json"
 JOB_LOCK = "job.lock"
@@ -38,7 +41,8 @@ def own_runs(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def run_ids_in(directory: Path) -> list[str]:
     """The runs that have a directory here."""
-    return sorted(path.name.removeprefix("run_") for path in directory.glob("run_*") if path.is_dir())
+    named = ((path.name.removeprefix("run_"), path) for path in directory.glob("run_*"))
+    return sorted(run_id for run_id, path in named if re.fullmatch(IDENTIFIER_PATTERN, run_id) and path.is_dir())
 
 
 def living_runs(directory: Path) -> list[str]:
@@ -56,8 +60,8 @@ def written_config(directory: Path, run_id: str) -> dict[str, Any]:
     """The run's configuration as its orchestrator wrote it. Empty before it has, and for what is no configuration: that is for
     its trainer to refuse, and no reason to leave it, or the others, alone."""
     try:
-        return read_toml(directory / f"run_{run_id}" / "control" / "orch.toml")
-    except UserError:
+        return read_toml(directory / f"run_{run_id}" / "control" / "orch.toml", MAX_CONFIG_BYTES)
+    except (OSError, UntrustedFileError):
         return {}
 
 

@@ -18,10 +18,11 @@ from cli.check import check_imports, check_run
 from cli.command import Command, parse
 from cli.console import lasting
 from cli.errors import UserError
-from cli.history import History, Line
+from cli.history import History
 from cli.job import JobConfig
 from cli.load import forget_environment
 from cli.make_model import resolve
+from cli.metrics_lines import Line
 from cli.output import check_output, check_ports, claim, write_job
 from cli.progress import Progress, choose
 from cli.record import PROCESSES_FILE, orchestrator_of, run_ids_in, steps_of
@@ -197,10 +198,9 @@ class JobOnScreen:
     def _fresh_steps(self) -> list[tuple[History, Line]]:
         fresh: list[tuple[History, Line]] = []
         for history in self._histories.values():
-            try:
-                fresh += [(history, line) for line in history.refresh()]
-            except OSError as error:
-                self._complain(history.run_id, f"run {history.run_id} cannot be looked at: {error}")
+            fresh += [(history, line) for line in history.refresh()]
+            if history.unreadable:
+                self._complain(history.run_id, f"run {history.run_id} cannot be looked at: {history.unreadable}")
         return fresh
 
     def _complain(self, what: str, complaint: str) -> None:

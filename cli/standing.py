@@ -10,7 +10,9 @@ from cli.record import orchestrator_of
 from cluster.events import State
 from cluster.job import WorkerView
 from orchestrator.config import OrchestratorConfig
+from trainer.control import MAX_REASON_BYTES
 from transport.atomic import published_steps
+from transport.untrusted import UntrustedFileError, read_text
 
 
 def all_committed(run: OrchestratorConfig) -> bool:
@@ -54,8 +56,11 @@ def how_a_guest_stands(output_dir: Path, history: History) -> str:
 def verdict_on(run_dir: Path) -> str | None:
     """Why the run may not go on, `evicted: ...` or `refused: ...`; None where nothing speaks against it."""
     for word, name in (("evicted", "evicted.txt"), ("refused", "config_validation_error.txt")):
-        path = run_dir / "control" / name
-        if path.exists():
-            reason = path.read_text(encoding="utf-8", errors="replace").strip() or "no reason given"
-            return f"{word}: {reason}"
+        try:
+            reason = read_text(run_dir / "control" / name, MAX_REASON_BYTES).strip() or "no reason given"
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UntrustedFileError) as error:
+            reason = str(error)
+        return f"{word}: {reason}"
     return None

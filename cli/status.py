@@ -103,6 +103,8 @@ class Look:
         for run_id, history in self.histories.items():
             if (verdict := verdict_on(self.directory / f"run_{run_id}")) is not None:
                 parts.append(Text(f"run {run_id} {verdict}", "red"))
+            if history.unreadable:
+                parts.append(Text(f"run {run_id} cannot be looked at: {history.unreadable}", "red"))
             if history.lost.get("notable"):
                 parts.append(Text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
         lines = (line for history in self.histories.values() for line in history.shipped.values())

@@ -43,6 +43,9 @@ GRACE_SECONDS = 30.0
 
 DEFAULT_SHUTDOWN_SECONDS = OrchestratorConfig.model_fields["shutdown_timeout_seconds"].default
 
+LONGEST_SHUTDOWN_SECONDS = 86400.0
+"""What a run may say at most that it takes to end."""
+
 START_SECONDS = LONGEST_BACKOFF_SECONDS + GRACE_SECONDS
 """How long a run that is to start, or to be started again after it died, is waited for."""
 
@@ -150,7 +153,9 @@ def _terminate(directory: Path, run_id: str, holder: Holder) -> None:
 def _shutdown_timeout(directory: Path, run_id: str) -> float:
     """Of the run, as its orchestrator wrote; the default before it has."""
     written = written_config(directory, run_id).get("shutdown_timeout_seconds")
-    return float(written if isinstance(written, int | float) else DEFAULT_SHUTDOWN_SECONDS)
+    if isinstance(written, int | float) and 0 < written < LONGEST_SHUTDOWN_SECONDS:
+        return float(written)
+    return float(DEFAULT_SHUTDOWN_SECONDS)
 
 
 def _progress(directory: Path, run_id: str) -> str:

@@ -20,6 +20,9 @@ SUMMARY_FILE = "summary.json"
 EDGE_STEPS = 5
 """Reward is compared between this many steps at the start and at the end."""
 
+MOST_POINTS = 100_000
+"""That stand for the lags of one step, which are some ten a second: nearly three hours of them."""
+
 LAG_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 LAG_NAMES = ("min", "median", "p90", "p99", "max")
 
@@ -83,6 +86,7 @@ def lag_quantiles(history: History) -> dict[str, float | None]:
         values = [line.get(f"event_loop_lag/{name}") for name in LAG_NAMES]
         count = int(line.get("event_loop_lag/n", 0))
         if count and None not in values:
+            count = min(count, MOST_POINTS)
             points.append(np.interp((np.arange(count) + 0.5) / count, LAG_QUANTILES, np.array(values, dtype=float)))
     if not points:
         return {"p50": None, "p99": None, "max": None}

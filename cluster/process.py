@@ -16,6 +16,7 @@ from pathlib import Path
 from cluster import launch
 from cluster.events import Worker
 from cluster.notify import NotifySocket
+from transport.untrusted import UntrustedFileError, open_regular
 
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 """Meant for the supervisor itself when systemd runs it; a worker has its own."""
@@ -111,12 +112,12 @@ class Process:
 def last_lines(log_file: Path, count: int = 20, start: int = 0, end: int | None = None) -> list[str]:
     """The last lines of a worker's output, between two positions in bytes; empty when it wrote none."""
     try:
-        with open(log_file, "rb") as file:
+        with open_regular(log_file) as file:
             end = min(_size(log_file), end) if end is not None else _size(log_file)
             first = max(start, end - 64 * 1024)
             file.seek(first)
             lines = file.read(max(0, end - first)).decode(errors="replace").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, UntrustedFileError):
         return []
     return [line.rstrip() for line in lines[-count:]]
 

@@ -14,6 +14,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from transport.untrusted import UntrustedFileError, open_regular
+
 _FLOCK = struct.Struct("hhqqi0q")
 """`struct flock`: type, whence, start, length (0: all), pid."""
 
@@ -48,12 +50,12 @@ def lock_place(lock_path: Path, taken: str) -> int:
 
 
 def holder_of(lock_path: Path) -> Holder | None:
-    """Who holds the lock now; None when nobody does, or there is no such file."""
+    """Who holds the lock now; None when nobody does, or there is no such file, or something else in its place."""
     try:
-        with open(lock_path, "rb") as file:
+        with open_regular(lock_path) as file:
             kind = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0]
             words = file.read(512).decode(errors="replace").split()
-    except FileNotFoundError:
+    except (FileNotFoundError, UntrustedFileError):
         return None
     if kind == fcntl.F_UNLCK:
         return None

@@ -1,0 +1,113 @@
+"""Metrics files as they grow, and only what a metrics line may hold: a run's files may be a guest's, and hold anything.
+
+`cli.history` makes the history of a run of them. What is no line of a step is passed over, and so is any value in one that is not
+what its name says; its orchestrator says so when it repairs the file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.losses import LOSSES_FILE
+from orchestrator.offences import METRIC, Offence
+from transport.untrusted import UntrustedFileError, open_regular, parse_json, read_json
+
+Line = dict[str, Any]
+"""One step's metrics, by the names of the design's section 5."""
+
+CHUNK_BYTES = 2**24
+"""Read at once; a longer line is none of ours."""
+
+BYTES_A_LOOK = 2**28
+"""Read at one look at most; the rest is read at the next."""
+
+MAX_REPORT_BYTES = 2**16
+
+LARGEST = 1e18
+"""Numbers beyond it are none of ours, and their sums and differences could be infinite."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """Reads the whole lines that a JSON Lines file has gained since the last look."""
+
+    path: Path
+    _offset: int = 0
+    _inode: int = 0
+
+    def new_lines(self) -> tuple[bool, list[Line]]:
+        """Whether the file was replaced, as by a resume that takes steps back, and its new lines: then, all. Raises `OSError`,
+        and `UntrustedFileError` where no regular file stands there."""
+        try:
+            file = open_regular(self.path)
+        except FileNotFoundError:
+            return False, []
+        with file:
+            stat = os.fstat(file.fileno())
+            replaced = stat.st_ino != self._inode or stat.st_size < self._offset
+            if replaced:
+                self._inode, self._offset = stat.st_ino, 0
+            steps: list[Line] = []
+            until = self._offset + BYTES_A_LOOK
+            while self._offset < until:
+                file.seek(self._offset)
+                chunk = file.read(CHUNK_BYTES)
+                whole, newline, _ = chunk.rpartition(b"\n")
+                steps += [step for line in whole.splitlines() if (step := step_of(line))]
+                passed = len(whole) + len(newline) or (len(chunk) if len(chunk) == CHUNK_BYTES else 0)
+                if passed == 0:
+                    break
+                self._offset += passed
+        return replaced, steps
+
+
+def step_of(text: bytes) -> Line:
+    """The line of a step, without values that are none of a metric's; empty for what is no such line."""
+    try:
+        values = parse_json(text)
+    except UntrustedFileError:
+        return {}
+    line = {name: value for name, value in values.items() if is_number(value)}
+    if type(line.get("step")) is not int or line["step"] < 0 or "time" not in line:
+        return {}
+    if isinstance(values.get("run_id"), str):
+        line["run_id"] = values["run_id"]
+    line[METRIC] = [fields for fields in _items(values.get(METRIC)) if _is_offence(fields)]
+    return line
+
+
+def read_losses(run_dir: Path) -> Line:
+    """What a run says that it has lost (`orchestrator.losses.Report`); empty where it says nothing that can be used. Raises
+    `OSError`."""
+    try:
+        values = read_json(run_dir / LOSSES_FILE, MAX_REPORT_BYTES)
+    except (FileNotFoundError, UntrustedFileError):
+        return {}
+    report: Line = {name: value for name, value in values.items() if is_number(value)}
+    if not {"step", "lost"} <= report.keys() or not isinstance(values.get("reason"), str):
+        return {}
+    return report | {"reason": values["reason"], "notable": values.get("notable") is True}
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one that a metric may be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_offence(fields: object) -> bool:
+    if not isinstance(fields, dict):
+        return False
+    try:
+        offence = Offence.of_json(fields)
+    except (KeyError, TypeError, ValueError):
+        return False
+    numbers = (offence.seconds, offence.worst, offence.count, offence.place.line)
+    words = (offence.callback, offence.thread, offence.place.function, offence.place.file, offence.place.inside)
+    return all(map(is_number, numbers)) and all(isinstance(word, str) for word in words)

@@ -1,0 +1,162 @@
+"""A guest's files may hold anything: whoever looks at them goes on, and never waits."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from cli.history import History
+from cli.metrics_lines import CHUNK_BYTES
+from cli.plot import plot
+from cli.progress import LiveProgress, describe_step
+from cli.record import orchestrator_of, run_ids_in, steps_of, written_config
+from cli.standing import verdict_on
+from cli.status import look
+from cli.stop import _shutdown_timeout
+from cli.summary import print_summary, summarise, summarise_runs
+from cluster.process import last_lines
+from orchestrator.offences import METRIC
+from tests.cli.conftest import shipped_line
+
+NAMES = st.sampled_from(
+    [*shipped_line(1, 1.0), "uptime_seconds", METRIC, "run_id", "mismatch_kl", "lost", "reason", "notable"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+OFFENCES = st.fixed_dictionaries(
+    dict.fromkeys(
+        ("kind", "function", "file", "line", "inside", "callback", "thread", "seconds", "worst", "count"),
+        VALUES | st.just("gil"),
+    )
+)
+LINES = st.builds(
+    lambda changed, step, time, blame: {**shipped_line(step, time), METRIC: blame} | changed,
+    st.dictionaries(NAMES, VALUES, max_size=4),
+    st.integers(0, 9),
+    st.floats(0, 1e10),
+    st.lists(OFFENCES, max_size=2),
+)
+
+
+def show(output: Path) -> None:
+    """Everything that shows a run, without a terminal."""
+    console = Console(file=io.StringIO(), width=200)
+    history = History.of(output, "guest", 9)
+    for line in history.refresh():
+        describe_step(line, history)
+    for summary in (
+        summarise(history, output, 1.0, "done"),
+        summarise_runs([history, history], {}, output, 1.0, "done"),
+    ):
+        json.dumps(summary)
+        print_summary(summary, {}, console)
+    for part in look(output).parts():
+        console.print(part)
+    json.dumps(look(output).as_json())
+    progress = LiveProgress(console, {"guest": history, "another": history})
+    progress.update([], [])
+    progress.close()
+
+
+@pytest.mark.slow
+@given(st.lists(LINES, max_size=4), st.dictionaries(NAMES, VALUES))
+def test_whatever_a_guest_writes_into_its_metrics_it_can_be_shown(
+    lines: list[dict[str, Any]], losses: dict[str, Any]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        run_dir = Path(directory) / "run_guest"
+        run_dir.mkdir()
+        (run_dir / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+        (run_dir / "losses.json").write_bytes(orjson.dumps({"step": 1, "lost": 1, "reason": "x"} | losses))
+        show(Path(directory))
+
+
+@pytest.mark.slow
+def test_curves_are_drawn_of_whatever_numbers_there_are(tmp_path: Path) -> None:
+    (tmp_path / "run_guest").mkdir()
+    lines = [
+        shipped_line(step, 1.0) | {"reward/mean": value} for step, value in ((1, 9e17), (2, -9e17), (10**17, None))
+    ]
+    (tmp_path / "run_guest" / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    history = History.of(tmp_path, "guest")
+    history.refresh()
+    assert plot([history], tmp_path / "curves.png", "x").exists()
+
+
+@pytest.mark.parametrize(
+    "line", [b"null", b"[]", b'"x"', b"[" * 100_000, b"\xff", b'{"step": "1", "time": 1}', b'{"step": true}']
+)
+def test_what_is_no_step_is_passed_over(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "run_guest").mkdir()
+    good = orjson.dumps(shipped_line(2, 1.0))
+    (tmp_path / "run_guest" / "metrics.jsonl").write_bytes(line + b"\n" + good + b"\n")
+    history = History.of(tmp_path, "guest")
+    assert [line["step"] for line in history.refresh()] == [2]
+
+
+@pytest.mark.slow
+def test_a_line_without_an_end_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "run_guest").mkdir()
+    metrics = tmp_path / "run_guest" / "metrics.jsonl"
+    history = History.of(tmp_path, "guest")
+    metrics.write_bytes(b"x" * (2 * CHUNK_BYTES))
+    assert history.refresh() == []
+    with metrics.open("ab") as file:
+        file.write(b"\n" + orjson.dumps(shipped_line(2, 1.0)) + b"\n")
+    assert [line["step"] for line in history.refresh()] == [2]
+
+
+@pytest.mark.parametrize("hostile", [None, b"a = " + b"[" * 100_000, b"steps = inf\nshutdown_timeout_seconds = inf"])
+def test_what_is_no_configuration_says_nothing(tmp_path: Path, hostile: bytes | None) -> None:
+    """None: a FIFO stands in its place, which whoever opens it waits for."""
+    control = tmp_path / "run_guest" / "control"
+    control.mkdir(parents=True)
+    names = (
+        "control/orch.toml",
+        "control/evicted.txt",
+        "metrics.jsonl",
+        "losses.json",
+        "orchestrator.lock",
+        "orchestrator.log",
+    )
+    for name in names:
+        path = tmp_path / "run_guest" / name
+        os.mkfifo(path) if hostile is None else path.write_bytes(hostile)
+    assert steps_of(tmp_path, "guest") is None
+    assert written_config(tmp_path, "guest").keys() <= {"steps", "shutdown_timeout_seconds"}
+    assert 0 < _shutdown_timeout(tmp_path, "guest") < 86400
+    assert orchestrator_of(tmp_path, "guest") is None
+    assert (verdict_on(tmp_path / "run_guest") or "").startswith("evicted: ")
+    assert (last_lines(tmp_path / "run_guest" / "orchestrator.log") == []) == (hostile is None)
+    show(tmp_path)
+
+
+def test_a_run_whose_metrics_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "run_guest").mkdir()
+    os.mkfifo(tmp_path / "run_guest" / "metrics.jsonl")
+    history = History.of(tmp_path, "guest")
+    assert history.refresh() == []
+    assert history.unreadable == f"{tmp_path}/run_guest/metrics.jsonl is a FIFO; expected a regular file"
+    console = Console(file=io.StringIO(), width=200)
+    for part in look(tmp_path).parts():
+        console.print(part)
+    assert "is a FIFO" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_directory_that_is_no_runs_is_none(tmp_path: Path) -> None:
+    for name in ("run_guest", "run_[", "run_a b", "run_[bold]"):
+        (tmp_path / name).mkdir()
+    assert run_ids_in(tmp_path) == ["guest"]
