@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from cli.errors import UserError
-from cli.load import forget_environment
+from cli.layers import forget_environment
 from cluster.events import describe_exit
 from cluster.process import guarded
 from orchestrator.config import OrchestratorConfig

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.load import Table, merge
+from cli.layers import Table
+from cli.load import merge
 
 DIGEST_CHARACTERS = 8
 """Of an id that does not hold all it is made of."""

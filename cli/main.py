@@ -24,6 +24,7 @@ COMMANDS = {
     "status": ("cli.status", "what a job's directory says of it, once or --watch; --json for programs"),
     "show": ("cli.show", "what the rollouts of a step were asked, wrote and earned"),
     "logs": ("cli.logs", "the log of one run or role of a job, its end, or as it grows"),
+    "completion": ("cli.completion", "print what has a shell complete commands and flags: bash, zsh or fish"),
 }
 
 BAD_CONFIGURATION = 2
@@ -44,7 +45,8 @@ def usage() -> str:
             "",
             "A command that takes a TOML file takes --section.key VALUE for each of its keys, too, and --dry-run, which",
             "prints the resolved configuration. COUNTERPOINT_SECTION__KEY in the environment lies between the two.",
-            "`counterpoint COMMAND --help` lists the keys.",
+            "`counterpoint COMMAND --help` lists the sections, `counterpoint COMMAND --help SECTION` the keys of one.",
+            "`counterpoint --version` prints the version.",
         ]
     )
 
@@ -56,6 +58,11 @@ def main(arguments: list[str] | None = None) -> int:
         if not words or words[0] in ("-h", "--help", "help"):
             print(usage(), flush=True)
             return 0 if words else BAD_CONFIGURATION
+        if words[0] == "--version":
+            from importlib.metadata import version
+
+            print(f"counterpoint {version('counterpoint')}")
+            return 0
         name, rest = words[0], words[1:]
         if name not in COMMANDS:
             raise UserError(_unknown_command(name))

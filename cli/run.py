@@ -20,7 +20,7 @@ from cli.console import lasting
 from cli.errors import UserError
 from cli.history import History
 from cli.job import JobConfig
-from cli.load import forget_environment
+from cli.layers import forget_environment
 from cli.make_model import resolve
 from cli.metrics_lines import Line
 from cli.output import check_output, check_ports, claim, write_job
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
         job = JobOnScreen(resolved, workers_of(resolved, files), console)
         outcome = job.run()
     if outcome.reason != "done" or job.left_to_do:
-        words = [word for word in arguments if word not in ("--resume", "--fresh")]
+        words = [word for word in arguments if word.partition("=")[0] not in ("--resume", "--fresh")]
         console.print(f"\nIt goes on with: counterpoint run {shlex.join(words)} --resume", highlight=False)
     return outcome.code
 

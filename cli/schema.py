@@ -53,6 +53,24 @@ def _either(one: Key, other: Key) -> Key:
     return replace(one, type=names, default=one.default if one.default == other.default else "")
 
 
+def pattern_of(path: str, keys: dict[str, Key]) -> str:
+    """A path as `keys` has it: a number that names an entry of a list becomes `[]`."""
+    parts: list[str] = []
+    for part in path.split("."):
+        above = keys.get(".".join(parts))
+        is_entry = part.isdigit() and above is not None and above.type.startswith("list")
+        parts.append(ITEM if is_entry else part)
+    return ".".join(parts)
+
+
+def is_known(path: str, keys: dict[str, Key]) -> bool:
+    """Whether a flag or a variable may set `path`: a key, or anything below one that holds a free table."""
+    pattern = pattern_of(path, keys)
+    parts = pattern.split(".")
+    above = [".".join(parts[:length]) for length in range(1, len(parts))]
+    return pattern in keys or any(key in keys and keys[key].is_free for key in above)
+
+
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
     """The existing key that someone who wrote `path` most likely meant: a sibling of a similar name, else the same or a similar
     name in another section."""

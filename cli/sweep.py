@@ -23,7 +23,8 @@ from cli.command import Command, log_to_stderr, parse
 from cli.console import lasting
 from cli.errors import UserError
 from cli.grid import shown
-from cli.load import forget_environment, to_toml
+from cli.layers import forget_environment
+from cli.load import to_toml
 from cli.sweep_body import run_target
 from cli.sweep_status import console_for, looking, print_table, show_live
 from cli.sweep_targets import SweepConfig, Target, targets_of

@@ -20,7 +20,8 @@ from cli.errors import UserError
 from cli.grid import Point, expand, placed, shown
 from cli.job import JobConfig
 from cli.join import check_joins, values_of_job
-from cli.load import Table, merge, read_toml, validate
+from cli.layers import Table
+from cli.load import merge, read_toml, validate
 from cli.record import JOB_LOCK, is_running, orchestrator_of, run_ids_in
 from cli.schema import ITEM, keys_of, nearest
 from orchestrator.config import OrchestratorConfig

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli.errors import UserError
 from cli.job import JobConfig
+from cli.lines import Lines
 from cli.load import load, to_toml
 from inference.config import InferenceConfig
 from orchestrator.config import OrchestratorConfig
@@ -72,7 +78,7 @@ def test_a_resolved_job_loads_to_itself(job_file: Path, tmp_path: Path) -> None:
     [
         ("steps = 20", "stepps = 20", ["orchestrator.stepps = 20", "unknown key", "nearest is orchestrator.steps"]),
         ("max_tokens = 1024", "max_tokens = 1024\nlearning_rate = 1", ["orchestrator.training.learning_rate"]),
-        ('kind = "reverse-text"', 'kind = "reverse-text"\nrtio = 2', ["environments[0].rtio = 2", "environments[].ratio"]),
+        ('kind = "reverse-text"', 'kind = "reverse-text"\nrtio = 2', ["rtio = 2", "is orchestrator.environments[0].ratio"]),
         ("steps = 20", 'steps = "many"', ["orchestrator.steps = 'many'", "valid integer", "Training steps of the run"]),
         ("steps = 20", "steps = 0", ["orchestrator.steps = 0", "greater than or equal to 1"]),
         ('name = "reverse"', 'name = "../up"', ["environments[0].name = '../up'", "match pattern"]),
@@ -88,6 +94,52 @@ def test_what_is_wrong_in_a_file_is_told(job_file: Path, old: str, new: str, exp
     message = complaint(edited(job_file, old, new))
     for part in [str(job_file), *expected]:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "line"),
+    [
+        ("steps = 20", "steps = 0", "13:1", "steps = 0"),
+        ('kind = "reverse-text"', "'kind' = \"reverse-text\"\n ratio = -1 # less", "18:2", " ratio = -1 # less"),
+        ("max_tokens = 1024", 'text = """\n[max_tokens = 1\n"""\nmax_tokens = 0', "12:1", "max_tokens = 0"),
+        ("max_tokens = 32", "max_tokens = 32\n[[orchestrator.environments]]\nname = 'b'\nkind = 3", "23:1", "kind = 3"),
+        ("[trainer]", "[trainer]\ncompile = { steps = 1 }\nthreads = 'x'", "10:1", "threads = 'x'"),
+        ("steps = 20", "steps = 20\ntraining = { betas = [0.9,\n 1.5] }", "14:14", "training = { betas = [0.9,"),
+    ],
+)
+def test_the_line_of_what_is_wrong_is_told(job_file: Path, old: str, new: str, place: str, line: str) -> None:
+    message = complaint(edited(job_file, old, new))
+    assert f"{job_file}:{place}: " in message
+    assert f"    {place.partition(':')[0]} | {line}\n" in message
+
+
+names = st.text("ab.[ =", min_size=1, max_size=3)
+values = st.recursive(
+    st.integers(-5, 5) | st.text("a[]=\"'# \n", max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(names, values, max_size=4))
+def test_every_value_of_a_file_has_a_line(table: dict[str, Any]) -> None:
+    """Whatever its keys and texts look like: one of those that mention it."""
+    lines = Lines(text := tomli_w.dumps(table))
+    for location in _leaves(table):
+        found = lines.of(location)
+        assert found is not None
+        assert text.splitlines()[found.number - 1] == found.text
+        name = next(part for part in reversed(location) if isinstance(part, str))
+        assert name in found.text
+
+
+def _leaves(content: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for name, value in entries:
+        if isinstance(value, dict | list):
+            yield from _leaves(value, (*above, name))
+        else:
+            yield (*above, name)
 
 
 def test_all_errors_come_at_once(job_file: Path) -> None:

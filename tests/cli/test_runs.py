@@ -132,7 +132,7 @@ def test_resolved_runs_load_to_themselves(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("max_tokens = 16 }", "temprature = 1.0 }", ["runs[1].sampling.temprature = 1.0", "is runs[].sampling.temperature"]),
+        ("max_tokens = 16 }", "temprature = 1.0 }", ["temprature = 1.0", "is runs[1].sampling.temperature", ":31:14: "]),
         ("steps = 10", "steps = 0", ["runs[1].steps = 0", "greater than or equal to 1"]),
         ("steps = 10", 'model = "other"', ["runs[1].model = 'other'", "once, at the top"]),
         ('run_id = "quick"\n', "", ["runs[1].run_id is required and not set"]),

@@ -1,0 +1,109 @@
+"""`counterpoint completion SHELL`: a script that has the shell complete commands, flags and files.
+
+The flags are those that each command's own help shows. The script holds them all, so that completing starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+from collections.abc import Callable
+
+from cli.errors import UserError
+from cli.main import COMMANDS
+
+USAGE = """usage: counterpoint completion bash|zsh|fish
+
+Prints a script for that shell. To have it in every session:
+  bash   counterpoint completion bash > ~/.local/share/bash-completion/completions/counterpoint
+  zsh    counterpoint completion zsh > DIRECTORY/_counterpoint, with DIRECTORY in $fpath before compinit
+  fish   counterpoint completion fish > ~/.config/fish/completions/counterpoint.fish"""
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    if arguments not in [[shell] for shell in SHELLS]:
+        raise UserError(f"completion: {' '.join(arguments)}: expected one of {', '.join(SHELLS)}")
+    print(SHELLS[arguments[0]](words_of_commands()), end="")
+    return 0
+
+
+def words_of_commands() -> dict[str, list[str]]:
+    """What may follow each command, by its name: flags, or the shells' names."""
+    words = {name: _flags(name) for name in COMMANDS if name != "completion"}
+    return {**words, "completion": list(SHELLS)}
+
+
+def _flags(command: str) -> list[str]:
+    """The flags in a command's help; of keys of a list's entries none, since their number is not known."""
+    module, shown = importlib.import_module(COMMANDS[command][0]), io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        module.main(["--help", "all"])
+    return sorted({flag for flag in FLAG.findall(shown.getvalue()) if ".N" not in flag} | {"--help"})
+
+
+def _bash(words: dict[str, list[str]]) -> str:
+    cases = "\n".join(f"        {name}) words={_quoted(' '.join(flags))} ;;" for name, flags in words.items())
+    return f"""# counterpoint completion for bash
+_counterpoint() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} words=
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words={_quoted(" ".join(words))}
+    else
+        case ${{COMP_WORDS[1]}} in
+{cases}
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    if [ "${{#COMPREPLY[@]}}" -eq 0 ]; then
+        COMPREPLY=($(compgen -f -- "$current"))
+    fi
+}}
+complete -o filenames -F _counterpoint counterpoint
+"""
+
+
+def _zsh(words: dict[str, list[str]]) -> str:
+    cases = "\n".join(f"        {name}) words_here=({' '.join(flags)}) ;;" for name, flags in words.items())
+    return f"""#compdef counterpoint
+_counterpoint() {{
+    local -a words_here
+    if (( CURRENT == 2 )); then
+        compadd -- {" ".join(words)}
+        return
+    fi
+    case ${{words[2]}} in
+{cases}
+    esac
+    compadd -- $words_here
+    [[ $PREFIX == -* ]] || _files
+}}
+if [[ $funcstack[1] == _counterpoint ]]; then _counterpoint "$@"; else compdef _counterpoint counterpoint; fi
+"""
+
+
+def _fish(words: dict[str, list[str]]) -> str:
+    lines = ["# counterpoint completion for fish"]
+    for name, flags in words.items():
+        summary = _quoted(COMMANDS[name][1])
+        lines.append(f"complete -c counterpoint -n __fish_use_subcommand -f -a {name} -d {summary}")
+        given = _quoted(f"__fish_seen_subcommand_from {name}")
+        for flag in flags:
+            option = f"-l {flag[2:]}" if flag.startswith("--") else f"-f -a {flag}"
+            lines.append(f"complete -c counterpoint -n {given} {option}")
+    return "\n".join([*lines, ""])
+
+
+def _quoted(text: str) -> str:
+    """For all three shells; our summaries hold no backslash."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+SHELLS: dict[str, Callable[[dict[str, list[str]]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}

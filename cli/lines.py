@@ -1,0 +1,118 @@
+"""Where in a TOML file a key stands, so that an error can quote its line: `tomllib` tells only what the file means.
+
+The text is cut into statements, each as many lines as parse together, and each is parsed by `tomllib` alone. So strings,
+comments and quoting are its business, and a key is searched only in the lines that are known to set it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Location = tuple[str | int, ...]
+"""Keys and positions in lists, from the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A place in a file."""
+
+    number: int
+    """From 1, as the next."""
+    column: int
+    text: str
+
+
+class Lines:
+    """The lines of a file that parses. Of an empty text, no key is found."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.splitlines()
+
+    def of(self, location: Sequence[str | int]) -> Line | None:
+        """Where the value at `location` is set; where its table begins if it is not itself set; None if nothing says of it."""
+        place = tuple(location)
+        while place:
+            if place in self._places:
+                return self._places[place]
+            place = place[:-1]
+        return None
+
+    @cached_property
+    def _places(self) -> dict[Location, Line]:
+        places: dict[Location, Line] = {}
+        table: Location = ()
+        tables: dict[Location, int] = {}
+        """Of each `[[list of tables]]`, how many there are so far."""
+        for first, statement, content in self._statements():
+            header = statement.lstrip().startswith("[")
+            if header:
+                table = _opened(_path_of_header(content), statement.lstrip().startswith("[["), tables)
+                places.setdefault(table, self._line(first, first, table))
+                continue
+            last = first + statement.count("\n")
+            for inner in _paths(content):
+                places.setdefault(table + inner, self._line(first, last, inner))
+        return places
+
+    def _statements(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """The position of its first line, the text and the content of each."""
+        first = 0
+        while first < len(self._lines):
+            statement, content = self._statement(first)
+            if content:
+                yield first, statement, content
+            first += statement.count("\n") + 1
+
+    def _statement(self, first: int) -> tuple[str, dict[str, Any]]:
+        for end in range(first + 1, len(self._lines) + 1):
+            statement = "\n".join(self._lines[first:end])
+            try:
+                return statement, tomllib.loads(statement)
+            except tomllib.TOMLDecodeError:
+                continue
+        return self._lines[first], {}
+
+    def _line(self, first: int, last: int, path: Location) -> Line:
+        """The first line from `first` to `last` in which the last name of `path` is set; `first` where that is not seen."""
+        name = next((part for part in reversed(path) if isinstance(part, str)), "")
+        sets = re.compile(rf"""(?<![\w-])["']?{re.escape(name)}["']?\s*[=.\]]""")
+        for position in range(first, last + 1):
+            if found := sets.search(self._lines[position]):
+                return Line(position + 1, found.start() + 1, self._lines[position])
+        return Line(first + 1, 1, self._lines[first])
+
+
+def _path_of_header(content: Any) -> list[str]:
+    path: list[str] = []
+    while content:
+        content = content[0] if isinstance(content, list) else content
+        if not content:
+            break
+        ((name, content),) = content.items()
+        path.append(name)
+    return path
+
+
+def _opened(path: list[str], is_entry: bool, tables: dict[Location, int]) -> Location:
+    """The table that a header opens: a further entry of a list, or one in the newest entries of the lists above it."""
+    place: Location = ()
+    for position, name in enumerate(path):
+        place = (*place, name)
+        if is_entry and position == len(path) - 1:
+            tables[place] = tables.get(place, 0) + 1
+        if place in tables:
+            place = (*place, tables[place] - 1)
+    return place
+
+
+def _paths(content: Any, above: Location = ()) -> Iterator[Location]:
+    """Every key that a statement sets, and what holds it."""
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for name, value in entries:
+        yield (*above, name)
+        yield from _paths(value, (*above, name))
