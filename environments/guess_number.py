@@ -31,7 +31,7 @@ class GuessNumber:
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
         secret = int(example.answer)
         guesses: list[int] = state.setdefault("guesses", [])
-        prompt_ids = model.chat.start([{"role": "user", "content": example.prompt}])
+        prompt_ids: Sequence[int] = model.chat.start([{"role": "user", "content": example.prompt}])
         while True:
             turn = await model.generate(prompt_ids)
             guess = _whole_number(model.chat.decode(turn.completion_ids.tolist()))

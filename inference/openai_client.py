@@ -56,7 +56,7 @@ class OpenAIClient:
         body = orjson.dumps(
             {
                 "model": self._name(request.model),
-                "prompt": request.prompt_ids.tolist(),
+                "prompt": np.ascontiguousarray(request.prompt_ids),
                 "max_tokens": request.sampling.max_tokens,
                 "temperature": request.sampling.temperature,
                 "top_p": request.sampling.top_p,
@@ -69,7 +69,8 @@ class OpenAIClient:
                 "return_token_ids": True,
                 "return_tokens_as_token_ids": True,
                 "routed_experts_prompt_start": request.routed_experts_start,
-            }
+            },
+            option=orjson.OPT_SERIALIZE_NUMPY,
         )
         answer = await call(self._connections.data, f"{self.url}/v1/completions", body)
         if len(answer) > PARSE_IN_THREAD_BYTES:

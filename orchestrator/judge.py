@@ -20,7 +20,7 @@ from orchestrator.events import GroupJudged
 from orchestrator.filters import FilterCounts, apply_filters
 from orchestrator.rollout_file import StateError, saved_state
 from orchestrator.threads import computed
-from orchestrator.trajectories import OpenBranches
+from orchestrator.trajectories import merge_turns, share_tokens
 from transport.records import Rollout, SavedState, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
@@ -57,12 +57,15 @@ class Judge:
             if not self.keep_routing and (rollout.error is not None or rollout.filtered_by is not None):
                 # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
                 rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
+                rollout.branches = None
+            if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
+                share_tokens(rollout)
         return judgement
 
 
 def _own(rollout: Rollout) -> Rollout:
     """A rollout whose files nobody else can change any more. One whose state cannot be saved has failed."""
-    own = replace(rollout, turns=list(rollout.turns))
+    own = replace(rollout, turns=list(rollout.turns), tokens=None, branches=None)
     try:
         own.saved = saved_state(own)
     except StateError as error:
@@ -123,7 +126,7 @@ def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> str | N
 
 
 def find_fault(rollout: Rollout) -> str | None:
-    """Why this completed rollout cannot be trained on, for a person, or None when it can."""
+    """Why this completed rollout cannot be trained on, for a person, or None when it can: its turns are then merged."""
     if rollout.reward is None or not math.isfinite(rollout.reward):
         return f"the reward is {rollout.reward!r}; expected a finite number"
     if abs(rollout.reward) > LARGEST_FLOAT32:
@@ -136,13 +139,11 @@ def find_fault(rollout: Rollout) -> str | None:
             return f"turn {index}: {fault}"
     if not any(len(turn.completion_ids) for turn in rollout.turns):
         return "no turn has a completion token; there is nothing to train on"
-    branches = OpenBranches()
     try:
-        for turn in rollout.turns:
-            branches.add(turn)
+        merge_turns(rollout)
     except ValueError as error:  # found out now, so that a batch never has to lose a rollout that it has counted
         return str(error)
-    return _fault_of_tokens(rollout.turns, branches) or _fault_of_log_probabilities(rollout.turns)
+    return _fault_of_tokens(rollout) or _fault_of_log_probabilities(rollout.turns)
 
 
 def _fault_of_form(turn: Turn) -> str | None:
@@ -158,15 +159,16 @@ def _fault_of_form(turn: Turn) -> str | None:
     return None
 
 
-def _fault_of_tokens(turns: Sequence[Turn], branches: OpenBranches) -> str | None:
-    """Looks at the branches, which hold every token once, and only for the message at the turns, which repeat them."""
-    if all(np.frombuffer(branch.tokens, dtype=np.int32).min() >= 0 for branch in branches.branches):
+def _fault_of_tokens(rollout: Rollout) -> str | None:
+    """Looks at every token once, and only for the message at the turns, which repeat them."""
+    assert rollout.tokens is not None
+    if rollout.tokens.min() >= 0:
         return None
-    for index, turn in enumerate(turns):
+    for index, turn in enumerate(rollout.turns):
         for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
             if array.size and array.min() < 0:
                 return f"turn {index}: {name} holds the token {array.min()}; expected 0 or more"
-    raise AssertionError("a branch holds only what a turn holds")
+    raise AssertionError("a rollout holds only what a turn holds")
 
 
 def _fault_of_log_probabilities(turns: Sequence[Turn]) -> str | None:

@@ -2,7 +2,8 @@
 
 The file is a sequence of frames of `transport.arrays.pack_arrays`, each after its length as a little-endian uint64: for each
 rollout one frame that says how many turns follow, then one a turn. Arrays are written by reference and read as views of the
-file's bytes.
+file's bytes. Every token of a rollout is there once, in the rollout's frame: a turn says which of them are its prompt and its
+completion. One whose ids are no part of those has arrays of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import orjson
 from transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from transport.atomic import Buffer, as_bytes_view, write_buffers
 from transport.pacing import unhurried
-from transport.records import Rollout, SavedState, Turn
+from transport.records import Int32Array, Rollout, SavedState, Turn
 
 Record = TypeVar("Record", Rollout, Turn)
 
@@ -31,7 +32,7 @@ _ROLLOUTS_AT_ONCE = 8
 """Of eight short turns each, they take about a millisecond of Python."""
 _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
 _JSON_FIELDS = ("metrics", "state")
-_APART = (*_JSON_FIELDS, "saved", "turns")
+_APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches")
 """Of a rollout: not in its frame's header."""
 _ROLLOUT_TYPES = {
     "rollout_id": str,
@@ -95,7 +96,7 @@ def rollout_buffers(rollout: Rollout) -> list[Buffer]:
     """One rollout's bytes, arrays by reference."""
     buffers = framed(*_rollout_frame(rollout))
     for turn in rollout.turns:
-        buffers += framed(*_turn_frame(turn))
+        buffers += framed(*_turn_frame(turn, rollout.tokens))
     return buffers
 
 
@@ -105,10 +106,11 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
     parsed = frames(data)
     try:
         for header, arrays in parsed:
-            turns = [_turn(*next(parsed)) for _ in range(header.pop("turns"))]
+            tokens = arrays.get("tokens")
+            turns = [_turn(*next(parsed), tokens) for _ in range(header.pop("turns"))]
             saved = SavedState(*(arrays[name].tobytes() for name in _JSON_FIELDS))
             metrics, state = orjson.loads(saved.metrics), orjson.loads(saved.state)
-            rollout = Rollout(turns=turns, metrics=metrics, state=state, saved=saved, **header)
+            rollout = Rollout(turns=turns, metrics=metrics, state=state, saved=saved, tokens=tokens, **header)
             rollouts.append(_typed(rollout, _ROLLOUT_TYPES))
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"rollout {len(rollouts)} is damaged: {error!r}") from error
@@ -137,17 +139,39 @@ def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray
     saved = saved_state(rollout)
     # As arrays, since an environment's state may be larger than a frame's header may be.
     arrays = {name: np.frombuffer(getattr(saved, name), dtype=np.uint8) for name in _JSON_FIELDS}
-    return plain | {"turns": len(rollout.turns)}, arrays
+    tokens = {} if rollout.tokens is None else {"tokens": rollout.tokens}
+    return plain | {"turns": len(rollout.turns)}, arrays | tokens
 
 
-def _turn_frame(turn: Turn) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in _ARRAYS}
     arrays = {name: array for name in _ARRAYS if (array := getattr(turn, name)) is not None}
+    start = None if tokens is None else _start_within(tokens, turn)
+    if start is not None:
+        plain["tokens"] = [start, len(arrays.pop("prompt_ids")), len(arrays.pop("completion_ids"))]
     return plain, arrays
 
 
-def _turn(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Turn:
+def _start_within(tokens: Int32Array, turn: Turn) -> int | None:
+    """Where in `tokens` the turn's prompt lies, its completion behind it, if they are views of it."""
+    first, prompt, completion = (
+        array.__array_interface__["data"][0] for array in (tokens, turn.prompt_ids, turn.completion_ids)
+    )
+    follows = completion == prompt + turn.prompt_ids.nbytes
+    within = first <= prompt and completion + turn.completion_ids.nbytes <= first + tokens.nbytes
+    return (prompt - first) // tokens.itemsize if follows and within else None
+
+
+def _turn(header: dict[str, Any], arrays: dict[str, AnyArray], tokens: AnyArray | None) -> Turn:
     fields: dict[str, Any] = header | arrays
+    if (place := fields.pop("tokens", None)) is not None:
+        start, prompt, completion = place
+        stop = start + prompt + completion
+        if tokens is None or min(start, prompt, completion) < 0 or stop > len(tokens):
+            held = "none" if tokens is None else len(tokens)
+            raise ValueError(f"a turn is of tokens {start} to {stop}; the rollout has {held}")
+        fields["prompt_ids"] = tokens[start : start + prompt]
+        fields["completion_ids"] = tokens[start + prompt : stop]
     return _typed(Turn(**fields), _TURN_TYPES)
 
 

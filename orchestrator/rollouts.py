@@ -83,7 +83,7 @@ class PolicyModel:
                 affinity=self._rollout.rollout_id,
                 routed_experts_start=self._branches.rows_held(prompt),
             )
-        self._branches.add(turn)
+        turn = self._branches.add(turn).turns[-1]
         self._rollout.turns.append(turn)
         return turn
 

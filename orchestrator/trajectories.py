@@ -16,19 +16,20 @@ the branch it extends has rows (it was one of several turns sent at once from on
 borrows what lies between from any branch that begins with the same tokens. If there is none, rows are missing, and the rollout
 fails: a sample with a hole cannot be replayed. Rows are slices of the arrays as received, never copies.
 
-All of it is linear in the tokens received. Tokens are compared as bytes, and the end first, where a branch that is no prefix
-differs almost always. Bytes and not numpy, because numpy lets go of the GIL around every operation on 500 elements or more,
-and to get it back beside a busy loop costs more than the operation.
+Each token is held once: while a rollout is played its branch grows in place, and the judge, which merges the turns for the step
+boundary as well, stores them side by side. All of it is linear in the tokens received. Tokens are compared as bytes, and the end
+first, where a branch that is no prefix differs almost always. Bytes and not numpy, because numpy lets go of the GIL around every
+operation on 500 elements or more, and to get it back beside a busy loop costs more than the operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from transport.records import Batch, Int32Array, Rollout, RoutingArray, Sample, SampleInfo, Turn
+from transport.records import Batch, Branch, Int32Array, Rollout, RoutingArray, Sample, SampleInfo, Turn
 
 _INT32_BYTES = 4
 _END_BYTES = 64
@@ -36,16 +37,19 @@ _END_BYTES = 64
 
 
 @dataclass(slots=True)
-class Branch:
-    """A token sequence that a later turn may extend."""
+class OpenBranch:
+    """A token sequence that a later turn may extend. It holds each token once, however many turns there are: their ids are
+    views of its memory, which is made twice as large whenever it is full."""
 
     turns: list[Turn] = field(default_factory=list)
     """Those merged so far; the last one's prompt and completion are all the branch's tokens."""
-    tokens: bytes = b""
-    """As int32."""
     routed_experts: list[RoutingArray] = field(default_factory=list)
     rows: int = 0
     """Rows in `routed_experts`: tokens - 1, or 0 without routing."""
+    length: int = 0
+    """Tokens."""
+    _memory: bytearray = field(default_factory=bytearray)
+    """The tokens as int32, and room for more."""
 
     @property
     def temperature(self) -> float:
@@ -53,36 +57,59 @@ class Branch:
         return self.turns[0].temperature
 
     @property
-    def length(self) -> int:
-        """Tokens."""
-        return len(self.tokens) // _INT32_BYTES
+    def tokens(self) -> memoryview:
+        """As int32, in bytes."""
+        return memoryview(self._memory)[: self.length * _INT32_BYTES]
 
-    def extend(self, turn: Turn, tokens: bytes, chunks: Sequence[RoutingArray]) -> None:
-        """Makes `turn`, whose prompt and completion are `tokens`, the last one."""
-        self.turns.append(turn)
-        self.tokens = tokens
+    def extend(self, turn: Turn, chunks: Sequence[RoutingArray]) -> None:
+        """Makes `turn` the last one, its ids views of the branch."""
+        held, prompt = self.length, len(turn.prompt_ids)
+        self.length = prompt + len(turn.completion_ids)
+        self._make_room()
+        self._write(held, turn.prompt_ids[held:])
+        self._write(prompt, turn.completion_ids)
+        self.turns.append(with_tokens(turn, np.frombuffer(self._memory, np.int32, self.length)))
         self.routed_experts.extend(chunks)
         self.rows += sum(len(chunk) for chunk in chunks)
 
     def begins(self, prompt: bytes) -> bool:
         """Whether the branch is a prefix of `prompt`."""
-        end = max(0, len(self.tokens) - _END_BYTES)
-        return prompt.startswith(self.tokens[end:], end) and prompt.startswith(self.tokens)
+        tokens = self.tokens
+        end = max(0, len(tokens) - _END_BYTES)
+        return prompt.startswith(tokens[end:], end) and prompt.startswith(tokens)
+
+    def _make_room(self) -> None:
+        needed = self.length * _INT32_BYTES
+        if needed > len(self._memory):
+            memory = bytearray(max(needed, 2 * len(self._memory)))
+            memory[: len(self._memory)] = self._memory
+            self._memory = memory
+
+    def _write(self, start: int, ids: Int32Array) -> None:
+        data = ids.tobytes()
+        self._memory[start * _INT32_BYTES : start * _INT32_BYTES + len(data)] = data
+
+
+def with_tokens(turn: Turn, token_ids: Int32Array) -> Turn:
+    """The turn, its ids views of `token_ids`, which begin with them. Nobody may write to those."""
+    prompt, written = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
+    token_ids.flags.writeable = False
+    return replace(turn, prompt_ids=token_ids[:prompt], completion_ids=token_ids[prompt:written])
 
 
 class OpenBranches:
     """The branches of one rollout, in the order they were opened. Not for use by two threads at once."""
 
     def __init__(self) -> None:
-        self.branches: list[Branch] = []
+        self.branches: list[OpenBranch] = []
 
     def rows_held(self, prompt_ids: Int32Array) -> int:
         """How many rows of routing a call with this prompt need not return: its `routed_experts_start`."""
         branch = self._extended_by(prompt_ids.tobytes())
         return branch.rows if branch else 0
 
-    def add(self, turn: Turn) -> Branch:
-        """Extends the branch that the turn's prompt extends, or opens one.
+    def add(self, turn: Turn) -> OpenBranch:
+        """Extends the branch that the turn's prompt extends, or opens one. Its last turn is then `turn`, with ids that are views.
 
         Raises `ValueError`, saying which rows, when the turn's routing has the wrong number of rows or leaves a gap; the
         branches are then as before.
@@ -93,14 +120,14 @@ class OpenBranches:
         branch = self._extended_by(prompt, turn.temperature)
         chunks = self._new_rows(turn, prompt, branch)
         if branch is None:
-            branch = Branch()
+            branch = OpenBranch()
             self.branches.append(branch)
-        branch.extend(turn, prompt + turn.completion_ids.tobytes(), chunks)
+        branch.extend(turn, chunks)
         return branch
 
-    def _extended_by(self, prompt: bytes, temperature: float | None = None) -> Branch | None:
+    def _extended_by(self, prompt: bytes, temperature: float | None = None) -> OpenBranch | None:
         """Among the branches of one temperature, or among all."""
-        found: Branch | None = None
+        found: OpenBranch | None = None
         for branch in self.branches:
             if temperature is not None and branch.temperature != temperature:
                 continue
@@ -108,7 +135,7 @@ class OpenBranches:
                 found = branch
         return found
 
-    def _new_rows(self, turn: Turn, prompt: bytes, branch: Branch | None) -> list[RoutingArray]:
+    def _new_rows(self, turn: Turn, prompt: bytes, branch: OpenBranch | None) -> list[RoutingArray]:
         """The rows that the turn adds to the branch (None: a new one), without empty chunks."""
         if turn.routed_experts is None:
             return []
@@ -129,7 +156,7 @@ class OpenBranches:
         """Rows `first..stop - 1` of a branch that begins with the prompt's first `stop` tokens."""
         wanted = prompt[: stop * _INT32_BYTES]
         for branch in self.branches:
-            if stop <= branch.rows and len(wanted) == stop * _INT32_BYTES and branch.tokens.startswith(wanted):
+            if stop <= branch.rows and len(wanted) == stop * _INT32_BYTES and branch.tokens[: len(wanted)] == wanted:
                 return _rows_between(branch.routed_experts, first, stop)
         raise ValueError(
             f"routed_experts begins at position {stop}, but only {first} rows before it are known: rows {first} to {stop - 1} "
@@ -148,25 +175,68 @@ def _rows_between(chunks: Sequence[RoutingArray], first: int, stop: int) -> list
     return found
 
 
+def merge_turns(rollout: Rollout) -> None:
+    """Sets the branches of a rollout, and its tokens, each held once; its turns become such as have views of them.
+
+    Raises `ValueError` when routing has a gap (see above), changing nothing.
+    """
+    turns, opened = list(rollout.turns), OpenBranches()
+    branch_of = [opened.add(turn) for turn in turns]
+    rollout.tokens, starts = _stored(opened)
+    rollout.turns = [
+        with_tokens(turn, rollout.tokens[starts[id(branch)] :]) for turn, branch in zip(turns, branch_of, strict=True)
+    ]
+    rollout.branches = tuple(
+        Branch(
+            tuple(turn for turn, of in zip(rollout.turns, branch_of, strict=True) if of is branch),
+            rollout.tokens[starts[id(branch)] :][: branch.length],
+            tuple(branch.routed_experts),
+        )
+        for branch in opened.branches
+    )
+
+
+def share_tokens(rollout: Rollout) -> None:
+    """Holds each token of a rollout once, as `merge_turns` does, where its routing has gaps or is not wanted."""
+    opened = OpenBranches()
+    branch_of = [opened.add(replace(turn, routed_experts=None)) for turn in rollout.turns]
+    rollout.tokens, starts = _stored(opened)
+    rollout.turns = [
+        with_tokens(turn, rollout.tokens[starts[id(branch)] :])
+        for turn, branch in zip(rollout.turns, branch_of, strict=True)
+    ]
+
+
+def _stored(opened: OpenBranches) -> tuple[Int32Array, dict[int, int]]:
+    """All branches' tokens, one after the other, and where each begins."""
+    starts: dict[int, int] = {}
+    length = 0
+    for branch in opened.branches:
+        starts[id(branch)] = length
+        length += branch.length
+    return np.frombuffer(b"".join(branch.tokens for branch in opened.branches), dtype=np.int32), starts
+
+
 def merge_rollout(rollout: Rollout) -> list[Sample]:
     """The samples of one judged rollout, in the order their first turns were made; none for a branch without a completion.
 
     A sample's staleness is that of its oldest turn, its advantage the rollout's on every trained token and 0 elsewhere. Routed
     experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap (see above), which `judge.py` rules out.
     """
-    branches = OpenBranches()
-    for turn in rollout.turns:
-        branches.add(turn)
+    if rollout.branches is None:  # from a file
+        rollout = replace(rollout)
+        merge_turns(rollout)
     return [
         _sample(rollout, branch)
-        for branch in branches.branches
+        for branch in rollout.branches or ()
         if any(len(turn.completion_ids) for turn in branch.turns)
     ]
 
 
 def _sample(rollout: Rollout, branch: Branch) -> Sample:
-    loss_mask_T = np.zeros(branch.length, dtype=np.uint8)
-    log_probabilities_T = np.zeros(branch.length, dtype=np.float32)
+    length = len(branch.token_ids_T)
+    loss_mask_T = np.zeros(length, dtype=np.uint8)
+    log_probabilities_T = np.zeros(length, dtype=np.float32)
     for turn in branch.turns:
         written = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids))
         loss_mask_T[written] = 1
@@ -176,12 +246,12 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
         environment=rollout.environment,
         policy_version=min(turn.policy_version for turn in branch.turns),
         reward=rollout.reward if rollout.reward is not None else 0.0,
-        temperature=branch.temperature,
-        token_ids_T=np.frombuffer(branch.tokens, dtype=np.int32),
+        temperature=branch.turns[0].temperature,
+        token_ids_T=branch.token_ids_T,
         loss_mask_T=loss_mask_T,
         log_probabilities_T=log_probabilities_T,
         advantages_T=loss_mask_T * np.float32(rollout.advantage),
-        routed_experts=tuple(branch.routed_experts),
+        routed_experts=branch.routed_experts,
     )
 
 

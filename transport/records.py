@@ -52,6 +52,17 @@ class SavedState:
     state: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Turns of which each one's prompt extends all that came before: what becomes one sample."""
+
+    turns: tuple[Turn, ...]
+    token_ids_T: Int32Array
+    """The last turn's prompt and completion."""
+    routed_experts: tuple[RoutingArray, ...] = ()
+    """Chunks whose rows add up to T - 1, or empty."""
+
+
 @dataclass(slots=True)
 class Rollout:
     """One attempt at an example: its turns in order of time, and a reward or an error."""
@@ -73,6 +84,11 @@ class Rollout:
     saved: SavedState | None = None
     """`metrics` and `state` as they were when it was judged. Files are written from these bytes, since an environment may change
     what it left at any time. None before."""
+
+    tokens: Int32Array | None = None
+    """Every token of its turns once, once it was judged or read from a file: the turns' ids are views of it."""
+    branches: tuple[Branch, ...] | None = None
+    """Its turns as the judge merged them; None before, or where a file held it."""
 
     @property
     def oldest_policy_version(self) -> int:

@@ -39,7 +39,7 @@ def spoken(chat: Chat, group: int, *said: str, **fields: Any) -> Rollout:
     turns, prompt = [], chat.start([{"role": "user", "content": f"question {group}"}])
     for answer in said:
         turns.append(replace(make_turn(prompt, [*chat.encode(answer), *chat.stop_token_ids]), policy_version=2))
-        prompt = chat.extend(turns[-1], [{"role": "user", "content": "and then?"}])
+        prompt = list(chat.extend(turns[-1], [{"role": "user", "content": "and then?"}]))
     return make_rollout(group, 0, turns=turns, **fields)
 
 

@@ -53,17 +53,17 @@ def test_decoding_leaves_special_tokens_out_and_keeps_every_text(chat: Chat) -> 
 def test_a_completion_that_ended_itself_is_not_ended_twice(chat: Chat) -> None:
     prompt = chat.start(USER)
     completion = [*chat.encode("hi"), *chat.stop_token_ids]
-    extended = chat.extend(make_turn(prompt, completion), REPLY)
+    extended = list(chat.extend(make_turn(prompt, completion), REPLY))
     assert extended == chat.encode("<|user|>hello<|end|><|assistant|>hi<|end|><|user|>more<|end|><|assistant|>")
 
 
 def test_a_completion_cut_by_its_length_is_ended(chat: Chat) -> None:
-    extended = chat.extend(make_turn(chat.start(USER), chat.encode("hi"), "length"), REPLY)
+    extended = list(chat.extend(make_turn(chat.start(USER), chat.encode("hi"), "length"), REPLY))
     assert extended == chat.encode("<|user|>hello<|end|><|assistant|>hi<|end|><|user|>more<|end|><|assistant|>")
 
 
 def test_an_empty_completion_is_ended(chat: Chat) -> None:
-    extended = chat.extend(make_turn(chat.start(USER), [], "length"), REPLY)
+    extended = list(chat.extend(make_turn(chat.start(USER), [], "length"), REPLY))
     assert extended == chat.encode("<|user|>hello<|end|><|assistant|><|end|><|user|>more<|end|><|assistant|>")
 
 
@@ -76,7 +76,7 @@ def test_every_prompt_extends_the_last_token_for_token(chat: Chat, data: st.Data
         ended = data.draw(st.booleans())
         turn = make_turn(prompt, [*written, *chat.stop_token_ids] if ended else written, "stop" if ended else "length")
         reply = data.draw(st.text(alphabet="ab <|>\n☂", max_size=5))
-        prompt = chat.extend(turn, [{"role": "user", "content": reply}])
+        prompt = list(chat.extend(turn, [{"role": "user", "content": reply}]))
         before = [*turn.prompt_ids.tolist(), *written, *chat.stop_token_ids]
         assert prompt == before + chat.encode(f"<|user|>{reply}<|end|><|assistant|>")
 
@@ -86,7 +86,7 @@ def test_a_template_that_ends_turns_with_a_line_feed_gets_it_back(directory: Pat
     chat = Chat(directory)
     prompt = chat.start(USER)
     completion = [*chat.encode("<think>hm</think>hi"), *chat.stop_token_ids]
-    extended = chat.extend(make_turn(prompt, completion), REPLY)
+    extended = list(chat.extend(make_turn(prompt, completion), REPLY))
     assert extended == prompt + completion + chat.encode("\n<|user|>\nmore<|end|>\n<|assistant|>\n")
 
 
@@ -108,7 +108,7 @@ def test_several_stop_tokens_come_from_the_generation_config(directory: Path) ->
     assert chat.stop_token_ids == (256, 260)
     prompt = chat.start(USER)
     other_end = [*chat.encode("hi"), 256]
-    assert chat.extend(make_turn(prompt, other_end), REPLY)[: len(prompt) + 3] == prompt + other_end
+    assert list(chat.extend(make_turn(prompt, other_end), REPLY))[: len(prompt) + 3] == prompt + other_end
 
 
 def test_a_template_that_refuses_says_so_with_the_roles(directory: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_template_is_given_further_variables(directory: Path) -> None:
     prompt = brief.start(USER)
     assert prompt == brief.encode("<|user|>hello<|end|><|assistant|><think></think>")
     completion = [*brief.encode("hi"), *brief.stop_token_ids]
-    extended = brief.extend(make_turn(prompt, completion), REPLY)
+    extended = list(brief.extend(make_turn(prompt, completion), REPLY))
     assert extended == prompt + completion + brief.encode("<|user|>more<|end|><|assistant|><think></think>")
     assert thinking.start(USER) == thinking.encode("<|user|>hello<|end|><|assistant|>")
 
