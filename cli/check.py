@@ -47,6 +47,19 @@ def check_run(config: OrchestratorConfig) -> None:
             raise UserError(str(error)) from None
 
 
+def check_templates(runs: Sequence[OrchestratorConfig]) -> None:
+    """Raises `UserError` for `chat_template_kwargs` that the chat template of a run's model, a directory by now, never reads."""
+    for run in runs:
+        for environment in run.environments:
+            if kwargs := run.sampling_of(environment).chat_template_kwargs:
+                from environments.chat import Chat
+
+                try:
+                    Chat(run.model).with_template_kwargs(kwargs)
+                except ValueError as error:
+                    raise UserError(f"run {run.run_id}, environment {environment.name}: {error}") from None
+
+
 def check_imports(runs: Sequence[OrchestratorConfig]) -> None:
     """Loads what is named by import path in a child process, within `CHECK_SECONDS`. Raises `UserError`, or `SystemExit` once the
     child has said why."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.check import check_imports, check_run
+from cli.check import check_imports, check_run, check_templates
 from cli.command import Command, parse
 from cli.console import lasting
 from cli.errors import UserError
@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
             highlight=False,
         )
     resolved = config.with_model(resolve(config.model))
+    check_templates(resolved.every_run)
     given = command.file.read_bytes()
     with claim(config.output_dir, fresh) as moved:
         if moved:

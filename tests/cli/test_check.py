@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import cli.check
-from cli.check import check_imports
+from cli.check import check_imports, check_templates
 from cli.errors import UserError
 from cli.job import JobConfig
 from cli.load import load
 from orchestrator.config import OrchestratorConfig
+from tests.orchestrator.toy_model import make_toy_model
 
 
 @pytest.mark.slow
@@ -29,6 +30,17 @@ def test_an_advantage_of_the_wrong_length_is_found_before_anything_starts(
         check_imports([config.orchestrator])
     assert ended.value.code == 2
     assert "'short_advantage:advantage' returned 1 advantages for" in capfd.readouterr().err
+
+
+def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    def run(**kwargs: Any) -> OrchestratorConfig:
+        environment = {"name": "words", "kind": "reverse-text", "sampling": {"chat_template_kwargs": kwargs}}
+        values = {"output_dir": "job", "model": str(make_toy_model(tmp_path)), "environments": [environment]}
+        return OrchestratorConfig.model_validate(values)
+
+    check_templates([run(opening="Hm")])
+    with pytest.raises(UserError, match=r"environment words: .* does not read 'openning'; did you mean 'opening'\?"):
+        check_templates([run(opening="Hm"), run(openning="Hm")])
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
