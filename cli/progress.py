@@ -16,6 +16,7 @@ from cli.metrics_lines import Line
 from cli.summary import duration, milliseconds, number, scientific
 from cluster.events import State
 from cluster.job import WorkerView
+from orchestrator.failures import failures_in_words, sum_failures
 
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
@@ -51,9 +52,10 @@ def choose(console: Console, histories: dict[str, History]) -> Progress:
 def describe_step(line: Line, history: History) -> str:
     """One step in one line."""
     failed = int(line.get("rollouts/failed", 0))
+    words = failures_in_words(sum_failures([line]))
     return (
         f"step {line['step']}/{history.steps or '?'}  reward {number(line.get('reward/mean'))}  "
-        f"{f'failed {failed}  ' if failed else ''}"
+        f"{'' if not failed else f'failed {failed}: {words}  ' if words else f'failed {failed}  '}"
         f"staleness {number(line.get('staleness/mean'), 1)}  lag p99 {milliseconds(line.get('event_loop_lag/p99'))} "
         f"max {milliseconds(line.get('event_loop_lag/max'))}  "
         f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s  "

@@ -23,6 +23,7 @@ from cli.record import JOB_FILE, PROCESSES_FILE, is_running, orchestrator_of, ow
 from cli.standing import verdict_on
 from cli.summary import milliseconds, number, scientific
 from cluster.process import last_lines
+from orchestrator.failures import failures_in_words, sum_failures
 from orchestrator.losses import in_words
 from orchestrator.offences import offences_of
 from perf.blame_table import blame_table
@@ -105,6 +106,8 @@ class Look:
                 parts.append(Text(f"run {run_id} {verdict}", "red"))
             if history.unreadable:
                 parts.append(Text(f"run {run_id} cannot be looked at: {history.unreadable}", "red"))
+            if failed := failures_in_words(sum_failures([*history.shipped.values(), history.lost])):
+                parts.append(Text(f"run {run_id} failed rollouts: {failed}", "yellow"))
             if history.lost.get("notable"):
                 parts.append(Text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
         lines = (line for history in self.histories.values() for line in history.shipped.values())
@@ -150,6 +153,7 @@ def _run_as_json(found: Look, history: History) -> dict[str, Any]:
         "trained": history.last_trained.get("step", 0),
         "tokens_per_second": history.tokens_per_second(steps=10),
         "lost": history.lost or None,
+        "failures": sum_failures([*history.shipped.values(), history.lost]),
         "metrics": metrics,
     }
 

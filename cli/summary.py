@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.history import History
+from orchestrator.failures import failures_in_words, sum_failures
 from orchestrator.losses import in_words
 
 SUMMARY_FILE = "summary.json"
@@ -49,6 +50,7 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
             "edge_steps": EDGE_STEPS,
         },
         "rollouts": rollouts,
+        "failures": sum_failures([*history.shipped.values(), history.lost]),
         "lost": in_words(history.lost) if history.lost.get("notable") else None,
         "tokens": {
             kind: int(sum(line.get(f"tokens/{kind}", 0) for line in [*history.shipped.values(), history.lost]))
@@ -104,7 +106,12 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
     """The table, and where the files are."""
     console.print(_table_of_runs(summary) if "runs" in summary else _table_of_one(summary))
     for run_id, run in summary.get("runs", {}).items():
-        for told in (run["outcome"] if ":" in run["outcome"] else None, run["lost"]):
+        failed = failures_in_words(run["failures"])
+        for told in (
+            run["outcome"] if ":" in run["outcome"] else None,
+            f"failed rollouts: {failed}" if failed else None,
+            run["lost"],
+        ):
             if told:
                 console.print(f"  run {run_id}: {told}", highlight=False, soft_wrap=True)
     for name, path in files.items():
@@ -161,6 +168,7 @@ def _table_of_one(summary: Summary) -> Table:
         "reward": f"{number(reward['first'])} (first {edge} steps)  →  {number(reward['last'])} (last {edge} steps)",
         "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
         "rollouts": ", ".join(f"{count} {name}" for name, count in rollouts.items()),
+        "failed": failures_in_words(summary["failures"]) or None,
         "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
         "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}",

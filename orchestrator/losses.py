@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from orchestrator.config import ScheduleConfig
+from orchestrator.failures import MAX_KINDS, OTHER, failures_in_words, kind_of, sum_failures
 from orchestrator.step_metrics import additive_metrics
 from transport.atomic import write_atomically
 from transport.records import Rollout
@@ -39,7 +40,7 @@ REPORT_SECONDS = 2.0
 """Between two reports."""
 
 FIRST_FAILURES = 5
-"""Failed rollouts whose error is logged in full; then one every `FAILURE_SECONDS` stands for all."""
+"""Failed rollouts of each kind whose error is logged in full; then one every `FAILURE_SECONDS` stands for all."""
 
 FAILURE_SECONDS = 10.0
 
@@ -74,7 +75,8 @@ class Losses:
         self._reason = ""
         self._warn_at = WARN_BATCHES * schedule.rollouts_per_step
         self._told_at = -REPORT_SECONDS
-        self._failed_in_a_row = self._failures = self._unsaid = 0
+        self._failed_in_a_row = self._unsaid = 0
+        self._failures: Counter[str] = Counter()
         self._said_at = -FAILURE_SECONDS
 
     # --- what happens ---
@@ -102,10 +104,12 @@ class Losses:
 
     def rollout_failed(self, error: str) -> float:
         """Notes it, and answers for how many seconds to wait before its place is free."""
+        kind = kind_of(error)
+        kind = kind if kind in self._failures or len(self._failures) < MAX_KINDS else OTHER
         self._failed_in_a_row += 1
-        self._failures += 1
+        self._failures[kind] += 1
         self._unsaid += 1
-        if self._failures <= FIRST_FAILURES or self._clock() - self._said_at >= FAILURE_SECONDS:
+        if self._failures[kind] <= FIRST_FAILURES or self._clock() - self._said_at >= FAILURE_SECONDS:
             others = f" (and {self._unsaid - 1} others since the last such line)" if self._unsaid > 1 else ""
             logger.warning("rollout failed: %s%s", error, others)
             self._unsaid, self._said_at = 0, self._clock()
@@ -184,7 +188,9 @@ def in_words(report: Report) -> str:
         if report.get(name := f"rollouts/{kind}", 0)
     )  # fmt: skip
     shown = reason if len(reason) <= 300 else f"{reason[:300]}..."
-    return f"{report['lost']} rollouts lost since step {report['step']}{f' ({kinds})' if kinds else ''}: {shown}"
+    failures = failures_in_words(sum_failures([report]))
+    told = f"{shown}; all failures: {failures}" if failures else shown
+    return f"{report['lost']} rollouts lost since step {report['step']}{f' ({kinds})' if kinds else ''}: {told}"
 
 
 def save(report: Report, run_dir: Path) -> None:

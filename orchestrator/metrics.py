@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from orchestrator.failures import PREFIX, failures_in_words, sum_failures
 from orchestrator.offences import offences_of
 from orchestrator.run_directory import ConfigurationError
 from transport.atomic import write_atomically
@@ -53,12 +54,17 @@ def log_step(line: Mapping[str, Any], total_steps: int) -> None:
     ordered = sorted(phases.items(), key=lambda item: -item[1])
     logger.info(
         "step %d/%d  reward %.3f  staleness %.2f  rollouts %d (%d failed, %d filtered, %d cancelled)  policy %d  "
-        "lag p99 %.1f ms max %.1f ms  phases: %s%s",
+        "lag p99 %.1f ms max %.1f ms  phases: %s%s%s",
         line["step"], total_steps, line["reward/mean"], line["staleness/mean"],
         line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"], line["rollouts/cancelled"],
         line["policy/version"], line["event_loop_lag/p99"] * 1e3, line["event_loop_lag/max"] * 1e3,
-        ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in ordered), _blame(line),
+        ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in ordered), _blame(line), _failures(line),
     )  # fmt: skip
+
+
+def _failures(line: Mapping[str, Any]) -> str:
+    words = failures_in_words(sum_failures([line]))
+    return f"  failed: {words}" if words else ""
 
 
 def _blame(line: Mapping[str, Any]) -> str:
@@ -84,8 +90,17 @@ class PrometheusEndpoint(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Called by the HTTP thread at each scrape."""
+        failures = sum_failures([self._line])
+        if failures:
+            gauge = GaugeMetricFamily(
+                "counterpoint_failures", "failed rollouts", labels=["run", "environment", "error"]
+            )
+            for environment, kinds in failures.items():
+                for kind, count in kinds.items():
+                    gauge.add_metric([self._run_id, environment, kind], count)
+            yield gauge
         for name, value in self._line.items():
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and not name.startswith(PREFIX):
                 gauge = GaugeMetricFamily(f"counterpoint_{re.sub(r'[^A-Za-z0-9_]', '_', name)}", name, labels=["run"])
                 gauge.add_metric([self._run_id], value)
                 yield gauge

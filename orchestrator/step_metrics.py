@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from orchestrator.failures import count_failures
 from transport.records import Batch, Rollout
 
 
@@ -37,6 +38,7 @@ def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
         "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
         "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
         "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
+        **count_failures(rollouts),
     }
 
 

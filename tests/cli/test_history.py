@@ -18,6 +18,7 @@ from cli.errors import UserError
 from cli.history import History
 from cli.plot import plot
 from cli.progress import LiveProgress, PlainProgress, choose, describe_step
+from cli.status import look
 from cli.status import main as status
 from cli.summary import duration, lag_quantiles, print_summary, summarise, summarise_runs
 from cluster.events import State
@@ -341,3 +342,28 @@ def test_status_shows_others_runs_evictions_and_restarts(
 
 def test_durations_read_well() -> None:
     assert [duration(seconds) for seconds in (0.4, 59, 60, 245.2)] == ["0 s", "59 s", "1 min 00 s", "4 min 05 s"]
+
+
+def test_failures_are_told_by_environment_and_kind(tmp_path: Path) -> None:
+    (tmp_path / "run_test").mkdir()
+    lines = [
+        shipped_line(step, 1.0)
+        | {"rollouts/failed": 94, "failures/reverse/the reward is nan": 56, "failures/reverse/KeyError": 38}
+        for step in (1, 2)
+    ]
+    (tmp_path / "run_test" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = History.of(tmp_path, "test", 2)
+    history.refresh()
+    assert "failed 94: 56 the reward is nan, 38 KeyError (in reverse)  " in describe_step(history.shipped[1], history)
+    summary = summarise(history, tmp_path, 1.0, "done")
+    assert summary["failures"] == {"reverse": {"the reward is nan": 112, "KeyError": 76}}
+    words = "112 the reward is nan, 76 KeyError (in reverse)"
+    for shown in (summary, summarise_runs([history, history], {}, tmp_path, 1.0, "done")):
+        console = Console(file=io.StringIO(), width=200)
+        print_summary(shown, {}, console)
+        assert words in console.file.getvalue()  # type: ignore[attr-defined]
+    console = Console(file=io.StringIO(), width=200)
+    for part in look(tmp_path).parts():
+        console.print(part)
+    assert words in console.file.getvalue()  # type: ignore[attr-defined]
+    assert look(tmp_path).as_json()["runs"][0]["failures"] == summary["failures"]

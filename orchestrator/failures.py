@@ -1,0 +1,78 @@
+"""What rollouts failed of: kinds of errors, few enough to be counted by environment, in metrics, summaries and words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transport.records import Rollout
+
+PREFIX = "failures/"
+"""Of a metric: `failures/<environment>/<kind>`, a number of rollouts."""
+
+MAX_KINDS = 20
+"""Of which one collection of rollouts is counted; `OTHER` stands for the rest."""
+
+OTHER = "other"
+
+SHOWN_KINDS = 4
+
+_LONGEST_KIND = 80
+
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*): ")
+
+
+def kind_of(error: str) -> str:
+    """An error's kind: the exception's type where it was one, else its text up to what differs from rollout to rollout."""
+    if (named := _EXCEPTION.match(error)) is not None:
+        return named[1][:_LONGEST_KIND]
+    text = error.partition(";")[0]
+    return re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text))[:_LONGEST_KIND].strip()
+
+
+def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """Metrics: how many of the rollouts failed, by environment and kind."""
+    counts: Counter[str] = Counter()
+    kinds: set[str] = set()
+    for rollout in rollouts:
+        if rollout.error is None:
+            continue
+        kind = kind_of(rollout.error)
+        kind = kind if kind in kinds or len(kinds) < MAX_KINDS else OTHER
+        kinds.add(kind)
+        counts[f"{PREFIX}{rollout.environment}/{kind}"] += 1
+    return dict(counts)
+
+
+def sum_failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Of all these metrics lines: how many rollouts failed, by environment and kind, most first."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        for name, count in line.items():
+            environment, slash, kind = name.removeprefix(PREFIX).partition("/")
+            if name.startswith(PREFIX) and slash:
+                totals[environment, kind] += int(count)
+    failures: dict[str, dict[str, int]] = {}
+    for (environment, kind), count in totals.most_common():
+        failures.setdefault(environment, {})[kind] = count
+    return failures
+
+
+def failures_in_words(failures: Mapping[str, Mapping[str, int]]) -> str:
+    """`112 the reward is nan, 75 KeyError (in reverse)`; with several environments, each with its own. Empty for none."""
+    return "; ".join(
+        f"{_kinds_in_words(kinds)} (in {_printable(environment)})" for environment, kinds in failures.items()
+    )
+
+
+def _kinds_in_words(kinds: Mapping[str, int]) -> str:
+    told = [f"{count} {_printable(kind)}" for kind, count in kinds.items()]
+    rest = [f"and {len(told) - SHOWN_KINDS} kinds more"] if len(told) > SHOWN_KINDS else []
+    return ", ".join(told[:SHOWN_KINDS] + rest)
+
+
+def _printable(text: str) -> str:
+    """An environment's words, for a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
