@@ -29,6 +29,7 @@ from orchestrator.blame import LoopBlame
 from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
 from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
 from orchestrator.config import OrchestratorConfig
+from orchestrator.delivery import EvictedError, MissingBatchError, RejectedError
 from orchestrator.describe_error import describe_error
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.dump import DumpHeader
@@ -53,7 +54,7 @@ from orchestrator.run_directory import (
     write_config,
 )
 from orchestrator.scheduler import Scheduler
-from orchestrator.sender import EvictedError, MissingBatchError, RejectedError, Sender
+from orchestrator.sender import Sender
 from orchestrator.signals import StopSignals
 from orchestrator.step import StepBoundary
 from orchestrator.threads import give_environments_threads, in_thread, prompt_switching

@@ -272,7 +272,7 @@ class Dispatcher:
         def snapshot(so_far: MetricsLine) -> Checkpoint:
             return self._checkpoint(step, with_unrecorded(so_far, unrecorded) | self._metrics())
 
-        line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender.submit).take()
+        line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender).take()
         self._shipping = False
         for group_id in group_ids:
             del self._groups[group_id]

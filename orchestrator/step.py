@@ -1,8 +1,9 @@
-"""The step boundary, phase by phase and each one timed: merge, records, commit, send, trim. A replay drives it too.
+"""The step boundary, phase by phase and each one timed: merge, records, commit, trim. A replay drives it too.
 
 The order is the contract (`docs/contracts.md`, "Order of a step"): what a kill leaves behind is either a step that never
-was, or one that is committed and will be sent. Bulk bytes are never copied, and every phase runs in a thread, in calls that
-hold the GIL shortly; in one call a phase, since on a busy loop each return to it waits for its turn.
+was, or one that is committed and will be trained. The merged batch travels to the trainer while the records are written.
+Bulk bytes are never copied, and every phase runs in a thread, in calls that hold the GIL shortly; in one call a phase, since
+on a busy loop each return to it waits for its turn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.checkpoint import Checkpoint, write_checkpoint
 from orchestrator.dump import DumpHeader, write_dump
@@ -32,6 +33,16 @@ from transport.records import Batch, Rollout, Sample
 
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
 """Merges some rollouts off the loop."""
+
+
+class Outlet(Protocol):
+    """Where batches go: `sender.Sender`."""
+
+    def offer(self, batch: Batch) -> None:
+        """Takes the batch, which is not committed yet, to send it."""
+
+    def commit(self, step: int) -> None:
+        """The offered step is committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +67,15 @@ class StepBoundary:
         rollouts: Sequence[Rollout],
         others: Sequence[Rollout],
         snapshot: Callable[[MetricsLine], Checkpoint],
-        send: Callable[[Batch], Awaitable[None]],
+        outlet: Outlet,
     ) -> Taking:
         """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
 
         `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
-        loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `send`
-        hands the committed batch to the trainer.
+        loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `outlet`
+        is given the batch once it is merged, and told of the commit.
         """
-        return Taking(self, step, rollouts, others, snapshot, send)
+        return Taking(self, step, rollouts, others, snapshot, outlet)
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> Batch:
         """The batch of `step`: the samples of every rollout that neither failed nor was filtered."""
@@ -109,7 +120,7 @@ class Taking:
     rollouts: Sequence[Rollout]
     others: Sequence[Rollout]
     snapshot: Callable[[MetricsLine], Checkpoint]
-    send: Callable[[Batch], Awaitable[None]]
+    outlet: Outlet
     seconds: dict[str, float] = field(default_factory=dict)
     """What each phase took."""
     batch: Batch | None = None
@@ -122,7 +133,6 @@ class Taking:
             "merge": self._merge,
             "records": self._record,
             "commit": self._commit,
-            "send": self._send,
             "malloc_trim": self._finish,
         }
 
@@ -145,6 +155,7 @@ class Taking:
 
     async def _merge(self) -> None:
         self.batch = await self.boundary.merge(self.step, self.rollouts)
+        self.outlet.offer(self.batch)
 
     async def _record(self) -> None:
         assert self.batch is not None
@@ -155,10 +166,7 @@ class Taking:
         checkpoint = self.snapshot(self.line | self._durations())
         self.line = checkpoint.line
         await in_thread(write_checkpoint, self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
-
-    async def _send(self) -> None:
-        assert self.batch is not None
-        await self.send(self.batch)
+        self.outlet.commit(self.step)
 
     async def _finish(self) -> None:
         await in_thread(self._finish_in_thread)

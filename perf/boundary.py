@@ -81,7 +81,7 @@ class Rig:
     def begin(self, step: int) -> Taking:
         """The step boundary of `step`, its phases to be taken one after the other."""
         others = self.recording.rollouts[self.recording.header.shipped :]
-        return self.boundary.begin(step, self.judged, others, snapshot, self.sender.submit)
+        return self.boundary.begin(step, self.judged, others, snapshot, self.sender)
 
     async def deliver(self, step: int) -> None:
         """Until the consumer has read the batch of `step`. Raises `TimeoutError`."""

@@ -7,6 +7,7 @@ It is the real receiver, checks and all; only what a trainer would do with a bat
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from cluster.process import guarded
 from transport.arrays import AnyArray
 from transport.atomic import Buffer, as_bytes_view
 from transport.config import TransportConfig
-from transport.messages import Acknowledged, Bye, Hello, Ready
+from transport.messages import Acknowledged, Bye, Commit, Hello, Ready
 from transport.open import open_receiver
 from transport.records import Batch
 
@@ -70,12 +71,12 @@ def take_batches(config: TransportConfig, output_dir: Path, next_step: int) -> N
         received = receiver.receive(_POLL_SECONDS)
         match received:
             case (run_id, Hello()):
-                receiver.send(run_id, Ready(next_step, config.credit))
+                receiver.send(run_id, Ready(next_step, config.credit, session=secrets.randbits(62)))
             case (run_id, Batch() as batch):
                 read_every_byte(batch)
                 next_step = batch.step + 1
                 receiver.send(run_id, Acknowledged(batch.step, batch.step))
-            case (_, Bye()) | None:
+            case (_, Commit() | Bye()) | None:
                 pass
 
 

@@ -1,13 +1,16 @@
 """Rank 0's side of the wire: who calls, what they are told, and which of their batches wait to be trained.
 
-Nothing here trains or decides about places. A run that has one is told `READY` and may send as many batches as its credit; one
-without hears every few seconds what it waits for, or why it is sent away. Each pass takes in only what comes within a moment,
-so that no flood of one peer's messages keeps the others' steps from going on.
+Nothing here trains or decides about places. A run that has one is told `READY`, which opens a session, and may send as many
+batches as its credit; one without hears every few seconds what it waits for, or why it is sent away. A batch is trained once
+the run has said in the same session that its step is committed; what is not committed when the session ends is forgotten, as
+it may never be. Each pass takes in only what comes within a moment, so that no flood of one peer's messages keeps the others'
+steps from going on.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Iterator
 
@@ -17,7 +20,7 @@ from trainer.control import run_directory
 from trainer.runs import MultiRunManager, Run
 from transport.base import BatchReceiver
 from transport.chronicle import Chronicle
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
+from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, Waiting
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,9 @@ class Reception:
         self._runs: dict[str, Run] = {}
         self._training: dict[str, int] = {}
         """The step that a run's open step is: its batch waits no more, and has not been trained."""
+        self._sessions: dict[str, int] = {}
+        self._committed: dict[str, int] = {}
+        """By run, the last step that it has said to be committed."""
         self._refusals: dict[str, int] = {}
         self._called: dict[str, float] = {}
         """Since when a run without a place waits for an answer."""
@@ -76,9 +82,13 @@ class Reception:
                         self._chronicle.note(logging.WARNING, line)
                     elif (offence := self._on_batch(run, message)) is not None:
                         yield run, offence
+                case Commit(step):
+                    if run_id in self._runs:
+                        self._committed[run_id] = max(step, self._committed.get(run_id, 0))
                 case Bye():
                     self._chronicle.note(logging.INFO, f"the orchestrator of run {run_id} left")
                     self._attendance.left(run_id, time.monotonic())
+                    self._forget_uncommitted(run_id)
                     self._forget_call(run_id)
                     self.calls = True
             received = self._receiver.receive(0.0) if time.monotonic() < deadline else None
@@ -101,12 +111,16 @@ class Reception:
         run = self._runs.pop(run_id, None)
         if run is not None:
             run.waiting.clear()
-        self._training.pop(run_id, None)
-        self._refusals.pop(run_id, None)
+        for held in (self._training, self._sessions, self._committed, self._refusals):
+            held.pop(run_id, None)
 
     def next_batch(self, run: Run) -> Batch | None:
-        """The batch that the run is to be trained on next, which is acknowledged, as there is now room for another."""
-        batch = run.waiting.pop(run.progress.step + 1, None)
+        """The batch that the run is to be trained on next, if it is there and committed. It is acknowledged, as there is now room
+        for another."""
+        step = run.progress.step + 1
+        if step > self._committed.get(run.run_id, 0):
+            return None
+        batch = run.waiting.pop(step, None)
         if batch is not None:
             self._training[run.run_id] = batch.step
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
@@ -134,10 +148,17 @@ class Reception:
             self.calls = True
 
     def _welcome(self, run: Run) -> None:
-        self._receiver.send(run.run_id, Ready(run.progress.step + 1, self._config.transport.credit))
+        self._forget_uncommitted(run.run_id)
+        self._sessions[run.run_id] = session = secrets.randbits(62)
+        self._receiver.send(run.run_id, Ready(run.progress.step + 1, self._config.transport.credit, session))
         if run.durable_step:
             self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
         self._expect_farewell(run)
+
+    def _forget_uncommitted(self, run_id: str) -> None:
+        if (run := self._runs.get(run_id)) is not None:
+            committed = self._committed.get(run_id, 0)
+            run.waiting = {step: batch for step, batch in run.waiting.items() if step <= committed}
 
     def _expect_farewell(self, run: Run) -> None:
         if run.finished:
@@ -158,7 +179,7 @@ class Reception:
             if refusals > MAX_REFUSALS:
                 return f"{reason}, as it was told {MAX_REFUSALS} times"
             logger.warning("run %s sends more than its credit: %s", run.run_id, reason)
-            self._receiver.send(run.run_id, Rejected(batch.step, reason))
+            self._receiver.send(run.run_id, Rejected(batch.step, reason, self._sessions.get(run.run_id)))
         else:
             run.waiting[batch.step] = batch
             return self._too_much(run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from transport.messages import Bye, Hello, ToOrchestrator
+from transport.messages import Bye, Commit, Hello, Offer, ToOrchestrator
 from transport.records import Batch
 
 
@@ -22,10 +22,11 @@ class TrainerLink(Protocol):
     def acknowledged(self, step: int) -> None:
         """Tells the link what to claim in the `Hello` of its next reconnect."""
 
-    async def send(self, batch: Batch) -> None:
-        """Hands a batch over. Its arrays are sent by reference and must not change until it is acknowledged. Without a `Ready`
-        of the present connection the batch is dropped: its owner sends what a later `Ready` lacks. Raises `ValueError` for a
-        batch that cannot travel, `ConnectionError` after `close` or a failure of the link."""
+    async def send(self, message: Offer | Commit) -> None:
+        """Hands a message over. A batch's arrays are sent by reference and must not change until it is acknowledged. What does
+        not belong to the session that the newest `Ready` of the present connection opened is dropped: its owner sends what a
+        later `Ready` lacks. Raises `ValueError` for a batch that cannot travel, `ConnectionError` after `close` or a failure of
+        the link."""
 
     async def receive(self) -> ToOrchestrator:
         """The next message from the trainer. Waits without limit; the caller owns the deadline. Raises `ConnectionError` after
@@ -38,10 +39,11 @@ class TrainerLink(Protocol):
 class BatchReceiver(Protocol):
     """The trainer's end of the wire."""
 
-    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
         """The next valid message with its run id, or None after `timeout` seconds. A bad one is counted, logged with its
-        sender, answered with `Rejected`, and never returned. So that a flood of them cannot keep the caller here, None may
-        come early, too."""
+        sender, answered with `Rejected`, and never returned. A batch or commit of another session than that of the last `Ready`
+        sent to its run is dropped without an answer. So that a flood of them cannot keep the caller here, None may come early,
+        too."""
 
     def take_offences(self) -> dict[str, str]:
         """The runs that have sent an invalid batch since the last call, and what was wrong with it."""

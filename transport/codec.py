@@ -1,8 +1,9 @@
 """Batches and messages as frames, and as one file of the same frames.
 
-A message is `[kind, header]`, a batch `[b"BATCH", header, sidecar...]`. A batch's header is a row of small msgpack values,
-one after the other: a preamble, then one a sample, then one a sidecar. Nothing is nested, so neither end ever makes one long
-call into msgpack while holding the GIL, and a lying length cannot make the receiver allocate. `docs/transport.md` has the tables.
+A message is `[kind, header]`, a batch `[b"BATCH", header, sidecar...]`, and with its session after the kind when it is sent.
+A batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then one a sidecar.
+Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a lying length cannot make
+the receiver allocate. `docs/transport.md` has the tables.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ import numpy as np
 
 from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
 from transport.atomic import Buffer, as_bytes_view, write_buffers
-from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Evicted, Hello, Ready, Rejected, Waiting
+from transport.messages import (
+    PROTOCOL_VERSION,
+    Acknowledged,
+    Bye,
+    Commit,
+    Evicted,
+    Hello,
+    Offer,
+    Ready,
+    Rejected,
+    Waiting,
+)
 from transport.records import Batch, SampleInfo
 from transport.validation import MAX_NAME_LENGTH, validate
 
@@ -33,17 +45,19 @@ __all__ = [
     "decode_message",
     "encode",
     "encode_message",
+    "encode_offer",
     "file_buffers",
     "frames_size",
     "pack_arrays",
     "read_file",
     "read_frames",
+    "split_offer",
     "unpack_arrays",
     "validate",
     "write_file",
 ]
 
-Message = Hello | Ready | Waiting | Acknowledged | Rejected | Evicted | Bye
+Message = Hello | Ready | Waiting | Acknowledged | Rejected | Commit | Evicted | Bye
 
 BATCH = b"BATCH"
 
@@ -59,13 +73,15 @@ _KINDS: dict[bytes, type[Message]] = {
     b"WAITING": Waiting,
     b"ACK": Acknowledged,
     b"REJECTED": Rejected,
+    b"COMMIT": Commit,
     b"EVICTED": Evicted,
     b"BYE": Bye,
 }
 _NAMES = {message: kind for kind, message in _KINDS.items()}
 _COLUMNS = 5
+_SESSION = struct.Struct("<Q")
 
-_FILE_MAGIC = b"CPBATCH1"
+_FILE_MAGIC = b"CPBATCH2"
 _FILE_ALIGNMENT = 8
 
 
@@ -180,6 +196,23 @@ def _decode_samples(values: Iterator[Any], count: int) -> tuple[tuple[SampleInfo
 def frames_size(frames: Sequence[Buffer]) -> int:
     """Bytes of all frames together."""
     return sum(as_bytes_view(frame).nbytes for frame in frames)
+
+
+# --- a batch on its way ---
+
+
+def encode_offer(offer: Offer) -> list[Buffer]:
+    """The frames of a batch that is sent: kind, session, then those of `encode` after the kind. Raises as `encode` does."""
+    kind, *rest = encode(offer.batch)
+    return [kind, _SESSION.pack(offer.session), *rest]
+
+
+def split_offer(frames: Sequence[Buffer]) -> tuple[int, list[Buffer]]:
+    """The session of a batch that was sent, and the frames for `decode`. Raises `CodecError` when there is no session."""
+    if len(frames) < 2 or as_bytes_view(frames[1]).nbytes != _SESSION.size:
+        raise CodecError(f"a batch of {len(frames)} frames whose second is no session of {_SESSION.size} bytes")
+    (session,) = _SESSION.unpack(as_bytes_view(frames[1]))
+    return session, [frames[0], *frames[2:]]
 
 
 # --- messages ---

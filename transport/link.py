@@ -20,8 +20,7 @@ from typing import Protocol
 
 from transport import codec
 from transport.atomic import Buffer
-from transport.messages import Bye, Hello, Ready, ToOrchestrator, Waiting
-from transport.records import Batch
+from transport.messages import Bye, Commit, Hello, Offer, Ready, Rejected, ToOrchestrator, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +28,9 @@ LINGER_SECONDS = 2.0
 """How long a leaving end waits for what is queued. What does not make it is in the durable record, and is sent again."""
 
 _BACKOFF_SECONDS = (0.1, 5.0)
+_DISPLACEMENTS = 3
+"""How often a link takes its place back. Its own earlier greeting, read late, may take it; so may another orchestrator of the
+run, to which it gives way in the end."""
 _FIRST_COMPLAINT_SECONDS, _RAREST_COMPLAINT_SECONDS = 2.0, 60.0
 
 
@@ -55,7 +57,8 @@ class Connection(Protocol):
     """Who and where the other end is, for people."""
 
     def open(self) -> None:
-        """Begins to connect, afresh: nothing written before is sent. A peer that is not there yet is waited for."""
+        """Begins to connect, afresh: nothing written before is sent, and nothing more of an earlier connection comes. A peer that
+        is not there yet is waited for."""
 
     def poll(self, wake: int, timeout: float) -> Sequence[Connected | Lost | Arrived]:
         """What happened, in order; returns early when descriptor `wake` becomes readable. Between `Lost` and `open`: nothing."""
@@ -68,20 +71,21 @@ class Connection(Protocol):
 
 
 class ThreadedLink:
-    """`TrainerLink` (see `transport.base`) over a connection. Greets after every connect; drops batches while there is no
-    `Ready`, as their owner sends what a later `Ready` lacks."""
+    """`TrainerLink` (see `transport.base`) over a connection. Greets after every connect; drops what does not belong to the
+    present session, as its owner sends what a later `Ready` lacks."""
 
     def __init__(self, connection: Connection, max_batch_bytes: int) -> None:
         self._connection = connection
         self._max_batch_bytes = max_batch_bytes
         self._patience = _Patience(connection.peer)
         self._inbox: asyncio.Queue[ToOrchestrator | Exception] = asyncio.Queue()
-        self._outbox: deque[tuple[Batch, asyncio.Future[None]]] = deque()
+        self._outbox: deque[tuple[Offer | Commit, asyncio.Future[None]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._closing = False
-        self._connected = self._ready = False
-        self._failures = 0
+        self._connected = False
+        self._session: int | None = None
+        self._failures = self._displaced = 0
         self._reopen_at: float | None = None
 
     # --- on the event loop ---
@@ -98,14 +102,14 @@ class ThreadedLink:
         """See `TrainerLink`."""
         self._hello = replace(self._hello, last_acknowledged=max(step, self._hello.last_acknowledged))
 
-    async def send(self, batch: Batch) -> None:
-        """See `TrainerLink`. Returns once the wire has the batch, or it was dropped for want of a `Ready`. Raises `ValueError`
-        for one that cannot travel, `ConnectionError` when the link was closed or its thread failed."""
+    async def send(self, message: Offer | Commit) -> None:
+        """See `TrainerLink`. Returns once the wire has the message, or it was dropped. Raises `ValueError` for a batch that
+        cannot travel, `ConnectionError` when the link was closed or its thread failed."""
         assert self._loop is not None
         if self._ended.is_set() or self._closing:
             raise ConnectionError(f"the link to {self._connection.peer} is closed")
         handed_over = self._loop.create_future()
-        self._outbox.append((batch, handed_over))
+        self._outbox.append((message, handed_over))
         self._wake()
         await handed_over
 
@@ -163,6 +167,9 @@ class ThreadedLink:
             self._patience.await_("a connection to")
             while not self._closing:
                 for event in self._connection.poll(self._wake_reader, self._seconds_to_wait()):
+                    if self._is_displaced(event):
+                        self._take_place_back()
+                        break  # what follows is of the old connection
                     self._handle(event)
                 self._reopen_if_due()
                 self._patience.complain_if_due()
@@ -180,7 +187,7 @@ class ThreadedLink:
                 self._connection.write(codec.encode_message(self._hello))
                 self._patience.await_("READY from")
             case Lost(reason):
-                self._connected = self._ready = False
+                self._connected, self._session = False, None
                 first, longest = _BACKOFF_SECONDS
                 delay = min(longest, first * 2**self._failures) * random.uniform(0.5, 1.0)
                 self._failures = min(self._failures + 1, 16)
@@ -190,17 +197,34 @@ class ThreadedLink:
             case _:
                 self._take(event)
 
+    def _is_displaced(self, event: Connected | Lost | Arrived) -> bool:
+        """Whether the trainer does not know this connection any more, which it had said READY to."""
+        if self._session is None or self._displaced == _DISPLACEMENTS or not isinstance(event, list):
+            return False
+        try:
+            message = codec.decode_message(event)
+        except codec.CodecError:
+            return False
+        return isinstance(message, Rejected) and message.session is None
+
+    def _take_place_back(self) -> None:
+        self._displaced += 1
+        self._connected, self._session = False, None
+        logger.warning("%s took another connection for this run's newest; connecting anew", self._connection.peer)
+        self._connection.open()
+
     def _take(self, frames: Arrived) -> None:
         try:
             message = codec.decode_message(frames)
         except codec.CodecError as error:
             logger.warning("dropped a message from %s: %s", self._connection.peer, error)
             return
-        if isinstance(message, Hello):
-            logger.warning("dropped a HELLO from %s: it is no trainer", self._connection.peer)
+        if isinstance(message, Hello | Commit):
+            kind = type(message).__name__.upper()
+            logger.warning("dropped a %s from %s: it is no trainer", kind, self._connection.peer)
             return
         if isinstance(message, Ready):
-            self._ready = True
+            self._session = message.session
         if isinstance(message, Ready | Waiting):
             self._failures = 0
             self._patience.satisfied()
@@ -221,26 +245,30 @@ class ThreadedLink:
         except BlockingIOError:
             return  # nobody called
         while self._outbox:
-            batch, handed_over = self._outbox.popleft()
+            message, handed_over = self._outbox.popleft()
             error: Exception | None = None
             try:
-                self._write(batch)
+                self._write(message)
             except ValueError as caught:
                 error = caught
             self._post(lambda future=handed_over, error=error: _settle(future, error))  # type: ignore[misc]
 
-    def _write(self, batch: Batch) -> None:
-        frames = codec.encode(batch)
+    def _write(self, message: Offer | Commit) -> None:
+        frames = codec.encode_message(message) if isinstance(message, Commit) else self._encode(message)
+        if message.session == self._session:
+            self._connection.write(frames)
+        else:
+            logger.debug("dropped a message of an earlier session with %s", self._connection.peer)
+
+    def _encode(self, offer: Offer) -> list[Buffer]:
+        frames = codec.encode_offer(offer)
         size = codec.frames_size(frames)
         if size > self._max_batch_bytes:
             raise ValueError(
-                f"the batch of step {batch.step} takes {size} bytes; transport.max_batch_bytes is {self._max_batch_bytes}: "
-                "raise it at both ends, or ship smaller batches"
+                f"the batch of step {offer.batch.step} takes {size} bytes; transport.max_batch_bytes is "
+                f"{self._max_batch_bytes}: raise it at both ends, or ship smaller batches"
             )
-        if self._ready:
-            self._connection.write(frames)
-        else:
-            logger.debug("dropped the batch of step %d: no READY from %s", batch.step, self._connection.peer)
+        return frames
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transport.records import Batch
+
 PROTOCOL_VERSION = 2
-"""2: a sample's row of a batch's header has its temperature."""
+"""2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +22,30 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """To the orchestrator: the trainer knows the run."""
+    """To the orchestrator: the trainer knows the run. It opens a session: what belongs to an earlier one counts no more."""
 
     next_step: int
     """The first step the trainer lacks."""
     credit: int
     """How many unacknowledged batches the trainer will hold."""
+    session: int
+    """Names the session, at random: no two are alike, also of trainers that take each other's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """To the trainer: a batch as it is sent. It is trained once a `Commit` of the same session covers its step."""
+
+    batch: Batch
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """To the trainer: the batches of the session up to `step` are committed, those included that come later."""
+
+    step: int
+    session: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +57,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """To the orchestrator: the batch of `step` has arrived; `durable` is the last step a checkpoint covers."""
+    """To the orchestrator: the batches up to `step` have arrived; `durable` is the last step a checkpoint covers."""
 
     step: int
     durable: int
@@ -45,10 +65,11 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """To the orchestrator: a message of its was dropped, and why. `step` is None when the message named none."""
+    """To the orchestrator: a message of its was dropped, and why. `step` and `session` are None when the message named none."""
 
     step: int | None
     reason: str
+    session: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +86,5 @@ class Bye:
     reason: str = ""
 
 
-ToTrainer = Hello | Bye
+ToTrainer = Hello | Offer | Commit | Bye
 ToOrchestrator = Ready | Waiting | Acknowledged | Rejected | Evicted | Bye

@@ -1,7 +1,8 @@
 """The trainer's end on any wire: `BatchReceiver` around a `Listener`, which knows the wire.
 
-It keeps who said `Hello` as which run, and lets through only what is whole, known and sensible. Everything else is counted,
-logged with its sender, answered with `Rejected`, and dropped; nothing a peer sends touches another peer.
+It keeps who said `Hello` as which run and which session was opened for it, and lets through only what is whole, known and
+sensible. What belongs to an earlier session is dropped; everything else is counted, logged with its sender, answered with
+`Rejected`, and dropped; nothing a peer sends touches another peer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transport.chronicle import Chronicle
 from transport.codec import CodecError
 from transport.config import IDENTIFIER_PATTERN
 from transport.link import LINGER_SECONDS
-from transport.messages import PROTOCOL_VERSION, Bye, Evicted, Hello, Rejected, ToOrchestrator
+from transport.messages import PROTOCOL_VERSION, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class Receiver:
         self._max_batch_bytes = max_batch_bytes
         self._runs: dict[bytes, str] = {}
         self._senders: dict[str, bytes] = {}
+        self._sessions: dict[str, int] = {}
+        """By run, what its last `Ready` said; no entry where none counts."""
         self._rejected = 0
         self._offences: dict[str, str] = {}
         self._chronicle = Chronicle(logger)
@@ -70,7 +73,7 @@ class Receiver:
         """See `BatchReceiver`."""
         return self._rejected
 
-    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
         """See `BatchReceiver`."""
         deadline = time.monotonic() + timeout
         refusals = 0
@@ -79,10 +82,11 @@ class Receiver:
             if arrival is None:
                 return None
             try:
-                return self._judge(arrival)
+                if (message := self._judge(arrival)) is not None:
+                    return message
             except CodecError as error:
-                refusals += 1
                 self._reject(arrival, error)
+            refusals += 1
         return None
 
     def take_offences(self) -> dict[str, str]:
@@ -100,6 +104,10 @@ class Receiver:
             )
         if isinstance(message, Evicted | Bye):
             self._forget(run_id)
+        elif isinstance(message, Waiting):
+            self._sessions.pop(run_id, None)
+        elif isinstance(message, Ready):
+            self._sessions[run_id] = message.session
         return connected
 
     def close(self) -> None:
@@ -108,25 +116,21 @@ class Receiver:
             self.send(run_id, Bye("the trainer ends"))
         self._listener.close(LINGER_SECONDS)
 
-    def _judge(self, arrival: Arrival) -> tuple[str, Hello | Batch | Bye]:
+    def _judge(self, arrival: Arrival) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+        """The message to let through, with its run; None for one of an earlier session. Raises `CodecError` for any other."""
         if isinstance(arrival.frames, CodecError):
             raise arrival.frames
         run_id = self._runs.get(arrival.sender)
         if arrival.frames and arrival.frames[0] == codec.BATCH:
             if run_id is None:
                 raise CodecError("a batch from a sender that has not said HELLO, or whose run has since connected anew")
-            try:
-                batch = codec.decode(arrival.frames, self._max_batch_bytes)
-            except CodecError as error:
-                where = f"step {error.step}: " if error.step is not None else ""
-                self._offences[run_id] = f"{where}{error}"
-                raise
-            if batch.run_id != run_id:
-                raise CodecError(f"a batch of run {batch.run_id!r} from the sender of run {run_id!r}", batch.step)
-            return run_id, batch
+            session, frames = codec.split_offer(arrival.frames)
+            return (run_id, self._decode(run_id, frames)) if self._is_present(run_id, session) else None
         match codec.decode_message(arrival.frames):
             case Hello() as hello:
                 return self._greet(arrival, hello), hello
+            case Commit() as commit if run_id is not None:
+                return (run_id, commit) if self._is_present(run_id, commit.session) else None
             case Bye() as bye if run_id is not None:
                 self._forget(run_id)
                 return run_id, bye
@@ -134,6 +138,23 @@ class Receiver:
                 raise CodecError(
                     f"a {type(other).__name__} is not for the trainer, or from a sender that has not said HELLO"
                 )
+
+    def _decode(self, run_id: str, frames: Sequence[Buffer]) -> Batch:
+        try:
+            batch = codec.decode(frames, self._max_batch_bytes)
+        except CodecError as error:
+            where = f"step {error.step}: " if error.step is not None else ""
+            self._offences[run_id] = f"{where}{error}"
+            raise
+        if batch.run_id != run_id:
+            raise CodecError(f"a batch of run {batch.run_id!r} from the sender of run {run_id!r}", batch.step)
+        return batch
+
+    def _is_present(self, run_id: str, session: int) -> bool:
+        if session == self._sessions.get(run_id):
+            return True
+        self._chronicle.note(logging.INFO, f"dropped a message of an earlier session of run {run_id}")
+        return False
 
     def _greet(self, arrival: Arrival, hello: Hello) -> str:
         if hello.protocol != PROTOCOL_VERSION:
@@ -151,6 +172,7 @@ class Receiver:
         return hello.run_id
 
     def _forget(self, run_id: str) -> None:
+        self._sessions.pop(run_id, None)
         sender = self._senders.pop(run_id, None)
         if sender is not None:
             del self._runs[sender]
@@ -161,4 +183,5 @@ class Receiver:
         who = f"run {run_id}" if run_id is not None else "a stranger"
         self._chronicle.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
-            self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error))))
+            session = self._sessions.get(run_id) if run_id is not None else None  # None: it has to say HELLO again
+            self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session)))

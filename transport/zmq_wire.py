@@ -50,6 +50,7 @@ class ZmqConnection:
 
     def open(self) -> None:
         """See `Connection`."""
+        self._drop(0.0)
         if self._context is None:
             self._context = zmq.Context()
         socket = _socket(self._context, zmq.DEALER, self._address, self._heartbeat_seconds)

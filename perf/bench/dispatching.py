@@ -81,7 +81,10 @@ class _InstantTrainer:
         self.newest_step = 0
         self.dispatcher: Dispatcher
 
-    async def submit(self, batch: Batch) -> None:
+    def offer(self, batch: Batch) -> None:
+        """Taken."""
+
+    def commit(self, step: int) -> None:
         """Trained."""
-        self.newest_step = batch.step
-        self.dispatcher.handle(PolicyUpdated(batch.step))
+        self.newest_step = step
+        self.dispatcher.handle(PolicyUpdated(step))

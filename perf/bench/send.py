@@ -59,7 +59,8 @@ async def _send(directory: Path, samples: int, rounds: int) -> Case:
                 await asyncio.sleep(IDLE_SECONDS)
             for step in range(1, WARM_UP_ROUNDS + rounds + 1):
                 with trace.span("warm-up" if step <= WARM_UP_ROUNDS else "send"):
-                    await sender.submit(_of_step(batch, step))
+                    sender.offer(_of_step(batch, step))
+                    sender.commit(step)
                     await sender.wait_durable(step)
                 bare.append(await in_thread(_bare_seconds, address, batch))
         serving.cancel()

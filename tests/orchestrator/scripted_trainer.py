@@ -4,6 +4,7 @@ killed and brought back at its last checkpoint.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from types import TracebackType
 import orjson
 
 from transport.atomic import publish_directory, published_steps, remove_directory
+from transport.base import BatchReceiver
 from transport.config import TransportConfig
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
 from transport.open import open_receiver
 from transport.records import Batch
 
@@ -44,6 +46,8 @@ class ScriptedTrainer:
         self.checkpoint = self.newest = checkpoint
         self.trained: list[Batch] = []
         """In this life, in order."""
+        self._waiting: dict[int, Batch] = {}
+        self._committed = 0
         self.hellos = self.byes = 0
 
     @property
@@ -84,15 +88,25 @@ class ScriptedTrainer:
                     case Hello():
                         self.hellos += 1
                         self._publish(self.checkpoint)
-                        receiver.send(run_id, Ready(self.newest + 1, credit=2))
+                        self._waiting, self._committed = {}, 0
+                        receiver.send(run_id, Ready(self.newest + 1, credit=2, session=secrets.randbits(62)))
                         if self.checkpoint:
                             receiver.send(run_id, Acknowledged(self.checkpoint, self.checkpoint))
                     case Batch():
-                        receiver.send(run_id, self._answer(message) or self._train(message))
+                        self._waiting[message.step] = message
+                    case Commit(step):
+                        self._committed = step
                     case Bye():
                         self.byes += 1
+                self._take_committed(receiver, run_id)
         finally:
             receiver.close()
+
+    def _take_committed(self, receiver: BatchReceiver, run_id: str) -> None:
+        for step in sorted(self._waiting):
+            if step <= self._committed:
+                batch = self._waiting.pop(step)
+                receiver.send(run_id, self._answer(batch) or self._train(batch))
 
     def _train(self, batch: Batch) -> Acknowledged | Rejected | Evicted:
         if batch.step == self.newest + 1:

@@ -63,7 +63,7 @@ def test_a_run(
     assert inference.versions == sorted(set(inference.versions))
     assert inference.versions[0] == 0
     line = metrics_of(config)[-1]
-    assert {f"phase/{name}" for name in ("merge", "records", "commit", "send", "malloc_trim")} <= set(line)
+    assert {f"phase/{name}" for name in ("merge", "records", "commit", "malloc_trim")} <= set(line)
     assert {"reward/mean", "reward/toy/mean", "staleness/max", "event_loop_lag/p99", "memory/rss_bytes"} <= set(line)
     assert {"event_loop_late/n", "event_loop_late/callback", "event_loop_blame"} <= set(line)
     # Durable batches are gone, their records stay; the newest checkpoints stay.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +12,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.sender import EvictedError, MissingBatchError, NoTrainerError, RejectedError, Sender
+from orchestrator.delivery import EvictedError, MissingBatchError, RejectedError
+from orchestrator.sender import NoTrainerError, Sender
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from tests.orchestrator.rollout_examples import make_rollout
 from transport import codec
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from transport.messages import (
+    Acknowledged,
+    Bye,
+    Commit,
+    Evicted,
+    Hello,
+    Offer,
+    Ready,
+    Rejected,
+    ToOrchestrator,
+    Waiting,
+)
 from transport.records import Batch
 
 LIMIT = 1 << 30
@@ -26,6 +39,9 @@ class PlayedLink:
 
     def __init__(self) -> None:
         self.sent: list[Batch] = []
+        self.commits: list[int] = []
+        self.sessions: list[int] = []
+        """Of everything sent."""
         self.hello: Hello | None = None
         self.last_acknowledged = 0
         self._incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
@@ -36,9 +52,13 @@ class PlayedLink:
     def acknowledged(self, step: int) -> None:
         self.last_acknowledged = step
 
-    async def send(self, batch: Batch) -> None:
+    async def send(self, message: Offer | Commit) -> None:
         await asyncio.sleep(0)
-        self.sent.append(batch)
+        self.sessions.append(message.session)
+        if isinstance(message, Offer):
+            self.sent.append(message.batch)
+        else:
+            self.commits.append(message.step)
 
     async def receive(self) -> ToOrchestrator:
         message = await self._incoming.get()
@@ -52,7 +72,7 @@ class PlayedLink:
         """Until the sender has taken it in and done what follows."""
         self._incoming.put_nowait(message)
         await self._incoming.join()
-        for _ in range(5):
+        for _ in range(20):
             await asyncio.sleep(0)
 
     @property
@@ -62,6 +82,13 @@ class PlayedLink:
 
 def make_batch(step: int) -> Batch:
     return assemble_batch("one", step, merge_rollout(make_rollout(step)))
+
+
+async def submit(sender: Sender, batch: Batch) -> None:
+    sender.offer(batch)
+    sender.commit(batch.step)
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -95,9 +122,9 @@ def record(run_dir: Path, step: int) -> Path:
 async def test_nothing_is_sent_before_ready_and_never_more_than_the_credit(tmp_path: Path) -> None:
     async with running(tmp_path) as (sender, link):
         for step in (1, 2, 3):
-            await sender.submit(make_batch(step))
+            await submit(sender, make_batch(step))
         assert link.sent == []
-        await link.say(Ready(1, credit=2))
+        await link.say(Ready(1, credit=2, session=1))
         assert link.steps == [1, 2]
         assert sender.unacknowledged == 3
         await link.say(Acknowledged(1, durable=0))
@@ -108,14 +135,14 @@ async def test_nothing_is_sent_before_ready_and_never_more_than_the_credit(tmp_p
 
 async def test_after_a_reconnect_everything_unacknowledged_goes_again_from_memory(tmp_path: Path) -> None:
     async with running(tmp_path) as (sender, link):
-        await link.say(Ready(1, credit=4))
+        await link.say(Ready(1, credit=4, session=1))
         for step in (1, 2, 3):
-            await sender.submit(make_batch(step))
+            await submit(sender, make_batch(step))
         await link.say(Acknowledged(1, durable=0))
         await link.say(Bye("restarting"))
-        await sender.submit(make_batch(4))
+        await submit(sender, make_batch(4))
         assert link.steps == [1, 2, 3]
-        await link.say(Ready(2, credit=4))
+        await link.say(Ready(2, credit=4, session=1))
         assert link.steps == [1, 2, 3, 2, 3, 4]
 
 
@@ -123,7 +150,7 @@ async def test_what_is_not_in_memory_is_read_from_the_record(tmp_path: Path) -> 
     for step in (1, 2, 3):
         record(tmp_path, step)
     async with running(tmp_path, newest_step=3) as (_, link):
-        await link.say(Ready(2, credit=4))
+        await link.say(Ready(2, credit=4, session=1))
         await until(lambda: link.steps == [2, 3])
         np.testing.assert_array_equal(link.sent[0].token_ids_T, make_batch(2).token_ids_T)
 
@@ -131,7 +158,7 @@ async def test_what_is_not_in_memory_is_read_from_the_record(tmp_path: Path) -> 
 async def test_records_go_once_durable(tmp_path: Path) -> None:
     paths = [record(tmp_path, step) for step in (1, 2, 3)]
     async with running(tmp_path, newest_step=3) as (sender, link):
-        await link.say(Ready(1, credit=4))
+        await link.say(Ready(1, credit=4, session=1))
         await until(lambda: link.steps == [1, 2, 3])
         await link.say(Acknowledged(3, durable=2))
         await asyncio.wait_for(sender.wait_durable(2), 10)
@@ -143,16 +170,19 @@ async def test_records_go_once_durable(tmp_path: Path) -> None:
     [
         (Rejected(2, "NaN in sample 3"), RejectedError, "step 2: NaN in sample 3"),
         (Evicted("over budget"), EvictedError, "over budget"),
-        (Ready(5, credit=1), MissingBatchError, "trained up to step 4"),
-        (Ready(1, credit=1), MissingBatchError, "batch.bin is gone"),
+        (Ready(5, credit=1, session=1), MissingBatchError, "trained up to step 4"),
+        (Ready(1, credit=1, session=1), MissingBatchError, "batch.bin is gone"),
     ],
 )
 async def test_what_ends_the_run(tmp_path: Path, message: ToOrchestrator, error: type[Exception], said: str) -> None:
     link = PlayedLink()
     task = asyncio.create_task(Sender(link, tmp_path, "one", 2, LIMIT).run())
     await link.say(message)
-    with pytest.raises(error, match=said):
+    with pytest.raises(ExceptionGroup) as raised:
         await asyncio.wait_for(task, 10)
+    (found,) = raised.value.exceptions
+    assert isinstance(found, error)
+    assert said in str(found)
 
 
 async def test_a_run_that_has_to_wait_is_patient_for_as_long_as_the_trainer_says_so(
@@ -170,18 +200,80 @@ async def test_a_run_that_has_to_wait_is_patient_for_as_long_as_the_trainer_says
                 assert not ready.done()
         assert sum("all places are taken" in record.message for record in caplog.records) == 1
         assert len(heard) > 1
-        await link.say(Ready(1, credit=2))
+        await link.say(Ready(1, credit=2, session=1))
         assert (await asyncio.wait_for(ready, 10)).credit == 2
 
 
 async def test_a_run_that_is_sent_to_wait_keeps_its_batches(tmp_path: Path) -> None:
     async with running(tmp_path) as (sender, link):
-        await link.say(Ready(1, credit=4))
+        await link.say(Ready(1, credit=4, session=1))
         await link.say(Waiting("its place was given away"))
-        await sender.submit(make_batch(1))
+        await submit(sender, make_batch(1))
         assert link.steps == []
-        await link.say(Ready(1, credit=4))
+        await link.say(Ready(1, credit=4, session=1))
         assert link.steps == [1]
+
+
+async def test_a_batch_travels_before_its_step_is_committed(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=5))
+        sender.offer(make_batch(1))
+        await until(lambda: link.steps == [1])
+        assert (link.commits, sender.newest_step) == ([], 0)
+        sender.commit(1)
+        await until(lambda: link.commits == [1])
+        await link.say(Ready(1, credit=4, session=6))
+        sender.offer(make_batch(2))
+        await until(lambda: link.steps == [1, 1, 2])
+        assert link.commits == [1, 1]
+        assert link.sessions == [5, 5, 6, 6, 6]
+
+
+async def test_what_is_committed_is_said_before_the_farewell(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=5))
+        sender.offer(make_batch(1))
+        await until(lambda: link.steps == [1])
+    sender.commit(1)
+    await sender.close()
+    assert link.commits == [1]
+
+
+async def test_a_batch_is_forgotten_once_the_trainer_has_it_whatever_words_were_lost(tmp_path: Path) -> None:
+    """An acknowledgement stands for those before it, and a READY for what it does not ask for."""
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        held = []
+        for step in range(1, 31):
+            batch = make_batch(step)
+            held.append(weakref.ref(batch.token_ids_T))
+            await submit(sender, batch)
+            del batch
+            if step % 4 == 2:
+                await link.say(Acknowledged(step, durable=0))  # that of the step before was lost
+            elif step % 4 == 0:
+                await link.say(Ready(step + 1, credit=4, session=step))  # and here two were
+            link.sent.clear()
+        assert sum(batch() is not None for batch in held) == 0
+
+
+async def test_a_rejection_of_an_earlier_session_does_not_end_the_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        await link.say(Ready(1, credit=4, session=2))
+        await link.say(Rejected(7, "step 7: this trainer trains step 1 next and holds 4 batches", session=1))
+        await submit(sender, make_batch(1))
+        assert link.steps == [1]
+
+
+async def test_a_record_that_is_not_wanted_any_more_may_be_gone(tmp_path: Path) -> None:
+    """The trainer was at the very step when it said READY, and has finished it before the record was read."""
+    async with running(tmp_path, newest_step=1) as (sender, link):
+        for message in (Ready(1, credit=1, session=1), Acknowledged(1, durable=1)):
+            link._incoming.put_nowait(message)
+        await asyncio.wait_for(sender.wait_durable(1), 10)
+        await submit(sender, make_batch(2))
+        assert link.steps == [2]
 
 
 async def test_a_silent_trainer_is_not_waited_for_beyond_the_patience(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,37 @@ def snapshot(line: dict[str, Any]) -> Checkpoint:
     return Checkpoint(line["step"], {}, {}, {}, [], line)
 
 
-async def take(boundary: StepBoundary, rollouts: list[Rollout], sent: list[Batch]) -> dict[str, Any]:
-    async def send(batch: Batch) -> None:
-        assert published_steps(boundary.run_dir / "checkpoints") == [3], "sent before the commit"
-        sent.append(batch)
+@dataclass
+class Outlet:
+    """Takes batches, and looks when."""
 
-    return await boundary.begin(
-        3, rollouts, [make_rollout(2, 0, filtered_by="repetition", reward=0.1)], snapshot, send
-    ).take()
+    run_dir: Path
+    offered: list[Batch] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+
+    def offer(self, batch: Batch) -> None:
+        assert batch.step not in published_steps(self.run_dir / "rollouts"), "it waited for the disk"
+        self.offered.append(batch)
+
+    def commit(self, step: int) -> None:
+        for what in ("rollouts", "checkpoints"):
+            assert step in published_steps(self.run_dir / what), "before it was true"
+        self.committed.append(step)
+
+
+async def take(boundary: StepBoundary, rollouts: list[Rollout], outlet: Outlet) -> dict[str, Any]:
+    lost = [make_rollout(2, 0, filtered_by="repetition", reward=0.1)]
+    return await boundary.begin(3, rollouts, lost, snapshot, outlet).take()
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1])
 async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> None:
-    sent: list[Batch] = []
+    outlet = Outlet(tmp_path)
     header = DumpHeader(run_id="one", step=1, shipped=0, state_columns={"toy": ["answer"]})
     boundary = StepBoundary(tmp_path, "one", {"toy": ["answer"]}, gather_chunk_size=chunk_size, dump=header)
-    line = await take(boundary, make_rollouts(), sent)
-    (batch,) = sent
+    line = await take(boundary, make_rollouts(), outlet)
+    (batch,) = outlet.offered
+    assert outlet.committed == [3]
     assert [sample.rollout_id for sample in batch.samples] == ["0-0", "1-1"]
     recorded = codec.read_file(tmp_path / "rollouts/step_3/batch.bin", 1 << 30)
     np.testing.assert_array_equal(recorded.token_ids_T, batch.token_ids_T)
@@ -83,13 +97,10 @@ async def test_a_metrics_line_is_on_the_disk_or_in_a_checkpoint(
         if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
             on_disk[:] = [orjson.loads(row)["step"] for row in path.read_bytes().splitlines()]
 
-    async def send(batch: Batch) -> None:
-        """Nobody listens."""
-
     monkeypatch.setattr(os, "fsync", noticed)
     boundary = StepBoundary(tmp_path, "one", {"toy": []}, keep_checkpoints=keep)
     for step in range(1, 8):
-        await boundary.begin(step, make_rollouts(), [], snapshot, send).take()
+        await boundary.begin(step, make_rollouts(), [], snapshot, Outlet(tmp_path)).take()
         assert {*on_disk, *published_steps(tmp_path / "checkpoints")} == set(range(1, step + 1))
 
 
@@ -98,19 +109,19 @@ async def test_a_full_disk_leaves_no_step(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(codec, "write_file", full)
-    sent: list[Batch] = []
+    outlet = Outlet(tmp_path)
     with pytest.raises(OSError, match="No space left"):
-        await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), sent)
-    assert sent == []
+        await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), outlet)
+    assert outlet.committed == []
     assert published_steps(tmp_path / "rollouts") == published_steps(tmp_path / "checkpoints") == []
 
 
 async def test_a_batch_that_the_trainer_would_refuse_leaves_no_step(tmp_path: Path) -> None:
     rollouts = [*make_rollouts(), make_rollout(4, 0, advantage=float("nan"))]
-    sent: list[Batch] = []
+    outlet = Outlet(tmp_path)
     with pytest.raises(ValueError, match=r"sample 2 \(4-0\): advantages_T is nan"):
-        await take(StepBoundary(tmp_path, "one", {"toy": []}), rollouts, sent)
-    assert sent == []
+        await take(StepBoundary(tmp_path, "one", {"toy": []}), rollouts, outlet)
+    assert outlet.offered == []
     assert published_steps(tmp_path / "rollouts") == published_steps(tmp_path / "checkpoints") == []
 
 

@@ -12,7 +12,7 @@ from cli.main import main
 from orchestrator.dump import write_dump
 from perf.synthesize import Shape, header_of, synthetic_rollouts
 
-PHASES = ["judge", "merge", "records", "commit", "send", "malloc_trim"]
+PHASES = ["judge", "merge", "records", "commit", "malloc_trim"]
 
 
 @pytest.fixture(scope="module")

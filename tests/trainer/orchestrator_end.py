@@ -23,7 +23,7 @@ import tomli_w
 from orchestrator.config import OrchestratorConfig
 from trainer.config import TrainerConfig
 from transport.base import TrainerLink
-from transport.messages import Acknowledged, Hello, Ready, ToOrchestrator
+from transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
 from transport.open import open_link
 from transport.records import Batch
 
@@ -105,10 +105,16 @@ class Feeder:
                 ):
                     return message
 
+    async def send(self, batch: Batch) -> None:
+        """Sends a batch that is committed."""
+        assert self.ready is not None, "wait for READY first"
+        await self.link.send(Commit(batch.step, self.ready.session))
+        await self.link.send(Offer(batch, self.ready.session))
+
     async def train(self, *batches: Batch) -> None:
         """Sends batches and waits until the last is acknowledged."""
         for batch in batches:
-            await self.link.send(batch)
+            await self.send(batch)
         await self.until(Acknowledged, step=batches[-1].step)
 
 

@@ -114,7 +114,7 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
             await end.until(Ready, next_step=2)
             bad = make_batch(2)
             bad.token_ids_T[3] = 1_000_000
-            await end.link.send(bad)
+            await end.send(bad)
             await end.until(Evicted)
         assert await ended(process) == EVICTED
     assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]

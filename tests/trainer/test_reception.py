@@ -16,7 +16,7 @@ from trainer.loss import load_loss
 from trainer.optimizer import Optimizer
 from trainer.reception import MAX_CALLERS, Reception
 from trainer.runs import MultiRunManager, Run
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.records import Batch
 
 
@@ -26,10 +26,10 @@ class Wire:
     rejected = 0
 
     def __init__(self) -> None:
-        self.coming: list[tuple[str, Hello | Batch | Bye]] = []
+        self.coming: list[tuple[str, Hello | Batch | Commit | Bye]] = []
         self.said: list[tuple[str, ToOrchestrator]] = []
 
-    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Bye] | None:
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
         return self.coming.pop(0) if self.coming else None
 
     def take_offences(self) -> dict[str, str]:
@@ -55,7 +55,7 @@ def make_run(directory: Path, run_id: str = "default") -> Run:
     return Run(0, run_id, config, optimizer, load_loss(config.training.loss))
 
 
-def take_in(reception: Reception, wire: Wire, *messages: Hello | Batch | Bye, run_id: str = "default") -> None:
+def take_in(reception: Reception, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
     """Delivers messages of a run that does nothing wrong."""
     wire.coming += [(run_id, message) for message in messages]
     assert list(reception.take_in(0.0)) == []
@@ -69,6 +69,7 @@ def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_pa
     reception.admit(run)
     assert isinstance(wire.said[-1][1], Ready)
     credit = wire.said[-1][1].credit
+    take_in(reception, wire, Commit(100, wire.said[-1][1].session))
     take_in(reception, wire, *(make_batch(step) for step in range(1, credit + 1)))
     for step in range(1, 2 * credit):
         batch = reception.next_batch(run)
@@ -80,6 +81,29 @@ def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_pa
         assert isinstance(wire.said[-1][1], Rejected), "and the one after it is not"
         run.progress.step = step
         reception.trained(run)
+
+
+def test_a_batch_is_trained_once_its_step_is_committed_and_forgotten_when_the_run_begins_anew(tmp_path: Path) -> None:
+    reception, wire = make_reception(tmp_path)
+    run = make_run(tmp_path)
+    take_in(reception, wire, Hello("default", 0))
+    reception.admit(run)
+    take_in(reception, wire, make_batch(1), make_batch(2))
+    assert reception.next_batch(run) is None, "not committed"
+    take_in(reception, wire, Commit(1, 0))
+    batch = reception.next_batch(run)
+    assert batch is not None
+    assert batch.step == 1
+    run.progress.step = 1
+    reception.trained(run)
+    assert reception.next_batch(run) is None
+    take_in(reception, wire, Bye())
+    assert run.waiting == {}, "its orchestrator ended before the commit of step 2"
+    take_in(reception, wire, Hello("default", 1), make_batch(2), make_batch(3), Commit(2, 0), Hello("default", 1))
+    assert list(run.waiting) == [2], "step 3 belonged to an earlier session, and may never be committed"
+    batch = reception.next_batch(run)
+    assert batch is not None
+    assert batch.step == 2
 
 
 def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(

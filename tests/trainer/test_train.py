@@ -193,7 +193,7 @@ async def test_a_poisoned_batch_evicts_its_run(dense_directory: Path, tmp_path: 
             await end.train(make_batch(1))
             bad = make_batch(2)
             bad.token_ids_T[5] = 5_000
-            await end.link.send(bad)
+            await end.send(bad)
             evicted = await end.until(Evicted)
             assert isinstance(evicted, Evicted)
             assert "step 2: sample 0 (2-0), token 5: id 5000 is outside the model's vocabulary" in evicted.reason
@@ -232,7 +232,7 @@ async def test_batches_beyond_the_credit_are_not_hoarded(dense_directory: Path, 
     with trainer_process(config):
         async with feeder(config) as end:
             await end.until(Ready, credit=2)
-            await end.link.send(make_batch(3))
+            await end.send(make_batch(3))
             rejected = await end.until(Rejected, step=3)
             assert isinstance(rejected, Rejected)
             assert "trains step 1 next and holds 2 batches" in rejected.reason

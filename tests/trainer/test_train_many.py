@@ -145,32 +145,32 @@ def raises(inputs: LossInputs) -> LossOutputs:
 async def outside_the_vocabulary(end: Feeder) -> None:
     batch = make_batch(1, run_id="bad")
     batch.token_ids_T[3] = 1_000_000
-    await end.link.send(batch)
+    await end.send(batch)
 
 
 async def not_a_number(end: Feeder) -> None:
     advantages = np.full_like(make_batch(1).advantages_T, np.nan)
-    await end.link.send(replace(make_batch(1, run_id="bad"), advantages_T=advantages))
+    await end.send(replace(make_batch(1, run_id="bad"), advantages_T=advantages))
 
 
 async def a_reward_that_is_not_a_number(end: Feeder) -> None:
     batch = make_batch(1, run_id="bad")
     first, *others = batch.samples
-    await end.link.send(replace(batch, samples=(replace(first, reward=float("nan")), *others)))
+    await end.send(replace(batch, samples=(replace(first, reward=float("nan")), *others)))
 
 
 async def more_than_its_share(end: Feeder) -> None:
     for step in (2, 3):
-        await end.link.send(make_batch(step, run_id="bad", lengths=(60,) * 50))
+        await end.send(make_batch(step, run_id="bad", lengths=(60,) * 50))
 
 
 async def beyond_its_credit(end: Feeder) -> None:
     for step in range(20, 20 + MAX_REFUSALS + 1):
-        await end.link.send(make_batch(step, run_id="bad"))
+        await end.send(make_batch(step, run_id="bad"))
 
 
 async def one_batch(end: Feeder) -> None:
-    await end.link.send(make_batch(1, run_id="bad"))
+    await end.send(make_batch(1, run_id="bad"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ async def test_a_run_whose_weights_cannot_be_published_is_evicted_and_it_alone(
             await later.until(Ready)
             (tmp_path / "run_later" / "broadcast").rename(tmp_path / "run_later" / "gone")
             (tmp_path / "run_later" / "broadcast").write_text("in the way")
-            await later.link.send(make_batch(1, run_id="later"))
+            await later.send(make_batch(1, run_id="later"))
             evicted = await later.until(Evicted)
             for version, message in enumerate((refused, evicted)):
                 assert isinstance(message, Evicted)
@@ -259,7 +259,7 @@ async def test_a_run_whose_row_raises_is_evicted_and_the_others_train_as_if_it_h
                 if job == "with":
                     bad = await stack.enter_async_context(feeder(config, "bad"))
                     await bad.until(Ready)
-                    await bad.link.send(make_batch(1, (5, WINDOW + 1, 5), "bad"))
+                    await bad.send(make_batch(1, (5, WINDOW + 1, 5), "bad"))
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(train(one, "one"))
                     tasks.create_task(train(two, "two"))

@@ -22,13 +22,16 @@ from transport.config import TransportConfig
 from transport.endpoint import resolve_address
 from transport.filesystem import DirectoryConnection
 from transport.link import Connected
-from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Hello, Ready, ToOrchestrator
+from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Hello, Ready, ToOrchestrator
 from transport.open import EXCHANGE, open_receiver
 from transport.records import Batch
 
 DEADLINE_SECONDS = 30.0
 
-Message = TypeVar("Message", Hello, Batch, Bye, Ready, Acknowledged)
+SESSION = 7
+"""That every READY of these tests opens."""
+
+Message = TypeVar("Message", Hello, Batch, Commit, Bye)
 
 
 def take(receiver: BatchReceiver, kind: type[Message]) -> tuple[str, Message]:
@@ -59,8 +62,8 @@ async def hear(link: TrainerLink) -> ToOrchestrator:
 async def handshake(link: TrainerLink, receiver: BatchReceiver, next_step: int = 1) -> Hello:
     """Waits for the link's Hello and answers Ready, both in order."""
     _, hello = await asyncio.to_thread(take, receiver, Hello)
-    receiver.send(hello.run_id, Ready(next_step, 4))
-    assert await hear(link) == Ready(next_step, 4)
+    receiver.send(hello.run_id, Ready(next_step, 4, SESSION))
+    assert await hear(link) == Ready(next_step, 4, SESSION)
     return hello
 
 
@@ -141,7 +144,7 @@ def serve_forever(config: TransportConfig, output_dir: Path, next_step: int) -> 
     while True:
         match receiver.receive(1.0):
             case (run_id, Hello()):
-                receiver.send(run_id, Ready(next_step, 4))
+                receiver.send(run_id, Ready(next_step, 4, SESSION))
             case (run_id, Batch() as batch):
                 receiver.send(run_id, Acknowledged(batch.step, 0))
             case _:

@@ -17,16 +17,22 @@ from tests.transport.batches import assert_equal, batches, make_batch
 from transport import codec
 from transport.arrays import CodecError
 from transport.atomic import as_bytes_view
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected
+from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected
 from transport.records import Batch
 
 LIMIT = 2**30
 
 MESSAGES = st.one_of(
     st.builds(Hello, st.text(max_size=20), st.integers(0, 2**40), st.integers(0, 9)),
-    st.builds(Ready, st.integers(0, 2**40), st.integers(0, 100)),
+    st.builds(Ready, st.integers(0, 2**40), st.integers(0, 100), st.integers(0, 2**62)),
+    st.builds(Commit, st.integers(0, 2**40), st.integers(0, 2**62)),
     st.builds(Acknowledged, st.integers(0, 2**40), st.integers(0, 2**40)),
-    st.builds(Rejected, st.none() | st.integers(0, 2**40), st.text(max_size=100)),
+    st.builds(
+        Rejected,
+        st.none() | st.integers(0, 2**40),
+        st.text(max_size=100),
+        st.none() | st.integers(0, 2**62),
+    ),
     st.builds(Evicted, st.text(max_size=100)),
     st.builds(Bye, st.text(max_size=100)),
 )

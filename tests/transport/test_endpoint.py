@@ -17,11 +17,11 @@ import zmq
 import zmq.auth
 
 from tests.transport.batches import make_batch
-from tests.transport.ends import Stranger, handshake, hello_frames, refuse, take, wait_for
+from tests.transport.ends import SESSION, Stranger, handshake, hello_frames, refuse, take, wait_for
 from transport.base import BatchReceiver
 from transport.config import TransportConfig
 from transport.endpoint import load_keys, resolve_address
-from transport.messages import Hello, Ready
+from transport.messages import Hello, Offer, Ready
 from transport.open import open_link, open_receiver
 from transport.records import Batch
 
@@ -126,7 +126,7 @@ def keyring(tmp_path: Path) -> Keyring:
 def hear_out(receiver: BatchReceiver) -> None:
     """Answers the next Hello; refusals of the strangers may come before it."""
     run_id, _ = take(receiver, Hello)
-    receiver.send(run_id, Ready(1, 4))
+    receiver.send(run_id, Ready(1, 4, SESSION))
 
 
 @pytest.mark.slow
@@ -151,8 +151,8 @@ async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, ca
         plain.close()
         await known.start(Hello("default", 0))
         await asyncio.to_thread(hear_out, receiver)
-        assert await asyncio.wait_for(known.receive(), 30) == Ready(1, 4)
-        await known.send(make_batch())
+        assert await asyncio.wait_for(known.receive(), 30) == Ready(1, 4, SESSION)
+        await known.send(Offer(make_batch(), SESSION))
         assert (await asyncio.to_thread(take, receiver, Batch))[0] == "default"
     finally:
         for link in (unknown, wrong_server, known):

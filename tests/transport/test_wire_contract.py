@@ -15,12 +15,33 @@ import numpy as np
 import pytest
 
 from tests.transport.batches import assert_equal, make_batch
-from tests.transport.ends import Stranger, handshake, hear, hello_frames, refuse, take, trainer_process, wait_for
+from tests.transport.ends import (
+    SESSION,
+    Stranger,
+    handshake,
+    hear,
+    hello_frames,
+    refuse,
+    take,
+    trainer_process,
+    wait_for,
+)
 from transport import codec
 from transport.atomic import as_bytes_view
 from transport.base import BatchReceiver, TrainerLink
 from transport.config import TransportConfig
-from transport.messages import Acknowledged, Bye, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from transport.messages import (
+    Acknowledged,
+    Bye,
+    Commit,
+    Evicted,
+    Hello,
+    Offer,
+    Ready,
+    Rejected,
+    ToOrchestrator,
+    Waiting,
+)
 from transport.open import open_link, open_receiver
 from transport.records import Batch
 
@@ -60,7 +81,7 @@ async def connect(config: TransportConfig, directory: Path, run_id: str = "defau
 async def assert_works(link: TrainerLink, receiver: BatchReceiver, step: int = 1, run_id: str = "default") -> None:
     """A batch goes one way, an acknowledgement the other."""
     batch = make_batch(run_id, step)
-    await link.send(batch)
+    await link.send(Offer(batch, SESSION))
     sender, received = await asyncio.to_thread(take, receiver, Batch)
     assert sender == run_id
     assert_equal(received, batch)
@@ -77,7 +98,7 @@ async def test_batches_arrive_as_they_were(
     assert hello == Hello("default", 0)
     for step, lengths in enumerate([(5, 3), (1,), (), (3000, 2)], start=1):
         batch = make_batch(step=step, lengths=lengths, dtype=dtype, layers=8)
-        await link.send(batch)
+        await link.send(Offer(batch, SESSION))
         run_id, received = await asyncio.to_thread(take, receiver, Batch)
         assert run_id == "default"
         assert_equal(received, batch)
@@ -90,7 +111,7 @@ async def test_received_arrays_can_be_written(config: TransportConfig, receiver:
     """torch warns of arrays that it could not write to."""
     link = await connect(config, tmp_path)
     await handshake(link, receiver)
-    await link.send(make_batch(lengths=(9000,)))
+    await link.send(Offer(make_batch(lengths=(9000,)), SESSION))
     _, received = await asyncio.to_thread(take, receiver, Batch)
     assert received.token_ids_T.flags.writeable
     assert received.routed_experts[0][0].flags.writeable
@@ -104,24 +125,48 @@ async def test_every_message_reaches_the_orchestrator(
     await handshake(link, receiver)
     messages: list[ToOrchestrator] = [
         Acknowledged(3, 2),
-        Rejected(None, "why"),
-        Rejected(2, ""),
-        Ready(4, 1),
+        Rejected(None, "why", SESSION),
+        Rejected(2, "", SESSION),
         Waiting("all places are taken"),
+        Ready(4, 1, SESSION),
         Evicted("full"),
     ]
     for message in messages:
         receiver.send("default", message)
     assert [await hear(link) for _ in messages] == messages
-    await link.send(make_batch())  # evicted: it would have to say HELLO first
+    await link.send(Offer(make_batch(), SESSION))  # evicted: it would have to say HELLO first
     await asyncio.to_thread(refuse, receiver, 1)
     assert isinstance(await hear(link), Rejected)
     await link.close()
 
 
+async def test_what_belongs_to_an_earlier_session_is_dropped_without_a_word(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    """At either end: what was handed to the link for one READY when the next had come, and what was on its way by then."""
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    await link.send(Offer(make_batch(step=8), SESSION))
+    await link.send(Commit(8, SESSION))
+    receiver.send("default", Ready(1, 4, SESSION + 1))
+    assert await hear(link) == Ready(1, 4, SESSION + 1)
+    await link.send(Offer(make_batch(step=9), SESSION))
+    await link.send(Commit(9, SESSION))
+    await link.send(Commit(1, SESSION + 1))
+    await link.send(Offer(make_batch(step=1), SESSION + 1))
+    assert await asyncio.to_thread(take, receiver, Commit) == ("default", Commit(1, SESSION + 1))
+    assert (await asyncio.to_thread(take, receiver, Batch))[1].step == 1
+    receiver.send("default", Waiting("its place was given away"))
+    assert isinstance(await hear(link), Waiting)
+    await link.send(Commit(2, SESSION + 1))
+    await link.close()
+    await asyncio.to_thread(take, receiver, Bye)
+    assert receiver.rejected == 0
+
+
 async def test_a_trainer_may_come_late(config: TransportConfig, tmp_path: Path) -> None:
     link = await connect(config, tmp_path / "job")
-    await link.send(make_batch())  # nobody is ready for it: dropped, its owner sends it again
+    await link.send(Offer(make_batch(), SESSION))  # nobody is ready for it: dropped, its owner sends it again
     with opened(config, tmp_path / "job") as receiver:
         await handshake(link, receiver)
         await assert_works(link, receiver)
@@ -133,7 +178,7 @@ async def test_a_link_that_never_connects_closes(config: TransportConfig, tmp_pa
     await link.close()
     await link.close()
     with pytest.raises(ConnectionError, match="closed"):
-        await link.send(make_batch())
+        await link.send(Offer(make_batch(), SESSION))
     for _ in range(2):
         with pytest.raises(ConnectionError):
             await link.receive()
@@ -147,7 +192,7 @@ async def test_closing_ends_a_pending_receive(config: TransportConfig, receiver:
     link = await connect(config, tmp_path)
     pending = asyncio.create_task(link.receive())
     await handshake_elsewhere(receiver)
-    assert await pending == Ready(1, 4)
+    assert await pending == Ready(1, 4, SESSION)
     pending = asyncio.create_task(link.receive())
     await asyncio.sleep(0)
     await link.close()
@@ -157,7 +202,7 @@ async def test_closing_ends_a_pending_receive(config: TransportConfig, receiver:
 
 async def handshake_elsewhere(receiver: BatchReceiver) -> None:
     run_id, _ = await asyncio.to_thread(take, receiver, Hello)
-    receiver.send(run_id, Ready(1, 4))
+    receiver.send(run_id, Ready(1, 4, SESSION))
 
 
 @pytest.mark.slow
@@ -178,12 +223,20 @@ async def test_a_restarted_trainer_is_greeted_anew(config: TransportConfig, tmp_
 async def test_a_reconnecting_run_replaces_its_old_self(
     config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
 ) -> None:
+    """Which takes its place back, as the trainer may have read a greeting late, but not for ever."""
     old = await connect(config, tmp_path)
     await handshake(old, receiver)
+    for times in range(1, 4):
+        new = await connect(config, tmp_path)
+        await handshake(new, receiver)
+        await old.send(Offer(make_batch(step=1), SESSION))
+        await handshake(old, receiver)
+        await new.close()
+        await asyncio.to_thread(refuse, receiver, 2 * times)  # with its BYE
     new = await connect(config, tmp_path)
     await handshake(new, receiver)
-    await old.send(make_batch(step=1))
-    await asyncio.to_thread(refuse, receiver, 1)
+    await old.send(Offer(make_batch(step=1), SESSION))
+    await asyncio.to_thread(refuse, receiver, 7)
     rejected = await hear(old)
     assert isinstance(rejected, Rejected)
     assert "HELLO" in rejected.reason
@@ -197,7 +250,7 @@ async def test_two_runs_do_not_mix(config: TransportConfig, receiver: BatchRecei
     for _ in links:
         await handshake_elsewhere(receiver)
     for link in links.values():
-        assert await hear(link) == Ready(1, 4)
+        assert await hear(link) == Ready(1, 4, SESSION)
     for run_id, link in links.items():
         await assert_works(link, receiver, run_id=run_id)
     for link in links.values():  # not before: one's BYE may overtake the other's batch
@@ -208,31 +261,31 @@ def flip(frames: list[codec.Buffer], index: int, value: bytes) -> list[codec.Buf
     return [*frames[:index], value, *frames[index + 1 :]]
 
 
-GOOD = codec.encode(make_batch("stranger", 5))
+GOOD = codec.encode_offer(Offer(make_batch("stranger", 5), SESSION))
 NAN = np.full(8, np.nan, np.float32)
 REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
     "unknown kind": (lambda: [b"PICKLE", b"x"], "PICKLE", None),
     "one empty frame": (lambda: [b""], "no message we know", None),
     "noise": (lambda: [b"HELLO", b"\xc1" * 9], "not msgpack", None),
-    "trainer's own message": (lambda: codec.encode_message(Ready(1, 1)), "not for the trainer", None),
+    "trainer's own message": (lambda: codec.encode_message(Ready(1, 1, SESSION)), "not for the trainer", None),
     "bad run id": (lambda: hello_frames("../../etc"), "run id", None),
     "wrong protocol": (lambda: hello_frames(protocol=99), "protocol 99", None),
-    "truncated array": (lambda: flip(GOOD, 3, bytes(as_bytes_view(GOOD[3])[:-1])), "sidecar 1", 5),
+    "truncated array": (lambda: flip(GOOD, 4, bytes(as_bytes_view(GOOD[4])[:-1])), "sidecar 1", 5),
     "missing arrays": (lambda: GOOD[:-1], "arrays", 5),
-    "lying header": (lambda: flip(GOOD, 1, b"\x95\xa8stranger\x05\xce\xff\xff\xff\xff\x09\xc3"), "sample 0", 5),
-    "another run's batch": (lambda: codec.encode(make_batch("other", 5)), "'other'", 5),
+    "lying header": (lambda: flip(GOOD, 2, b"\x95\xa8stranger\x05\xce\xff\xff\xff\xff\x09\xc3"), "sample 0", 5),
+    "another run's batch": (lambda: codec.encode_offer(Offer(make_batch("other", 5), SESSION)), "'other'", 5),
     "NaN": (
-        lambda: codec.encode(replace(make_batch(step=5), log_probabilities_T=NAN)),
+        lambda: codec.encode_offer(Offer(replace(make_batch(step=5), log_probabilities_T=NAN), SESSION)),
         "log_probabilities_T is nan",
         5,
     ),
     "lengths that disagree": (
-        lambda: codec.encode(replace(make_batch("stranger", 5), advantages_T=NAN[:3])),
+        lambda: codec.encode_offer(Offer(replace(make_batch("stranger", 5), advantages_T=NAN[:3]), SESSION)),
         "advantages_T: 3",
         5,
     ),
     "too many bytes": (lambda: [*GOOD, bytes(2**23), bytes(2**23)], "max_batch_bytes", None),
-    "too many frames": (lambda: [*GOOD[:2], *[b""] * (codec.MAX_FRAMES + 1)], "frames", None),
+    "too many frames": (lambda: [*GOOD[:3], *[b""] * (codec.MAX_FRAMES + 1)], "frames", None),
 }
 
 
@@ -258,6 +311,8 @@ async def test_what_is_refused_is_counted_logged_and_told_and_harms_nobody(
         assert "has not said HELLO" in first.reason
         stranger.write(hello_frames("stranger"))
         await asyncio.to_thread(take, receiver, Hello)
+        receiver.send("stranger", Ready(1, 4, SESSION))
+        assert codec.decode_message(stranger.read()) == Ready(1, 4, SESSION)
         stranger.write(make())
         with caplog.at_level(logging.WARNING):
             await asyncio.to_thread(refuse, receiver, 2)
@@ -281,7 +336,7 @@ async def test_the_link_hears_why_its_own_batch_was_refused(
     ]
     link = await connect(config, tmp_path)
     await handshake(link, receiver)
-    await link.send(replace(make_batch(step=5), **fields))
+    await link.send(Offer(replace(make_batch(step=5), **fields), SESSION))
     await asyncio.to_thread(refuse, receiver, 1)
     rejected = await hear(link)
     assert isinstance(rejected, Rejected)
@@ -299,9 +354,9 @@ async def test_what_cannot_travel_is_told_to_who_sends_it(
     link = await connect(config, tmp_path)
     await handshake(link, receiver)
     with pytest.raises(ValueError, match="max_batch_bytes is 16777216"):
-        await link.send(make_batch(lengths=(2**21,), dtype=None))
+        await link.send(Offer(make_batch(lengths=(2**21,), dtype=None), SESSION))
     with pytest.raises(ValueError, match="<f8 does not travel"):
-        await link.send(replace(make_batch(), advantages_T=np.zeros(8)))  # type: ignore[arg-type]
+        await link.send(Offer(replace(make_batch(), advantages_T=np.zeros(8)), SESSION))  # type: ignore[arg-type]
     await assert_works(link, receiver)
     await link.close()
 
@@ -358,7 +413,7 @@ def test_a_receiver_without_peers_waits_no_longer_than_told_and_closes_twice(
     config: TransportConfig, receiver: BatchReceiver
 ) -> None:
     assert receiver.receive(0.0) is None
-    receiver.send("nobody", Ready(1, 1))
+    receiver.send("nobody", Ready(1, 1, SESSION))
     receiver.close()
     receiver.close()
 
@@ -374,8 +429,8 @@ async def test_a_killed_trainer_is_found_again(
     link = await connect(impatient, tmp_path)
     for life in (1, 2):
         with trainer_process(impatient, tmp_path, next_step=life) as process:
-            assert await hear(link) == Ready(life, 4)
-            await link.send(make_batch(step=life))
+            assert await hear(link) == Ready(life, 4, SESSION)
+            await link.send(Offer(make_batch(step=life), SESSION))
             assert await hear(link) == Acknowledged(life, 0)
             process.send_signal(signal.SIGKILL)
             await asyncio.to_thread(wait_for, _losses(caplog, life), "the loss")
@@ -388,11 +443,11 @@ async def test_a_stopped_trainer_is_lost_and_found(
 ) -> None:
     link = await connect(impatient, tmp_path)
     with trainer_process(impatient, tmp_path) as process:
-        assert await hear(link) == Ready(1, 4)
+        assert await hear(link) == Ready(1, 4, SESSION)
         process.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(wait_for, _losses(caplog, 1), "the loss")
         process.send_signal(signal.SIGCONT)
-        assert await hear(link) == Ready(1, 4)
-        await link.send(make_batch(step=1))
+        assert await hear(link) == Ready(1, 4, SESSION)
+        await link.send(Offer(make_batch(step=1), SESSION))
         assert await hear(link) == Acknowledged(1, 0)
         await link.close()

@@ -1,0 +1,124 @@
+"""What is due to the trainer, and what the trainer has: a pure state machine that `sender.py` executes.
+
+Sessions: every READY of the trainer opens one and numbers it, be it on a fresh connection or not. Whatever is sent names the
+session that it belongs to, and what belongs to another than the present one is dropped, by the link, by the trainer and here:
+a batch that was on its way while the trainer began anew can neither come ahead of its credit nor be held against the run.
+
+Offered and committed: a batch is offered before its step is committed, so that it travels while the disk is awaited. The trainer
+trains it once a COMMIT of the same session covers its step, and forgets what no COMMIT covers when the session ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transport.messages import Acknowledged, Bye, Evicted, Ready, Rejected, ToOrchestrator, Waiting
+
+
+class EvictedError(RuntimeError):
+    """The trainer takes nothing more from this run; the message is its reason."""
+
+
+class RejectedError(RuntimeError):
+    """The trainer refused a message of ours: ours and its idea of a batch differ, which no retry mends."""
+
+
+class MissingBatchError(RuntimeError):
+    """The trainer asks for a step whose batch is gone, or that never was."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendBatch:
+    """To be done: send the batch of `step`."""
+
+    step: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommit:
+    """To be done: say that the steps up to `step` are committed."""
+
+    step: int
+    session: int
+
+
+Due = SendBatch | SendCommit
+
+
+class Delivery:
+    """`newest_step` is the last committed step, 0 for none."""
+
+    def __init__(self, run_id: str, newest_step: int) -> None:
+        self._run_id = run_id
+        self.newest_step = newest_step
+        """The last committed step."""
+        self._offered = newest_step
+        """The last step that there is a batch of."""
+        self.session: Ready | None = None
+        """The READY that opened the present session; None while the trainer is away or lets the run wait."""
+        self._sent = 0
+        """The last step sent in this session, or that the trainer had at its beginning."""
+        self.acknowledged = 0
+        """The last step that the trainer has, by its newest word; those before it, too. Until its first READY, none is known."""
+        self._announced = 0
+        """The last step whose commit was said in this session."""
+
+    # --- events ---
+
+    def hear(self, message: ToOrchestrator) -> None:
+        """The trainer says something. Raises `EvictedError`, `RejectedError`, `MissingBatchError`."""
+        match message:
+            case Ready():
+                self._begin_session(message)
+            case Waiting() | Bye():
+                self.session = None
+            case Acknowledged(step):
+                # It trains step by step, so this stands for the ones before, whose own words may be lost.
+                self.acknowledged = max(self.acknowledged, min(step, self.newest_step))
+                self._sent = max(self._sent, self.acknowledged)
+            case Rejected(step, reason, session):
+                if session is None or (self.session is not None and session == self.session.session):
+                    what = f"the batch of step {step}" if step is not None else "a message of ours"
+                    raise RejectedError(f"the trainer rejected {what}: {reason}")
+            case Evicted(reason):
+                raise EvictedError(f"the trainer evicted run {self._run_id!r}: {reason}")
+
+    def offer(self, step: int) -> None:
+        """There is a batch of the next step, which is not committed yet."""
+        assert step == self._offered + 1 == self.newest_step + 1
+        self._offered = step
+
+    def commit(self, step: int) -> None:
+        """The offered step is committed."""
+        assert step == self._offered == self.newest_step + 1
+        self.newest_step = step
+
+    def _begin_session(self, ready: Ready) -> None:
+        if ready.next_step > self.newest_step + 1:
+            raise MissingBatchError(
+                f"the trainer has trained up to step {ready.next_step - 1}, but this run's newest committed step is "
+                f"{self.newest_step}: its checkpoints are newer than ours; resume both from the same output directory"
+            )
+        self.session = ready
+        self._sent = self.acknowledged = self._announced = ready.next_step - 1
+
+    # --- what is due ---
+
+    def next(self) -> Due | None:
+        """What to do now, which counts as done from now on; None when nothing is due."""
+        if self.session is None:
+            return None
+        if self._announced < self.newest_step:
+            self._announced = self.newest_step
+            return SendCommit(self.newest_step, self.session.session)
+        if self._sent < self._offered and self._sent - self.acknowledged < self.session.credit:
+            self._sent += 1
+            return SendBatch(self._sent, self.session.session)
+        return None
+
+    def wants(self, due: Due) -> bool:
+        """Whether what was due still is: the session is the same, and the trainer has not got the batch meanwhile."""
+        if self.session is None or due.session != self.session.session:
+            return False
+        return isinstance(due, SendCommit) or due.step > self.acknowledged
