@@ -1,1 +1,26 @@
 """Floor 1: what a task is: examples, rollouts over turns, and scores. Built-in tasks and the protocol for one's own."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from environments.base import Environment as Environment
+    from environments.base import Example as Example
+    from environments.base import Model as Model
+    from transport.records import Rollout as Rollout
+    from transport.records import Turn as Turn
+
+_EXPORTS = {
+    "Environment": "environments.base",
+    "Example": "environments.base",
+    "Model": "environments.base",
+    "Rollout": "transport.records",
+    "Turn": "transport.records",
+}
+"""By name, the module that has it: imported when it is asked for, since whoever reads a configuration needs none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

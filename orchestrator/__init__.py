@@ -1,1 +1,20 @@
 """Floor 2: the daemon: one process, one uvloop loop, from examples to batches."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.advantages import AdvantageInputs as AdvantageInputs
+    from orchestrator.advantages import AdvantageOutputs as AdvantageOutputs
+
+_EXPORTS = {
+    "AdvantageInputs": "orchestrator.advantages",
+    "AdvantageOutputs": "orchestrator.advantages",
+}
+"""By name, the module that has it: imported when it is asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,8 +55,10 @@ class BodyExited(Exception):
     attempt has failed; the exception is the cause."""
 
 
-Body = Callable[[SweepTarget[C], Claim], Any]
-"""Runs a target: a function, or a coroutine function. What it returns is dropped."""
+Call = Callable[[SweepTarget[C], Claim], Any]
+Body = Call[C] | Callable[[SweepTarget[C]], Any]
+"""Runs a target: a function, or a coroutine function, of the target and, if it takes two arguments, the claim. What it returns is
+dropped."""
 
 
 class SweepFailed(ExceptionGroup[Exception]):
@@ -76,18 +78,20 @@ def claim_and_run(
 ) -> None:
     """Sees to it that every target is run to SUCCESS by exactly one worker, and returns when all are.
 
-    `run_fn(target, claim)` is called in this thread; a coroutine function runs in a loop of its own. An exception of its
-    marks the target FAILED, and the others go on. A FAILED target is tried again after a pause, unless `force_run_failed` is
-    false: until it has had `max_attempts` in all workers together, or, with None, once by each worker. In the main thread
-    SIGTERM and Ctrl-C interrupt it and give its claim back, before they end this as `SystemExit` and `KeyboardInterrupt`.
+    `run_fn(target, claim)`, or `run_fn(target)` if it takes one argument, is called in this thread; a coroutine function runs
+    in a loop of its own. An exception of its marks the target FAILED, and the others go on. A FAILED target is tried again
+    after a pause, unless `force_run_failed` is false: until it has had `max_attempts` in all workers together, or, with None,
+    once by each worker. In the main thread SIGTERM and Ctrl-C interrupt it and give its claim back, before they end this as
+    `SystemExit` and `KeyboardInterrupt`.
 
-    Raises `SweepFailed` at the end; `ValueError` for bad terms, ids given twice or a root that is none; `UnsafeStoreError`
-    for storage without conditional writes; `StoreError` when it is out of reach, at the start or for ten leases.
+    Raises `SweepFailed` at the end; `TypeError` for a body of other arguments; `ValueError` for bad terms, ids given twice or
+    a root that is none; `UnsafeStoreError` for storage without conditional writes; `StoreError` when it is out of reach, at
+    the start or for ten leases.
     """
-    terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
-    if inspect.iscoroutinefunction(run_fn):
-        return _run_in_loop(_Worker(sweep_root, targets, terms), run_fn)
+    terms, body = Terms(heartbeat, lease, force_run_failed, max_attempts), _taking_both(run_fn)
     worker = _Worker(sweep_root, targets, terms)
+    if inspect.iscoroutinefunction(body):
+        return _run_in_loop(worker, body)
     with Interruptions() as interruptions:
         while (step := worker.walk.next()) is not None:
             interruptions.check()
@@ -97,7 +101,7 @@ def claim_and_run(
                 continue
             keeper = worker.acquire(step.target_id)
             if keeper is not None:
-                worker.ended(step.target_id, _call(run_fn, worker.targets[step.target_id], keeper, interruptions))
+                worker.ended(step.target_id, _call(body, worker.targets[step.target_id], keeper, interruptions))
         interruptions.check()
         worker.raise_failures()
 
@@ -116,9 +120,10 @@ async def claim_and_run_async(
     thread and is told by `claim.stop`. Cancelling this does the same, waits for the body's end and gives the claim back.
     Signals are the caller's."""
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
+    body = _taking_both(run_fn)
     worker = await _undisturbed(_Worker, sweep_root, targets, terms)
     with Interruptions(takes_over=False) as interruptions:
-        await _drive(worker, run_fn, interruptions)
+        await _drive(worker, body, interruptions)
 
 
 class _Worker(Generic[C]):
@@ -209,7 +214,29 @@ class _Worker(Generic[C]):
         self.walk.later(target_id, self._terms.heartbeat)
 
 
-def _call(run_fn: Body[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions) -> Exception | None:
+def _taking_both(run_fn: Body[C]) -> Call[C]:
+    """The body as a function of target and claim. A second parameter with a default is not taken for the claim, unless it has its
+    name. Raises `TypeError` for one that takes neither one nor two arguments."""
+    function: Any = run_fn
+    parameters = inspect.signature(function).parameters.values()
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    required = [each for each in positional if each.default is each.empty]
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    needs_more = any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters)
+    if len(required) > 2 or needs_more or not (positional or takes_any):
+        raise TypeError(f"{run_fn!r} takes {len(required)} arguments; expected body(target) or body(target, claim)")
+    if takes_any or len(required) == 2 or [each.name for each in positional[1:2]] == ["claim"]:
+        return function  # type: ignore[no-any-return]
+    if inspect.iscoroutinefunction(function):
+
+        async def coroutine(target: SweepTarget[C], claim: Claim) -> None:
+            await function(target)
+
+        return coroutine
+    return lambda target, claim: function(target)
+
+
+def _call(run_fn: Call[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions) -> Exception | None:
     try:
         with keeping(keeper, interruptions) as claim, interruptions.heeded(), _contained(interruptions):
             _called(run_fn, target, claim)
@@ -232,7 +259,7 @@ def _contained(interruptions: Interruptions) -> Iterator[None]:
         ) from error
 
 
-def _called(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
+def _called(run_fn: Call[C], target: SweepTarget[C], claim: Claim) -> None:
     if inspect.isawaitable(run_fn(target, claim)):
         raise TypeError(
             f"{run_fn!r} returned a coroutine that nobody runs: pass a coroutine function (async def) itself"
@@ -242,7 +269,7 @@ def _called(run_fn: Body[C], target: SweepTarget[C], claim: Claim) -> None:
 # --- in a loop ---
 
 
-async def _drive(worker: _Worker[C], run_fn: Body[C], interruptions: Interruptions) -> None:
+async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptions) -> None:
     task = asyncio.current_task()
     assert task is not None
     cancelled_before = task.cancelling()
@@ -262,7 +289,7 @@ async def _drive(worker: _Worker[C], run_fn: Body[C], interruptions: Interruptio
 
 
 async def _run(
-    run_fn: Body[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions
+    run_fn: Call[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions
 ) -> Exception | None:
     """`_call` and `keeping`, with the body in a task that a lost lease cancels."""
     try:
@@ -302,7 +329,7 @@ async def _cancelled_when_lost(body: Awaitable[Any], keeper: Keeper) -> None:
 
 
 async def _told_when_cancelled(
-    run_fn: Body[C], target: SweepTarget[C], claim: Claim, interruptions: Interruptions
+    run_fn: Call[C], target: SweepTarget[C], claim: Claim, interruptions: Interruptions
 ) -> None:
     """In a thread, which cannot be cancelled: it is told, and waited for."""
 
@@ -341,7 +368,7 @@ async def _undisturbed_wait(work: asyncio.Future[R]) -> None:
         task.cancel()
 
 
-def _run_in_loop(worker: _Worker[C], run_fn: Body[C]) -> None:
+def _run_in_loop(worker: _Worker[C], run_fn: Call[C]) -> None:
     """A coroutine for a caller without a loop. Ctrl-C cancels it (`asyncio.run` sees to that), and SIGTERM does the same."""
     terminated = False
 

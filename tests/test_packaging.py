@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -44,3 +47,12 @@ def test_the_image_is_built_from_every_package() -> None:
 def test_ruff_and_mypy_know_every_package() -> None:
     assert set(PROJECT["tool"]["mypy"]["packages"]) == PACKAGES | NOT_SHIPPED
     assert set(PROJECT["tool"]["ruff"]["lint"]["isort"]["known-first-party"]) == PACKAGES | NOT_SHIPPED
+
+
+@pytest.mark.parametrize("package", ["environments", "orchestrator"])
+def test_a_package_has_its_public_names(package: str) -> None:
+    module = importlib.import_module(package)
+    for name, home in module._EXPORTS.items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = module.nothing

@@ -1,7 +1,25 @@
 """The trainer: takes batches off the wire, trains each run's weights on them, and publishes the result for inference."""
 
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
 
 # OpenMP's threads spin while they wait for each other. Where inference shares the cores, the one waited for is not running, and a
 # step of 0.3 s was seen to take 10 s. OpenMP reads this when torch loads it, so it is set before anything here imports torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+if TYPE_CHECKING:
+    from trainer.loss import LossInputs as LossInputs
+    from trainer.loss import LossOutputs as LossOutputs
+
+_EXPORTS = {
+    "LossInputs": "trainer.loss",
+    "LossOutputs": "trainer.loss",
+}
+"""By name, the module that has it: imported when it is asked for, since torch comes with it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,10 +9,12 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+import sweep
 from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
 from sweep.lock import Claim, PreviousTaskFailed, step_lock
 from sweep.status import sweep_status
@@ -226,6 +228,52 @@ def test_a_body_ended_by_the_programs_own_handler_of_a_signal_gives_its_claim_ba
         signal.signal(signal.SIGTERM, before)
     assert raised.value.code == 1
     assert states(root) == {"a": ("INTERRUPTED", 0)}
+
+
+@both_forms
+def test_a_body_may_take_the_target_alone(root: str, run: Callable[..., None]) -> None:
+    seen: list[Any] = []
+
+    def alone(target: SweepTarget[int]) -> None:
+        seen.append(target.config)
+
+    async def coroutine(target: SweepTarget[int]) -> None:
+        seen.append(target.config)
+
+    def with_option(target: SweepTarget[int], verbose: bool = False) -> None:
+        seen.append((target.config, verbose))
+
+    def with_claim(target: SweepTarget[int], claim: Claim | None = None) -> None:
+        seen.append(claim and claim.target_id)
+
+    def anything(*arguments: Any) -> None:
+        seen.append(len(arguments))
+
+    for name, body in enumerate(
+        (alone, coroutine, with_option, with_claim, anything, partial(with_option, verbose=True))
+    ):
+        run(root, targets(f"t{name}"), body)
+    assert seen == [0, 0, (0, False), "t3", 2, (0, True)]
+
+
+@both_forms
+def test_a_body_that_cannot_be_called_is_refused_before_anything_is_claimed(
+    root: str, run: Callable[..., None]
+) -> None:
+    with pytest.raises(TypeError, match="takes 3 arguments; expected body\\(target\\) or body\\(target, claim\\)"):
+        run(root, targets("a"), lambda target, claim, more: None)
+    with pytest.raises(TypeError, match="takes 0 arguments"):
+        run(root, targets("a"), lambda: None)
+    assert sweep_status(root) == []
+
+
+def test_the_package_exports_what_a_program_needs() -> None:
+    assert (sweep.SweepTarget, sweep.claim_and_run, sweep.step_lock, sweep.sweep_status) == (
+        SweepTarget,
+        claim_and_run,
+        step_lock,
+        sweep_status,
+    )
 
 
 def test_a_coroutine_in_disguise_is_not_taken_for_a_success(root: str) -> None:
