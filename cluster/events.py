@@ -99,6 +99,15 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class NeedsTime:
+    """The worker has said `EXTEND_TIMEOUT_USEC`: it will go on ending for so long, and must not be killed meanwhile."""
+
+    worker: str
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """The worker is gone. `code` is 128 + signal for a killed one."""
 
@@ -142,7 +151,7 @@ class Tick:
     at: float
 
 
-Event = Begin | BecameReady | Heard | Leaving | Exited | SpawnFailed | StopRequested | GuestsSeen | Tick
+Event = Begin | BecameReady | Heard | Leaving | NeedsTime | Exited | SpawnFailed | StopRequested | GuestsSeen | Tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from cluster.events import (
     Heard,
     Kill,
     Leaving,
+    NeedsTime,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -243,6 +244,8 @@ class Job:
             self._apply(BecameReady(name, at))
         if "STOPPING" in said:
             self._apply(Leaving(name, at))
+        if (seconds := self._processes[name].take_extension()) > 0:
+            self._apply(NeedsTime(name, seconds, at))
         self._changed()
 
     def _collect_exits(self) -> None:

@@ -25,6 +25,7 @@ from cluster.events import (
     Instruction,
     Kill,
     Leaving,
+    NeedsTime,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -117,6 +118,10 @@ class Lifecycle:
                 return []
             case Leaving():
                 return self._leaves(event)
+            case NeedsTime(name, seconds, at):
+                if name in self._leaving or self.states[name] is State.STOPPING:
+                    self._deadlines[name] = max(self._deadlines[name], at + seconds)
+                return []
             case Exited():
                 return self._exited(event)
             case SpawnFailed():

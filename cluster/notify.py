@@ -31,7 +31,8 @@ CREDENTIALS = struct.Struct("3i")
 
 
 def notify(state: str) -> bool:
-    """Sends `READY=1`, `STATUS=...`, `WATCHDOG=1` or `STOPPING=1` (several lines may be joined by newlines).
+    """Sends `READY=1`, `STATUS=...`, `WATCHDOG=1`, `STOPPING=1` or `EXTEND_TIMEOUT_USEC=...` (several lines may be joined by
+    newlines).
 
     Never blocks, so that it may be called on an event loop. Returns whether it was handed over: False without
     `$NOTIFY_SOCKET`, and, with a warning, when the listener is gone or does not keep up.

@@ -40,6 +40,7 @@ class Process:
         self.main_pid: int | None = None
         """The command's own process, once the guardian has named it."""
         self.status = ""
+        self._extension = 0.0
         """The last `STATUS=` it sent."""
         self.log_from = _size(worker.log_file)
         """Where its output begins in the log, which earlier sessions may have begun. In bytes."""
@@ -100,9 +101,16 @@ class Process:
         while (message := self.notifications.receive()) is not None:
             said |= {word for word in ("READY", "WATCHDOG", "STOPPING") if message.get(word) == "1"}
             self.status = message.get("STATUS", self.status)
+            if (microseconds := message.get("EXTEND_TIMEOUT_USEC", "")).isdecimal():
+                self._extension = int(microseconds[:18]) / 1e6
             if message.get("MAINPID", "").isdigit():
                 self.main_pid = int(message["MAINPID"])
         return said
+
+    def take_extension(self) -> float:
+        """For how many more seconds the worker has asked since the last call; 0 where it has not."""
+        taken, self._extension = self._extension, 0.0
+        return taken
 
     def close(self) -> None:
         """Frees the notification address."""

@@ -287,7 +287,7 @@ class OrchestratorConfig(Config):
 
     shutdown_timeout_seconds: float = Field(default=30.0, gt=0)
     """After SIGTERM, the longest the daemon takes to drain, checkpoint and exit; after the last step, the longest it waits for
-    what environments left running."""
+    what environments left running. A step that is being committed is waited for beyond it, however long the disk takes."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Loopback port of the metrics endpoint; 0 takes a free one, which the log names."""

@@ -230,6 +230,7 @@ class Daemon:
             publish=lambda line: self._publish(endpoint, line),
             report_losses=self._report_losses,
             on_progress=self._watchdog.progress,
+            commit_in_progress=self._signals.commit_in_progress,
         )
         if checkpoint is not None:
             try:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,7 @@ class Dispatcher:
         publish: Callable[[MetricsLine], None],
         report_losses: Callable[[Report], None],
         on_progress: Callable[[], None],
+        commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._config = config
         self._scheduler = scheduler
@@ -105,6 +106,7 @@ class Dispatcher:
         self._tasks = tasks
         self._publish = publish
         self._on_progress = on_progress
+        self._commit_in_progress = commit_in_progress
         self._groups: dict[int, Group] = {}
         self._losses = Losses(config.schedule, report_losses)
         """Judged rollouts of groups that will not ship."""
@@ -118,8 +120,8 @@ class Dispatcher:
         """The scheduler waits until they have begun."""
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
-        self._shipping = False
-        """A step boundary is under way, so that the scheduler is a step ahead of the last commit."""
+        self._boundary_task: asyncio.Task[None] | None = None
+        """The last step boundary. While it is under way, the scheduler is a step ahead of the last commit."""
         self.finished = asyncio.Event()
         """The last step is committed."""
 
@@ -146,7 +148,7 @@ class Dispatcher:
         """Cancels what is in flight, lets judging and a step boundary finish, and writes the state that a resume goes on from.
 
         An environment that will not be cancelled is waited for during half of `shutdown_timeout_seconds`; the state needs
-        nothing of it.
+        nothing of it. A step boundary is waited for until its step is committed: nothing of it can be given up.
         """
         self._draining = True
         self.handle(DrainRequested())
@@ -156,12 +158,17 @@ class Dispatcher:
             async with asyncio.timeout(self._config.shutdown_timeout_seconds / 2):
                 await self.settle()
         except TimeoutError:
-            names = sorted(task.get_name() for task in self._work)
-            logger.error("%d tasks ignore their cancellation: %s", len(names), ", ".join(names[:8]))
-        if not (self.finished.is_set() or self._shipping):
+            names = sorted(task.get_name() for task in self._work - {self._boundary_task})
+            if names:
+                logger.error("%d tasks ignore their cancellation: %s", len(names), ", ".join(names[:8]))
+        if self._boundary_task is not None and not self._boundary_task.done():
+            logger.info("waiting for the commit of %s, however long it takes", self._boundary_task.get_name())
+            await asyncio.wait({self._boundary_task})
+        if not self.finished.is_set():
             checkpoint = self._checkpoint(self._sender.newest_step)
-            await in_thread(save, self._losses.report(), self._config.run_dir)
-            await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
+            with self._commit_in_progress():
+                await in_thread(save, self._losses.report(), self._config.run_dir)
+                await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
     async def settle(self) -> None:
         """Until every rollout, judgement and step boundary has ended."""
@@ -181,14 +188,15 @@ class Dispatcher:
             case JudgeGroup(group_id):
                 self._spawn(self._judge(self._groups[group_id]), f"judge {group_id}")
             case ShipBatch(step, group_ids):
-                self._spawn(self._ship(step, group_ids), f"step {step}")
+                self._boundary_task = self._spawn(self._ship(step, group_ids), f"step {step}")
             case Finish():
                 self.finished.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._tasks.create_task(work, name=name)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+        return task
 
     def _start_group(self, start: StartGroup) -> None:
         if self._began is None:
@@ -265,15 +273,14 @@ class Dispatcher:
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
         set_context(step=step)
-        self._shipping = True
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         lost, unrecorded = self._losses.take(step)
 
         def snapshot(so_far: MetricsLine) -> Checkpoint:
             return self._checkpoint(step, with_unrecorded(so_far, unrecorded) | self._metrics())
 
-        line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender).take()
-        self._shipping = False
+        with self._commit_in_progress():
+            line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender).take()
         for group_id in group_ids:
             del self._groups[group_id]
         self._on_progress()

@@ -1,5 +1,7 @@
 """SIGTERM and SIGINT of the daemon: the first asks it to drain; a second, or an end that takes too long, ends it at once.
 
+Too long is what can be given up. A commit in progress is waited for, however long the disk takes.
+
 Handlers are plain `signal.signal` ones, restored on exit, as uvicorn does it: they also run where a loop has no
 `add_signal_handler` or is about to start.
 """
@@ -12,15 +14,21 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from cluster.notify import notify
 from orchestrator.watchdog import describe_waits
 from transport.requests_to_stop import RequestsToStop
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_EXTENSION_SECONDS = 60.0
+"""That the supervisor is asked for again and again while a commit is waited for beyond the deadline."""
 
 
 class StopSignals:
@@ -34,6 +42,11 @@ class StopSignals:
         self._deadline: threading.Timer | None = None
         self._exit_code = 1
         """Of an end that takes too long."""
+        self._lock = threading.Lock()
+        self._commits = 0
+        """Under way."""
+        self._overdue = False
+        """The deadline has passed, and a commit is waited for."""
         self._former: dict[int, Any] = {}
 
     async def wait(self) -> None:
@@ -48,12 +61,27 @@ class StopSignals:
         """Of a daemon that the signal ended before its run was done: 128 + its number."""
         return 128 + (self._received or 0)
 
+    @contextmanager
+    def commit_in_progress(self) -> Iterator[None]:
+        """Lasts as long as a commit does: a deadline that passes meanwhile does not end the process, and begins anew after it."""
+        with self._lock:
+            self._commits += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._commits -= 1
+                again, self._overdue = self._overdue and not self._commits, self._overdue and bool(self._commits)
+            if again:
+                _ask_for(_EXTENSION_SECONDS + self._timeout_seconds)
+                self._begin_deadline(self._timeout_seconds)
+
     def end_in_time(self, exit_code: int) -> None:
         """The work is over, and the process would end with `exit_code`: sees to it that it does so within the timeout, which runs
         from the signal where there was one."""
         self._exit_code = exit_code
         if self._deadline is None:
-            self._begin_deadline()
+            self._begin_deadline(self._timeout_seconds)
 
     def __enter__(self) -> StopSignals:
         self._former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
@@ -75,19 +103,33 @@ class StopSignals:
             _leave(f"a second signal ({signal.Signals(number).name}): leaving at once", 128 + number)
         self._received = number
         if self._deadline is None:
-            self._begin_deadline()
+            self._begin_deadline(self._timeout_seconds)
         if self._waiting is not None:
             loop, event = self._waiting
             if not loop.is_closed():
                 loop.call_soon_threadsafe(event.set)
 
-    def _begin_deadline(self) -> None:
+    def _begin_deadline(self, seconds: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         # A thread, since what keeps the daemon from ending may well be a loop that does not run.
-        self._deadline = threading.Timer(self._timeout_seconds, self._too_late)
+        self._deadline = threading.Timer(seconds, self._too_late)
         self._deadline.daemon = True
         self._deadline.start()
 
     def _too_late(self) -> None:
+        with self._lock:
+            if not self._commits:
+                self._leave_behind()
+            self._overdue = True
+            _ask_for(_EXTENSION_SECONDS)
+            _say(
+                f"warning: shutdown_timeout_seconds = {self._timeout_seconds:g} are over, but a step is being committed: "
+                f"waiting for {describe_waits()}"
+            )
+            self._begin_deadline(_EXTENSION_SECONDS / 2)
+
+    def _leave_behind(self) -> None:
         running = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("environment"))
         threads = f" and for {len(running)} threads of environments ({running[0]}, ...)" if running else ""
         _leave(
@@ -99,6 +141,15 @@ class StopSignals:
 
 def _leave(message: str, code: int) -> None:
     """Ends the process from any thread, whatever the others do. What is committed is on disk."""
-    sys.stderr.write(f"error: {message}\n")
-    sys.stderr.flush()
+    _say(f"error: {message}")
     os._exit(code)
+
+
+def _ask_for(seconds: float) -> None:
+    """Asks the supervisor not to kill us for so long."""
+    notify(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

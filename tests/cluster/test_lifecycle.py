@@ -21,6 +21,7 @@ from cluster.events import (
     Instruction,
     Kill,
     Leaving,
+    NeedsTime,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -391,6 +392,20 @@ def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() ->
     assert job.handle(Tick(31.0)) == [Kill("task")]
     job.handle(Exited("task", 137, 31.1))
     assert job.last_deaths["task"] == "did not end within 30 s of saying so and was killed"
+
+
+def test_a_worker_that_needs_more_time_to_end_gets_it() -> None:
+    """It commits a step, and the disk is slow."""
+    job = running()
+    job.handle(NeedsTime("task", 60.0, 0.5))
+    assert job.deadline is None, "only while it ends"
+    job.handle(StopRequested("asked", 143, 10.0))
+    assert job.deadline == 40.0
+    job.handle(NeedsTime("task", 60.0, 30.0))
+    assert job.handle(Tick(40.0)) == []
+    job.handle(NeedsTime("task", 1.0, 50.0))
+    assert job.handle(Tick(89.0)) == []
+    assert job.handle(Tick(90.0)) == [Kill("task")]
 
 
 def test_a_silent_worker_is_not_asked_to_stop_as_well() -> None:

@@ -35,11 +35,12 @@ def assert_whole(config: OrchestratorConfig, steps: int = STEPS) -> None:
 
 
 @contextmanager
-def started(config: OrchestratorConfig) -> Iterator[subprocess.Popen[bytes]]:
-    """The daemon in a process, with its standard error in `stderr.txt`; killed if the block leaves it running."""
+def started(config: OrchestratorConfig, fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """The daemon in a process, with its standard error in `stderr.txt`; killed if the block leaves it running. `fault` is Python
+    that runs in it first."""
     directory = config.output_dir.parent
     (directory / "config.json").write_text(config.model_dump_json())
-    program = (
+    program = fault + (
         "import sys, pathlib; from orchestrator.config import OrchestratorConfig; from orchestrator.daemon import run; "
         "sys.exit(run(OrchestratorConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
     )

@@ -352,6 +352,39 @@ def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[.
     assert (config.run_dir / "checkpoints" / f"step_{checkpoint.step}" / "waiting-1.bin").exists()
 
 
+SLOW_DISK = """
+import pathlib, time
+import orchestrator.step as step
+write = step.write_checkpoint
+def slowly(run_dir, checkpoint, keep):
+    if checkpoint.step == 3:
+        (run_dir / "slow").touch()
+        while not (run_dir / "go").exists():
+            time.sleep(0.01)
+    write(run_dir, checkpoint, keep)
+step.write_checkpoint = slowly
+"""
+
+
+def test_a_commit_in_progress_is_waited_for_beyond_the_deadline(
+    make_config: Callable[..., OrchestratorConfig],
+) -> None:
+    config = make_config(shutdown_timeout_seconds=0.3)
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
+        with started(config, SLOW_DISK) as process:
+            wait_until((config.run_dir / "slow").exists)
+            process.send_signal(signal.SIGTERM)
+            stderr = config.output_dir.parent / "stderr.txt"
+            wait_until(lambda: "a step is being committed" in stderr.read_text() or process.poll() is not None)
+            (config.run_dir / "go").touch()
+            assert process.wait(20) == 128 + signal.SIGTERM
+        assert published_steps(config.run_dir / "checkpoints")[-1] == 3
+        assert "drained; the run can be resumed after step 3" in (config.run_dir / "orchestrator.log").read_text()
+        assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
+        assert trainer.steps_trained == list(range(1, STEPS + 1))
+    assert_whole(config)
+
+
 def test_threads_that_never_end_hold_up_neither_the_run_nor_its_end(
     make_config: Callable[..., OrchestratorConfig],
 ) -> None:
