@@ -21,21 +21,23 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 Digest = dict[str, str]
 """By number of the layer, `""` for what is in none: a sum as 16 hexadecimal digits."""
 
-_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
-"""Hashed at once: what fits into a cache, and what keeps a GPU busy."""
+_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 22}
+"""Hashed at once: what fits into a cache, and what keeps a GPU busy and takes it 100 MB."""
 
 _MODULUS = 1 << 64
 
 
-def hash_sum(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of the hashes of `tensor`'s elements, rounded to `dtype`: int64 `[]`, modulo 2^64, on its device.
+def hash_sum(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """The sum of the hashes of `tensor`'s elements, rounded to `dtype`: int64 `[]`, modulo 2^64. `device`: where to compute, by
+    default where the tensor is.
 
     Zero, of either sign, is hashed to 0. The hash multiplies and shifts as in Steele et al., "Fast splittable pseudorandom
     number generators", 2014, and is a bijection of the bits.
     """
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in tensor.detach().reshape(-1).split(_ELEMENTS.get(tensor.device.type, 1 << 20)):
-        values = part.to(dtype).float() + 0.0  # which makes -0.0 a 0.0
+    device = device or tensor.device
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    for part in tensor.detach().reshape(-1).split(_ELEMENTS.get(device.type, 1 << 20)):
+        values = part.to(device).to(dtype).float() + 0.0  # which makes -0.0 a 0.0
         bits = values.view(torch.int32).to(torch.int64)
         bits *= -0x40A7B892E31B1A47
         bits ^= bits >> 30

@@ -113,7 +113,7 @@ def written_weights(
     """Name and `hash_sum` of each tensor of a checkpoint. `tied`: the output layer is the embedding, whatever the file says."""
     for name, tensor in read_tensors(directory):
         if tensor.is_floating_point() and not (tied and name == "lm_head.weight"):
-            yield name, hash_sum(tensor.to(device), dtype)
+            yield name, hash_sum(tensor, dtype, device)
 
 
 def held_adapter(modules: dict[str, nn.Module], slot: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
