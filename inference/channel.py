@@ -67,13 +67,20 @@ class Channel:
     server, a failure or a cancelled call."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], connect_timeout_seconds: float, pace: Pace, threads: Executor
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        connect_timeout_seconds: float,
+        pace: Pace,
+        threads: Executor,
+        tls: ssl.SSLContext,
     ) -> None:
+        """`tls`: for an `https` URL."""
         parts = urlsplit(url)
         self.url = url
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._ssl = tls if parts.scheme == "https" else None
         self._path = parts.path
         lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())

@@ -77,6 +77,12 @@ class InferenceConfig(Config):
     log_file: Path | None = None
     """Where vLLM's output goes. Unset: standard error."""
 
+    @property
+    def scheme(self) -> str:
+        """Of its URL: `https` where `extra_args` give vLLM a certificate."""
+        secure = any(argument.split("=")[0] == "--ssl-certfile" for argument in self.extra_args)
+        return "https" if secure else "http"
+
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> InferenceConfig:
         if self.api_key_file is None and not is_loopback(self.host):
@@ -90,7 +96,8 @@ class PoolConfig(Config):
     """The servers an orchestrator sends rollouts to, and how it treats them."""
 
     urls: list[str] = ["http://127.0.0.1:8000"]
-    """Base URLs, one a server. Empty unless set where `dns` or `urls_file` is; all that are set count together."""
+    """Base URLs, one a server, `http` or `https`. Empty unless set where `dns` or `urls_file` is; all that are set count
+    together."""
 
     dns: str | None = None
     """`http://NAME:PORT`, where every address that NAME resolves to is a server, looked up again and again."""
@@ -105,6 +112,9 @@ class PoolConfig(Config):
 
     api_key_file: Path | None = None
     """A file holding the bearer token to send."""
+
+    ca_file: Path | None = None
+    """Certificates (PEM) of the authorities that servers under `https` are trusted by. Unset: those that this machine trusts."""
 
     max_concurrent_requests_per_server: int = Field(default=256, ge=1)
     """Requests in flight to one server; further ones wait in the pool. With `capacity = "adaptive"` the most there may be."""

@@ -8,8 +8,10 @@ a large read buffer. Model calls by the binary route go by a `channel` of each s
 from __future__ import annotations
 
 import asyncio
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from pathlib import Path
 from types import TracebackType
 
 import aiohttp
@@ -35,6 +37,7 @@ class Connections:
         self._headers = {"Accept-Encoding": "identity"}
         if config.api_key_file is not None:
             self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
+        self._tls = _tls_of(config.ca_file)
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession
         self._pace = Pace()
@@ -43,7 +46,8 @@ class Connections:
 
     def channel(self, url: str) -> Channel:
         """A channel to the server at `url`, closed with these connections."""
-        channel = Channel(url, self._headers, self._config.connect_timeout_seconds, self._pace, self._threads)
+        timeout = self._config.connect_timeout_seconds
+        channel = Channel(url, self._headers, timeout, self._pace, self._threads, self._tls)
         self._channels.append(channel)
         return channel
 
@@ -66,13 +70,23 @@ class Connections:
 
     def _open(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._tls),
             # The pool holds the deadline of a whole request; only the connect has one here.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_seconds),
             read_bufsize=READ_BUFFER_BYTES,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+
+def _tls_of(ca_file: Path | None) -> ssl.SSLContext:
+    """How servers under `https` prove who they are: by a certificate for their name. Raises `ValueError`, naming the file."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # of the file or of what it holds
+        raise ValueError(
+            f"ca_file = {str(ca_file)!r}: {error.strerror or error}; a file with certificates in PEM is expected"
+        ) from error
 
 
 async def call(

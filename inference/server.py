@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -60,6 +61,7 @@ def serve(config: InferenceConfig, on_ready: Callable[[], None], beat: Callable[
     try:
         check_configuration(config)
         environment = server_environment(config)
+        config = config.model_copy(update={"host": address_of(config.host)})
         _check_port(config.host, config.port)
     except (ValueError, OSError) as error:
         logger.error("inference: %s", error)
@@ -163,6 +165,13 @@ def _on_cpu() -> bool:
         return False
 
 
+def address_of(host: str) -> str:
+    """The one address of `host` that vLLM is to listen on, and that is looked at: of a name that has several the first of IPv4,
+    which vLLM takes, too. Raises `OSError` for a name that has none."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda entry: entry[0] is not socket.AF_INET)[4][0])
+
+
 def _check_port(host: str, port: int) -> None:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -243,9 +252,9 @@ def _watch(
             stage = "by itself" if ready else "before it was ready"
             logger.error("inference: vLLM on port %d ended %s with exit code %d%s", config.port, stage, code, where)
             return EXIT_FAILED
-        if not ready and _healthy(config.host, config.port):
+        if not ready and _healthy(config):
             ready = True
-            logger.info("inference: vLLM is ready on http://%s:%d", config.host, config.port)
+            logger.info("inference: vLLM is ready on %s://%s:%d", config.scheme, config.host, config.port)
             on_ready()
         if ready:
             deaf_since = math.inf if _listens(config.host, config.port) else min(deaf_since, time.monotonic())
@@ -273,8 +282,16 @@ def _listens(host: str, port: int) -> bool:
     return False
 
 
-def _healthy(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1" if host == "0.0.0.0" else host, port, timeout=5)
+def _healthy(config: InferenceConfig) -> bool:
+    host = "127.0.0.1" if config.host == "0.0.0.0" else config.host
+    if config.scheme == "https":
+        # It is our own child at its address, for which its certificate need not be.
+        unverified = ssl._create_unverified_context()
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, config.port, timeout=5, context=unverified
+        )
+    else:
+        connection = http.client.HTTPConnection(host, config.port, timeout=5)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == http.HTTPStatus.OK

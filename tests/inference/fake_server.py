@@ -7,6 +7,7 @@ that a test can read off which weights answered. Real sockets, the real wire enc
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +42,8 @@ def digest_of(version: int) -> dict[str, str]:
 class FakeServer:
     """Serves on a free port of loopback while it is entered."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.version = 0
         """Of what it computes."""
         self.held = 0
@@ -96,9 +98,9 @@ class FakeServer:
         app.add_routes([web.route(method, path, self._handle) for method, path in ROUTES])
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls).start()
         self.port = int(self._runner.addresses[0][1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     async def vanish(self) -> None:
         """Stops listening and cuts every connection, as a killed process does."""

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,45 @@ def test_a_server_that_closes_its_port_and_does_not_end_is_killed(
     assert began == [True]
     assert "listens no more, and does not end: it is killed" in caplog.text
     assert children() == []
+
+
+@pytest.mark.slow
+def test_a_ready_server_on_a_name_of_two_addresses_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM listens on the IPv4 address of a name. Looked for at the other one, it would be killed for being deaf."""
+    stand_in(monkeypatch, HEALTHY)
+    monkeypatch.setattr(server, "DEAF_SECONDS", 0.0)
+    beats: list[bool] = []
+
+    def beat() -> None:
+        beats.append(True)
+        if len(beats) == 4:
+            stop_this_process()
+
+    with addresses(monkeypatch, "localhost", "::1", "127.0.0.1"):
+        assert server.serve(config_of(tmp_path, {}, host="localhost"), lambda: None, beat) == 143
+    assert len(beats) >= 4
+
+
+def test_vllm_is_given_the_address_that_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    with addresses(monkeypatch, "both", "::1", "127.0.0.1"):
+        assert server.address_of("both") == "127.0.0.1"
+    with addresses(monkeypatch, "only-six", "::1"):
+        assert server.address_of("only-six") == "::1"
+    assert [server.address_of(host) for host in ("0.0.0.0", "::", "127.0.0.2")] == ["0.0.0.0", "::", "127.0.0.2"]
+
+
+@contextmanager
+def addresses(monkeypatch: pytest.MonkeyPatch, name: str, *found: str) -> Iterator[None]:
+    """A name server that answers `name` with these, in this order."""
+    ask = socket.getaddrinfo
+
+    def answer(host: Any, *arguments: Any, **named: Any) -> list[Any]:
+        hosts = found if host == name else [host]
+        return [result for each in hosts for result in ask(each, *arguments, **named)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", answer)
+        yield
 
 
 @pytest.mark.slow

@@ -1,0 +1,125 @@
+"""Servers under `https`, with certificates of an authority that only the test knows."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from inference import server
+from inference.base import InferenceError, SamplingParameters
+from inference.config import InferenceConfig, PoolConfig
+from inference.connection import Connections
+from inference.pool import InferencePool
+from tests.inference.fake_server import FakeServer, weight_update
+from tests.inference.test_server import HEALTHY, config_of, stand_in, stop_this_process
+
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=4, stop_token_ids=())
+
+
+@dataclass
+class Identity:
+    """A server's certificate for 127.0.0.1, by its own authority, which is the certificate itself."""
+
+    certificate: Path
+    key: Path
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+def make_identity(directory: Path) -> Identity:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    directory.mkdir()
+    (directory / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (directory / "key.pem").write_bytes(key.private_bytes(*form))
+    return Identity(directory / "certificate.pem", directory / "key.pem")
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Identity:
+    return make_identity(tmp_path_factory.mktemp("tls") / "server")
+
+
+async def test_a_pool_speaks_to_a_server_under_https(identity: Identity) -> None:
+    async with FakeServer(identity.context) as fake:
+        pool = InferencePool(PoolConfig(urls=[fake.url], ca_file=identity.certificate), "model")
+        try:
+            await pool.start()
+            await pool.update_weights(weight_update(3))
+            turn = await pool.generate(np.arange(2, dtype=np.int32), SAMPLING, affinity="a")
+        finally:
+            await pool.close()
+        assert fake.url.startswith("https://")
+        assert (turn.policy_version, turn.completion_ids.tolist()) == (3, [3] * 4)
+
+
+@pytest.mark.slow
+async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(identity: Identity, tmp_path: Path) -> None:
+    stranger = make_identity(tmp_path / "stranger")
+    async with FakeServer(identity.context) as fake:
+        for ca_file in (None, stranger.certificate):
+            config = PoolConfig(urls=[fake.url], ca_file=ca_file, startup_timeout_seconds=0.3)
+            pool = InferencePool(config, "model")
+            with pytest.raises(InferenceError, match="certificate verify failed"):
+                await pool.start()
+            await pool.close()
+        assert not fake.answers
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_what_holds_no_certificates_is_refused_by_name(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=r"ca_file = '.*ca\.pem': .*; a file with certificates in PEM is expected"):
+        Connections(PoolConfig(ca_file=path))
+
+
+@pytest.mark.slow
+def test_a_server_of_ours_may_have_a_certificate(
+    identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped = f"""
+import http.server, ssl
+class Secure(http.server.HTTPServer):
+    def server_activate(self):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain({str(identity.certificate)!r}, {str(identity.key)!r})
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        super().server_activate()
+"""
+    stand_in(monkeypatch, wrapped + HEALTHY.replace("http.server.HTTPServer(", "Secure("))
+    arguments = ["--ssl-certfile", str(identity.certificate), "--ssl-keyfile", str(identity.key)]
+    config = config_of(tmp_path, {}, extra_args=arguments)
+    with caplog.at_level("INFO"):
+        assert server.serve(config, stop_this_process) == 143
+    assert f"vLLM is ready on https://127.0.0.1:{config.port}" in caplog.text
+    assert InferenceConfig(model="m", extra_args=["--ssl-certfile=c"]).scheme == "https"
