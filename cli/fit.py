@@ -93,9 +93,16 @@ def _check_names(runs: Mapping[str, OrchestratorConfig]) -> None:
 def _pool_of(job: JobConfig, name: str, pool: PoolConfig) -> PoolConfig:
     """A run's idea of the servers, with what the job knows of them."""
     servers = job.inference
+    if not servers.replicas:
+        if not pool.model_fields_set & {"urls", "dns", "urls_file"}:
+            raise ValueError(
+                f"inference.replicas = 0 starts no server, and {name} names none that runs already: write urls = "
+                f'["http://HOST:PORT"] under [{name}], or dns, or urls_file'
+            )
+        return pool
     host = WILDCARD_HOSTS.get(servers.host, f"[{servers.host}]" if ":" in servers.host else servers.host)
     ports = range(servers.port, servers.port + servers.replicas)
-    derived = {"urls": [f"http://{host}:{port}" for port in ports], "api_key_file": servers.api_key_file}
+    derived = {"urls": [f"{servers.scheme}://{host}:{port}" for port in ports], "api_key_file": servers.api_key_file}
     for key, value in derived.items():
         if key in pool.model_fields_set and getattr(pool, key) != value:
             raise ValueError(

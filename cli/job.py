@@ -43,8 +43,9 @@ class GpuConfig(Config):
 class ServersConfig(InferenceConfig):
     """The vLLM servers, all alike."""
 
-    replicas: int = Field(default=1, ge=1)
-    """Servers, each with the whole model, on `port` and the ports after it."""
+    replicas: int = Field(default=1, ge=0)
+    """Servers, each with the whole model, on `port` and the ports after it. 0 starts none: `[orchestrator.inference]` then says
+    where servers are that run already, and `max_model_len` and `lora` what they were started with."""
 
 
 class SharedRunConfig(OrchestratorConfig):

@@ -32,6 +32,7 @@ from cli.workers import needs_servers, worker_of, workers_of
 from cluster.events import ENDED, Outcome, State, Worker
 from cluster.job import Job, WorkerView
 from cluster.process import last_lines
+from inference.sources import Sources
 from transport.atomic import write_atomically
 
 POLL_SECONDS = 0.5
@@ -57,6 +58,9 @@ def main(arguments: list[str]) -> int:
         _say_that_all_is_done(config, console)
         return 0
     console.print(f"model {config.model}", highlight=False)
+    if not config.inference.replicas:
+        servers = Sources(config.orchestrator.inference).describe()
+        console.print(f"inference by servers that run already: {servers}", highlight=False)
     if len(config.runs) > config.trainer.max_runs:
         console.print(
             f"{len(config.runs)} runs for trainer.max_runs = {config.trainer.max_runs} places: the others wait their turn",

@@ -9,6 +9,7 @@ import pytest
 from cli.errors import UserError
 from cli.job import JobConfig
 from cli.load import load, to_toml
+from cli.output import check_ports
 from cli.workers import sections_of, workers_of
 from inference.config import InferenceConfig
 
@@ -120,6 +121,32 @@ def test_several_servers_are_known_to_every_run(file: Path) -> None:
     assert {worker.max_restarts for worker in workers.values()} == {3}
     assert "gpus.inference = [1] are fewer than inference.tensor_parallel_size x inference.replicas = 2" in complaint(
         file, "max_model_len", "replicas = 2\nmax_model_len", "--gpus.inference", "[1]"
+    )
+
+
+def test_a_job_may_use_servers_that_run_already(file: Path) -> None:
+    file.write_text(
+        file.read_text().replace("[inference]", "[inference]\nreplicas = 0")
+        + '\n[orchestrator.inference]\nurls = ["https://gpu.example:8443"]\nprotocol = "openai"\napi_key_file = "key"\n'
+    )
+    job = load(JobConfig, file, ["--gpus.trainer", "[0]"])
+    assert {tuple(run.inference.urls) for run in job.every_run} == {("https://gpu.example:8443",)}
+    assert {run.inference.protocol for run in job.every_run} == {"openai"}
+    assert {run.inference.api_key_file for run in job.every_run} == {Path("key")}
+    assert list(sections_of(job)) == ["trainer", "orchestrator_plain", "orchestrator_quick", "orchestrator_guess"]
+    workers = workers_of(job, dict.fromkeys(sections_of(job), file))
+    assert [worker.name for worker in workers] == list(sections_of(job))
+    check_ports(job.inference)
+    job = load(
+        JobConfig, file, ["--orchestrator.inference.urls", "[]", "--orchestrator.inference.dns", "http://vllm:8000"]
+    )
+    assert {run.inference.dns for run in job.every_run} == {"http://vllm:8000"}
+
+
+def test_a_job_without_servers_must_say_where_they_are(file: Path) -> None:
+    assert (
+        "inference.replicas = 0 starts no server, and orchestrator.inference names none that runs already"
+        in complaint(file, "[inference]", "[inference]\nreplicas = 0")
     )
 
 

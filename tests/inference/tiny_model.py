@@ -20,6 +20,11 @@ VOCABULARY = 260
 
 END = 257
 
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<start>{{ message.role }}\n{{ message.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
+)
+
 
 def write_tokenizer(directory: Path) -> None:
     """A byte-level tokenizer whose ids are exactly those of the model's vocabulary."""
@@ -33,6 +38,7 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<start>", "<end>", "<pad>", "<unused>")])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
     fast.save_pretrained(directory)
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
 def make_model(directory: Path, *, moe: bool, seed: int) -> Any:

@@ -1,0 +1,48 @@
+"""A whole job on a vLLM that runs already: `counterpoint run` starts none, uses that one, and leaves it running."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from cli.status import look
+from inference.client import BinaryClient
+from inference.config import PoolConfig
+from inference.connection import Connections
+from tests.inference.conftest import ServerProcess
+from tests.job.jobs import RunningJob, assert_nothing_is_left, settings
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+STEPS = 2
+
+
+def settings_of(server: ServerProcess, output_dir: Path) -> dict[str, Any]:
+    job = settings(output_dir)
+    inference = {"replicas": 0, "max_model_len": server.config.max_model_len}
+    orchestrator = job["orchestrator"] | {"steps": STEPS, "inference": {"urls": [server.url]}}
+    return job | {"model": server.config.model, "inference": inference, "orchestrator": orchestrator}
+
+
+async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, tmp_path: Path) -> None:
+    file, output_dir = tmp_path / "job.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(settings_of(moe_server, output_dir)))
+    job = RunningJob(file, output_dir)
+    try:
+        assert job.wait() == 0, job.output()
+    finally:
+        job.end()
+    assert_nothing_is_left(job)
+    assert f"inference by servers that run already: {moe_server.url}" in job.output()
+    found = look(output_dir)
+    assert [worker["name"] for worker in found.recorded["workers"]] == ["trainer", "orchestrator"]
+    assert found.last_errors() == {}
+    summary = json.loads((output_dir / "summary.json").read_text())
+    assert (summary["outcome"], summary["steps"]["shipped"], summary["steps"]["trained"]) == ("done", STEPS, STEPS)
+    async with Connections(PoolConfig()) as connections:
+        await BinaryClient(moe_server.url, connections).identify()  # it serves on
+    assert "proven in" in (output_dir / "orchestrator.log").read_text()
