@@ -21,8 +21,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 Digest = dict[str, str]
 """By number of the layer, `""` for what is in none: a sum as 16 hexadecimal digits."""
 
-_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 22}
-"""Hashed at once: what fits into a cache, and what keeps a GPU busy and takes it 100 MB."""
+_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 22}
+"""Hashed at once: what torch computes in one thread, since several would wait for one another on a busy machine at each of ten
+passes; and what keeps a GPU busy and takes it 100 MB."""
 
 _MODULUS = 1 << 64
 
