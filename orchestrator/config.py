@@ -275,6 +275,9 @@ class OrchestratorConfig(Config):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints of the orchestrator's state kept (one is written a step). What the trainer may ask for is in `rollouts/`."""
 
+    keep_rollouts: int = Field(default=1000, ge=1)
+    """Steps whose records in `rollouts/` are kept, for people and tools. What the trainer may still ask for is kept."""
+
     stall_warning_seconds: float = Field(default=60.0, gt=0)
     """Without progress for this long, the watchdog says what is awaited and since when."""
 

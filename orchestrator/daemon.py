@@ -220,6 +220,7 @@ class Daemon:
                 {environment.name: environment.state_columns for environment in config.environments},
                 gather_chunk_size=config.gather_chunk_size,
                 keep_checkpoints=config.keep_checkpoints,
+                keep_rollouts=config.keep_rollouts,
                 dump=_dump_header(config, environments) if config.dump_raw_rollouts else None,
                 merge_chunk=merge_chunk,
                 transcribe=_transcriber(config, loaded.chat),

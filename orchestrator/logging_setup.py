@@ -27,6 +27,9 @@ _CONTEXT: dict[str, contextvars.ContextVar[Any]] = {
     "run": run_context, "step": step_context, "group": group_context, "rollout": rollout_context,
 }  # fmt: skip
 
+LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
+"""Of the log's file, and how many full ones are kept beside it."""
+
 
 def set_context(*, step: int | None = None, group: int | None = None, rollout: str | None = None) -> None:
     """Says what the current task works on; whatever it inherited from the task that started it is forgotten."""
@@ -75,11 +78,12 @@ class _ContextHandler(logging.handlers.QueueHandler):
 
 @contextmanager
 def logging_to(path: Path, log_format: Literal["text", "json"]) -> Iterator[None]:
-    """Sends records of level INFO and above of every logger to `path` (appended) and stderr while the block lasts.
+    """Sends records of level INFO and above of every logger to `path` (appended) and stderr while the block lasts. A file that is
+    full becomes `path`.1, that one `path`.2 and so on; the oldest is removed.
 
     Raises `OSError` when the file cannot be opened. On exit, everything queued is written and the former set-up is back.
     """
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=OLD_LOGS, encoding="utf-8")
     file.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setFormatter(TextFormatter())

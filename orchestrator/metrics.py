@@ -21,9 +21,8 @@ from prometheus_client.registry import Collector
 from orchestrator.failures import PREFIX, failures_in_words, sum_failures
 from orchestrator.offences import offences_of
 from orchestrator.run_directory import ConfigurationError
-from transport.atomic import write_atomically
 from transport.faults import is_lasting
-from transport.lines import read_lines
+from transport.lines import lines_from_end, replace_end
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +31,30 @@ MetricsLine = dict[str, Any]
 
 
 def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> None:
-    """Makes the file hold the steps up to `newest_step` once each: later and torn lines go, `committed` fills what is missing."""
-    lines: dict[int, bytes] = {}
-    for raw, line in read_lines(path):
-        if isinstance(step := line.get("step"), int) and step <= newest_step:
-            lines.setdefault(step, raw)
-    for line in committed:
-        if line["step"] <= newest_step:
-            lines.setdefault(line["step"], orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-    missing = [step for step in range(1, newest_step + 1) if step not in lines]
+    """Makes the file hold the steps up to `newest_step` once each: later and torn lines go, `committed` fills what is missing.
+
+    Reads the file from its end to the first line of a step before those that `committed` holds: what lies further back was on
+    the disk before they were committed. Raises `OSError`; the lines of `committed` are then still to be had.
+    """
+    restored = {line["step"]: line for line in committed if line["step"] <= newest_step}
+    first = min(restored, default=newest_step)
+    lines = {step: orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for step, line in restored.items()}
+    before, found = 0, b""
+    start = 0
+    for start, raw, line in lines_from_end(path):
+        step = line.get("step") if line is not None else None
+        if isinstance(step, int) and step < first:
+            before, start = step, start + len(raw)
+            break
+        if isinstance(step, int) and step <= newest_step:
+            lines[step] = raw  # of several, the first one written is met last
+        found = raw + found
+    missing = [step for step in range(before + 1, newest_step + 1) if step not in lines]
     if missing:
         logger.warning("%s: the lines of steps %s are lost; no checkpoint kept holds them", path, missing)
     after = b"".join(lines[step] for step in sorted(lines))
-    if after != (path.read_bytes() if path.exists() else b""):
-        write_atomically(path, after)
+    if after != found:
+        replace_end(path, start, after)
 
 
 def log_step(line: Mapping[str, Any], total_steps: int) -> None:

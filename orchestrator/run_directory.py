@@ -101,6 +101,18 @@ def finish_deletion(run_dir: Path) -> None:
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
+def prune_rollouts(run_dir: Path, newest_step: int, keep: int) -> None:
+    """Removes `rollouts/step_N`, but for the newest `keep` steps and those whose batch the trainer may still ask for. Blocks.
+
+    It looks back step by step until there is nothing, so it costs what it removes. Raises `OSError`.
+    """
+    step = newest_step - keep
+    while (directory := run_dir / "rollouts" / f"step_{step}").is_dir():
+        if not (directory / "batch.bin").exists():
+            remove_directory(directory)
+        step -= 1
+
+
 def rewind(run_dir: Path, newest_step: int) -> None:
     """Removes what a killed process left beyond its last commit: rollouts that were never sent, and half-written directories."""
     for parent in (run_dir / "rollouts", run_dir / "raw_rollouts", run_dir / "checkpoints"):

@@ -20,6 +20,7 @@ from orchestrator.checkpoint import Checkpoint, write_checkpoint
 from orchestrator.dump import DumpHeader, write_dump
 from orchestrator.metrics import MetricsLine
 from orchestrator.records import write_records
+from orchestrator.run_directory import prune_rollouts
 from orchestrator.step_metrics import step_metrics
 from orchestrator.threads import computed, in_thread
 from orchestrator.trajectories import assemble_batch, merge_rollout
@@ -54,6 +55,7 @@ class StepBoundary:
     state_columns: Mapping[str, Sequence[str]]
     gather_chunk_size: int | None = None
     keep_checkpoints: int = 2
+    keep_rollouts: int = 1000
     dump: DumpHeader | None = None
     """The header of every step's dump, but for what differs by step; None: no dumps."""
     merge_chunk: MergeChunk | None = None
@@ -181,6 +183,7 @@ class Taking:
         # The disk is waited for as seldom as can be: lines since the last time are all in checkpoints that are still kept.
         durable = self.step % self.boundary.keep_checkpoints == 0
         append_line(self.boundary.run_dir / "metrics.jsonl", self.line, durable=durable)
+        prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
 
     def _durations(self) -> MetricsLine:
         return {f"phase/{name}": seconds for name, seconds in self.seconds.items()}

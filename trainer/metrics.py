@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
 from transport.atomic import write_atomically
-from transport.lines import append_line, read_lines
+from transport.lines import append_line, lines_from_end, object_in
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +26,22 @@ class MetricsFile:
         append_line(self.path, line)
 
     def truncate(self, run_id: str, step: int) -> None:
-        """Removes the lines of `run_id` beyond `step`, whose training is to be repeated, and lines that are torn."""
-        kept = [raw for raw, line in read_lines(self.path) if not _beyond(line, run_id, step)]
-        before = self.path.stat().st_size if self.path.exists() else 0
-        if sum(map(len, kept)) != before:
-            logger.info("%s: removed the lines of run %s beyond step %d", self.path, run_id, step)
-            write_atomically(self.path, *kept)
+        """Removes the lines of `run_id` beyond `step`, whose training is to be repeated, and torn ones since its line of `step`.
+        No more than was written since then is held. Raises `OSError`."""
+        first = None
+        for start, _, line in lines_from_end(self.path):
+            if line is not None and line.get("run_id") == run_id and not _beyond(line, run_id, step):
+                break
+            if line is None or _beyond(line, run_id, step):
+                first = start
+        if first is None:
+            return
+        logger.info("%s: removing the lines of run %s beyond step %d", self.path, run_id, step)
+        with self.path.open("rb") as file:
+            before = memoryview(mmap.mmap(file.fileno(), first, access=mmap.ACCESS_READ) if first else b"")
+            file.seek(first)
+            since = [raw for raw in file if (line := object_in(raw)) is not None and not _beyond(line, run_id, step)]
+        write_atomically(self.path, before, *since)
 
 
 def _beyond(line: Mapping[str, MetricValue], run_id: str, step: int) -> bool:

@@ -53,14 +53,52 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         return
     with path.open("rb") as file:
         for raw in file:
-            try:
-                line = orjson.loads(raw) if raw.endswith(b"\n") else None
-            except orjson.JSONDecodeError:
-                line = None
-            if isinstance(line, dict):
+            if (line := object_in(raw)) is not None:
                 yield raw, line
             else:
                 logger.warning("%s: dropping a torn line of %d bytes", path, len(raw))
+
+
+def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """The lines of a file, the last one first: where each begins, its bytes with the newline, and its object, or None for what is
+    none or has no newline. Nothing where there is no file. Reads a block at a time; raises `OSError`."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        start, rest = file.seek(0, os.SEEK_END), b""
+        while start:
+            size = min(_BLOCK_BYTES, start)
+            start -= size
+            data = os.pread(file.fileno(), size, start) + rest
+            *ended, last = data.split(b"\n")
+            lines = [line + b"\n" for line in ended] + ([last] if last else [])
+            rest = lines.pop(0) if start else b""  # it may have begun in the block before
+            end = start + len(data)
+            for raw in reversed(lines):
+                end -= len(raw)
+                yield end, raw, object_in(raw)
+
+
+def replace_end(path: Path, start: int, data: bytes) -> None:
+    """Replaces what the file holds from `start` on, on the disk when this returns. Were it interrupted, the file's end would be
+    missing: for what can be had again. Raises `OSError`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.ftruncate(descriptor, start)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        write_buffers(descriptor, [data])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def object_in(raw: bytes) -> dict[str, Any] | None:
+    """What a line holds; None where that is no JSON object, or the line has no newline."""
+    try:
+        line = orjson.loads(raw) if raw.endswith(b"\n") else None
+    except orjson.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:

@@ -10,12 +10,14 @@ from pathlib import Path
 import orjson
 import pytest
 
+from orchestrator import logging_setup
 from orchestrator.logging_setup import logging_to, set_context
 from orchestrator.run_directory import (
     ConfigurationError,
     RunEvictedError,
     check_control,
     finish_deletion,
+    prune_rollouts,
     rewind,
     taken_over,
     write_config,
@@ -109,3 +111,34 @@ async def test_the_log_says_which_group(tmp_path: Path, log_format: str, capsys:
         assert first["message"] == "hello you"
         assert (first["group"], first["rollout"], first["level"]) == (7, "7-1", "INFO")
         assert "ValueError: broken" in second["exception"]
+
+
+def test_old_rollouts_are_removed_but_not_what_the_trainer_may_ask_for(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        with publish_directory(tmp_path / "rollouts" / f"step_{step}") as directory:
+            (directory / "rollouts.jsonl").write_bytes(b"{}\n")
+            if step >= 7:
+                (directory / "batch.bin").write_bytes(b"")
+    prune_rollouts(tmp_path, 10, 12)
+    assert published_steps(tmp_path / "rollouts") == list(range(1, 11))
+    prune_rollouts(tmp_path, 10, 2)
+    assert published_steps(tmp_path / "rollouts") == [7, 8, 9, 10]
+    (tmp_path / "rollouts/step_7/batch.bin").unlink()
+    prune_rollouts(tmp_path, 10, 2)
+    assert published_steps(tmp_path / "rollouts") == [8, 9, 10]
+    (tmp_path / "rollouts/step_8/batch.bin").unlink()
+    (tmp_path / "rollouts/step_9/batch.bin").unlink()
+    prune_rollouts(tmp_path, 10, 2)
+    assert published_steps(tmp_path / "rollouts") == [9, 10]
+
+
+def test_a_full_log_is_put_aside_and_the_oldest_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging_setup, "LOG_BYTES", 2000)
+    path = tmp_path / "orchestrator.log"
+    with logging_to(path, "text"):
+        for number in range(400):
+            logging.getLogger("test").info("line %d of some length", number)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["orchestrator.log", *(f"orchestrator.log.{n}" for n in range(1, 5))]
+    assert all(file.stat().st_size <= 2000 for file in files)
+    assert "line 399 " in path.read_text()

@@ -135,6 +135,27 @@ def test_metrics_of_repeated_steps_are_removed(tmp_path: Path) -> None:
     assert [(line["run_id"], line["step"]) for line in left] == [("a", 1), ("b", 1), ("b", 2)]
 
 
+def test_metrics_are_read_no_further_back_than_the_step_that_training_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    lines = [{"run_id": run_id, "step": step, "pad": "x" * 100} for step in range(1, 3001) for run_id in ("a", "b")]
+    metrics.path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    read = 0
+    pread = os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal read
+        read += length
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    metrics.truncate("a", 2998)
+    assert read <= 2**16
+    left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
+    assert left == [line for line in lines if line["run_id"] == "b" or line["step"] <= 2998]
+
+
 def test_checkpoints_of_runs_that_were_deleted_meanwhile_are_set_aside(tmp_path: Path) -> None:
     for run_id in ("kept", "deleted"):
         (tmp_path / "trainer" / run_id / "checkpoints" / "step_1").mkdir(parents=True)
