@@ -139,7 +139,9 @@ def test_metrics_are_read_no_further_back_than_the_step_that_training_goes_on_fr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    lines = [{"run_id": run_id, "step": step, "pad": "x" * 100} for step in range(1, 3001) for run_id in ("a", "b")]
+    lines: list[dict[str, Any]] = [
+        {"run_id": run_id, "step": step, "pad": "x" * 100} for step in range(1, 3001) for run_id in ("a", "b")
+    ]
     metrics.path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     read = 0
     pread = os.pread
