@@ -52,11 +52,13 @@ def check_run(name: str, run: OrchestratorConfig, servers: InferenceConfig, trai
     dot = f"{name}." if name else ""
     if not run.environments:
         raise ValueError(f"{dot}environments is required and not set: what is the run to learn?")
-    if run.sampling.max_tokens >= servers.max_model_len:
-        raise ValueError(
-            f"{dot}sampling.max_tokens = {run.sampling.max_tokens} leaves no room for a prompt in "
-            f"inference.max_model_len = {servers.max_model_len}"
-        )
+    for position, environment in enumerate(run.environments):
+        own = "" if environment.sampling.max_tokens is None else f"environments[{position}]."
+        if (longest := run.sampling_of(environment).max_tokens) >= servers.max_model_len:
+            raise ValueError(
+                f"{dot}{own}sampling.max_tokens = {longest} leaves no room for a prompt in "
+                f"inference.max_model_len = {servers.max_model_len}"
+            )
     lora = run.training.lora
     if lora is None and trainer.max_runs > 1:
         raise ValueError(

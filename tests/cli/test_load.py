@@ -86,6 +86,11 @@ def test_a_resolved_job_loads_to_itself(job_file: Path, tmp_path: Path) -> None:
         ("[trainer]", "[trainer]\nseed = 7", ["trainer.seed = 7 differs from seed = 0", "once, at the top"]),
         ("[trainer]", '[trainer]\ndevice = "tpu"', ["trainer.device = 'tpu'", "'auto', 'cpu' or 'cuda'"]),
         ("max_model_len = 256", "max_model_len = 32", ["leaves no room for a prompt", "max_model_len = 32"]),
+        (
+            'kind = "reverse-text"',
+            'kind = "reverse-text"\nsampling = { max_tokens = 256 }',
+            ["orchestrator.environments[0].sampling.max_tokens = 256 leaves no room for a prompt", "max_model_len = 256"],
+        ),
         ("max_tokens = 1024", "max_tokens = 128", ["trainer.max_tokens = 128", "could not be trained on"]),
         ("[inference]", "inference = 3\n[other]", ["inference = 3", "other"]),
     ],
