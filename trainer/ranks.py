@@ -3,7 +3,9 @@
 Every rank holds the whole model and trains its share of each step's micro-batches; gradients and metric sums are added
 across ranks, so that every rank then takes the same step. Rank 0 owns the wire, the disk and all decisions; the others follow
 its commands, which travel as bytes (msgpack and the wire's own frames, never pickled objects). With `processes = 1` nothing
-here communicates. Collectives on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo.
+here communicates. Collectives on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo. All ranks are on this
+machine: they find each other through files, since torch's store over TCP would listen on every interface, and connect over
+the loopback interface.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,6 +45,9 @@ HEARTBEAT_SECONDS = 30.0
 
 TORCHRUN_STOP_SECONDS = 60.0
 """torchrun itself kills ranks that have not ended 30 s after it was told to."""
+
+_STORE = "RANKS_STORE"
+"""Environment variable: the file through which the ranks meet."""
 
 _FAULT_BYTES = 1024
 """Of the text in which a rank tells the others what is wrong; the wire tells an orchestrator no more, either."""
@@ -123,11 +131,19 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
     if config.processes == 1:
         yield Ranks(0, 1, device, None)
         return
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore(os.environ[_STORE], config.processes)
+    place: dict[str, Any] = {
+        "store": store,
+        "rank": rank,
+        "world_size": config.processes,
+        "timeout": COLLECTIVE_TIMEOUT,
+    }
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+        dist.init_process_group("nccl", device_id=device, **place)
     else:
-        dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group("gloo", **place)
     try:
         commands = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands)
@@ -145,10 +161,16 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "ranks.json"
     write_atomically(file, config.model_dump_json().encode())
+    meeting_place = Path(tempfile.mkdtemp(prefix="counterpoint-ranks-"))
     socket = NotifySocket()
     command = [sys.executable, "-P", "-m", "trainer.ranks", str(os.getpid()), str(config.processes), str(file)]
+    command.append(str(meeting_place / "torchrun"))
     environment = os.environ | {
         "NOTIFY_SOCKET": socket.address,
+        _STORE: str(meeting_place / "store"),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(config.threads or 1),
         "PYTHONSAFEPATH": "1",  # of the ranks, as -P is of torchrun
     }
@@ -166,6 +188,7 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
                 torchrun.kill()
                 torchrun.wait()
         socket.close()
+        shutil.rmtree(meeting_place, ignore_errors=True)
 
 
 def _supervise(
@@ -220,14 +243,15 @@ def _rank_main(file: Path) -> int:
     return code
 
 
-def _torchrun_main(parent: int, processes: str, file: str) -> None:
+def _torchrun_main(parent: int, processes: str, file: str, meeting_place: str) -> None:
     from torch.distributed.run import main
 
     die_with_parent(signal.SIGTERM, parent)
-    main(["--standalone", f"--nproc-per-node={processes}", "-m", "trainer.ranks", file])
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting_place}"]
+    main([*rendezvous, f"--nproc-per-node={processes}", "-m", "trainer.ranks", file])
 
 
 if __name__ == "__main__":
     if inside_torchrun():
         sys.exit(_rank_main(Path(sys.argv[1])))
-    _torchrun_main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    _torchrun_main(int(sys.argv[1]), *sys.argv[2:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,24 @@ def process_of_rank(pids: list[int], rank: int) -> int:
     return next(pid for pid in pids if variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
 
 
+def listeners(pids: list[int]) -> set[str]:
+    """The addresses on which these processes, or their threads, accept TCP connections."""
+    inodes: set[str] = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                inodes.add(os.readlink(descriptor))
+    addresses = set()
+    for family, width in (("tcp", 4), ("tcp6", 16)):
+        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in inodes:
+                words = bytes.fromhex(local.partition(":")[0])  # 32 bits each, in the machine's order
+                packed = b"".join(words[start : start + 4][::-1] for start in range(0, width, 4))
+                addresses.add(str(ipaddress.ip_address(packed)))
+    return addresses
+
+
 async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp_path: Path) -> None:
     # AdamW divides by the gradient's size: where that is near zero, the order of a sum moves a weight by a share of the rate.
     training: dict[str, Any] = {"steps": 9, "checkpoint_interval": 9, "learning_rate": 3e-4}
@@ -68,6 +88,9 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
     with trainer_process(config) as process:
         async with feeder(config) as end:
             await end.until(Ready, next_step=1)
+            found = listeners([process.pid or 0, *descendants(process.pid or 0)])
+            assert found, "the ranks have connections to one another"
+            assert all(ipaddress.ip_address(address).is_loopback for address in found), found
             await end.train(*(make_batch(step, routed=True) for step in (1, 2, 3)))
             send_signal(process, signal.SIGTERM)
             await end.until(Acknowledged, step=3, durable=3)
