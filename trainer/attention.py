@@ -49,6 +49,9 @@ def _per_sample_attention(
             f"a sample of {max(sample_lengths)} tokens is longer than the attention window of {sliding_window} tokens "
             f"of {type(module).__name__}; lower max_model_len of inference to the window"
         )
+    if query_1HTD.is_cuda and query_1HTD.dtype == torch.float32:
+        # The one kernel for it there that needs no memory quadratic in a sample knows no grouped queries.
+        key_1HTD, value_1HTD = (with_heads(tensor, query_1HTD.shape[1]) for tensor in (key_1HTD, value_1HTD))
     attended = [
         functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         for query, key, value in zip(
@@ -59,6 +62,12 @@ def _per_sample_attention(
         )
     ]
     return torch.cat(attended, 2).transpose(1, 2), None
+
+
+def with_heads(grouped_1HTD: Tensor, heads: int) -> Tensor:
+    """Keys or values `[1, groups, T, head_dim]` with one copy for each of `heads` query heads, `[1, heads, T, head_dim]`."""
+    groups = grouped_1HTD.shape[1]
+    return grouped_1HTD if groups == heads else grouped_1HTD.repeat_interleave(heads // groups, 1)
 
 
 AttentionInterface.register(NAME, _per_sample_attention)

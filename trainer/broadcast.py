@@ -61,6 +61,7 @@ class Broadcaster:
         with publish_directory(self.directory / f"step_{version}", durable) as directory:
             if lora is None:
                 model.save_pretrained(directory)
+                _make_readable(directory)
                 self._copy_tokenizer(directory)
                 digests = digests_of(own_memory(model.state_dict()))
             else:
@@ -88,3 +89,10 @@ def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without those that are others by another name, which are not written either: the first name counts."""
     named = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     return {name: tensors[name] for name in named.values()}
+
+
+def _make_readable(directory: Path) -> None:
+    """Gives the weights the mode that any other file gets: safetensors writes them for their owner alone, whatever the umask."""
+    mode = (directory / "config.json").stat().st_mode
+    for weights in directory.glob("*.safetensors"):
+        weights.chmod(mode)

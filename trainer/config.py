@@ -28,8 +28,8 @@ class TrainerConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of weights and activations. The optimizer's state is float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of weights and activations; `auto` is bfloat16 on a GPU, float32 on a CPU. The optimizer's state is float32."""
 
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of one rank. Unset: torch decides."""

@@ -8,7 +8,9 @@ Which runs there are goes by the manager (`trainer/runs.py`), whose hooks make a
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from trainer.multi_lora import check_targets, wrap_linears
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.packing import can_pack, prove_packing
-from trainer.ranks import Ranks
+from trainer.ranks import HEARTBEAT_SECONDS, Ranks
 from trainer.router_replay import RouterReplay
 from trainer.rows import Rows, StepRow
 from trainer.runs import MultiRunManager, Run
@@ -59,6 +61,7 @@ class Learner:
         self.manager = manager
         self.runs: dict[int, Run] = {}
         """By index. A place whose run could not be made is in `failures` instead."""
+        self.heartbeat_seconds = HEARTBEAT_SECONDS
         self.failures: dict[int, str] = {}
         self._open: dict[int, OpenStep] = {}
         self._trained_in_full = False
@@ -103,6 +106,26 @@ class Learner:
     def keep_alive(self) -> None:
         """Lets the other ranks know that there is nothing to do, before their wait for a command runs out."""
         self._command({"kind": "wait"})
+
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """The same from time to time while the block lasts, which may take as long as a disk does and must give no command."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(self.heartbeat_seconds):
+                self.keep_alive()
+
+        if self.ranks.count == 1:
+            yield
+            return
+        heart = threading.Thread(target=beat, name="ranks-heartbeat", daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            done.set()
+            heart.join()
 
     def stop(self) -> None:
         """Lets the other ranks end."""

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer import attention
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,6 +36,13 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The precision for `auto`, `float32` or `bfloat16` on `device`: `auto` is what its attention kernels are made for."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[name]
+
+
 def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Module:
     """The model in `directory`, in evaluation mode, with attention kept within each sample.
 
@@ -48,7 +55,7 @@ def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Mo
         raise ValueError(f"model = {str(directory)!r}: there is no config.json in that directory")
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            path, dtype=DTYPES[dtype], attn_implementation=attention.NAME, local_files_only=True
+            path, dtype=choose_dtype(dtype, device), attn_implementation=attention.NAME, local_files_only=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model = {str(directory)!r} cannot be loaded: {error}") from error

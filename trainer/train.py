@@ -288,9 +288,10 @@ class Trainer:
         """Whether the weights are published; if not, the run is on its way out. `anew`: what is there beyond them goes."""
         broadcaster = self._broadcasters[run.index]
         try:
-            if anew:
-                broadcaster.remove_beyond(run.progress.step or -1)
-            broadcaster.publish(self._learner.model, self._learner.replay, run)
+            with self._learner.kept_alive():
+                if anew:
+                    broadcaster.remove_beyond(run.progress.step or -1)
+                broadcaster.publish(self._learner.model, self._learner.replay, run)
         except BrokenWeights as error:
             self._evict(run, str(error))
             return False
@@ -331,7 +332,8 @@ class Trainer:
         published = published_steps(control.run_directory(self._config.output_dir, run.run_id) / "broadcast")
         if run.progress.step <= newest or run.progress.step not in published:
             return False
-        checkpoint.save(run, self._config.output_dir, self._config.keep_checkpoints)
+        with self._learner.kept_alive():
+            checkpoint.save(run, self._config.output_dir, self._config.keep_checkpoints)
         return True
 
     def _durable_step(self, run: Run) -> int:

@@ -143,6 +143,17 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
     assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
 
 
+def test_a_checkpoint_that_takes_long_does_not_lose_the_other_ranks(dense_directory: Path, tmp_path: Path) -> None:
+    """Longer, here, than any rank waits for another."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "tests.trainer.ranked_learner", str(tmp_path), str(dense_directory)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment["RANKS_STORE"] = str(tmp_path / "store")
+    done = subprocess.run(command, env=environment, timeout=DEADLINE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0", "rank_1"]
+
+
 def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_together(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "tests.trainer.ranked_manager", str(tmp_path)]

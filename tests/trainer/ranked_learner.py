@@ -1,0 +1,50 @@
+"""A learner on each of two real ranks whose collective calls have four seconds, for `test_ranks.py`: rank 0 writes for longer.
+
+Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY MODEL`, with `RANKS_STORE` naming a file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from trainer import ranks
+from trainer.config import TrainerConfig
+from trainer.learner import Learner
+from trainer.runs import MultiRunManager
+
+TIMEOUT = 4.0
+
+
+def main(directory: Path, model: str) -> None:
+    ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=TIMEOUT)
+    config = TrainerConfig(output_dir=directory, model=model, processes=2, threads=1)
+    device = torch.device("cpu")
+    with ranks.join(config, device) as group:
+        one = Learner(config, group, MultiRunManager(directory, 1, device))
+        one.heartbeat_seconds = TIMEOUT / 16
+        await_both(directory, group.index)
+        if group.index > 0:
+            one.follow()
+        else:
+            with one.kept_alive():
+                time.sleep(2 * TIMEOUT)  # the disk is slow
+            one.stop()
+        (directory / f"rank_{group.index}").touch()
+
+
+def await_both(directory: Path, rank: int) -> None:
+    """Until both have come so far: one may have taken longer to load."""
+    (directory / f"loaded_{rank}").touch()
+    deadline = time.monotonic() + 60
+    while len(list(directory.glob("loaded_*"))) < 2:
+        assert time.monotonic() < deadline, "the other rank does not come"
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,35 @@
+"""What a broadcast leaves on the disk, beside what inference loads from it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.lone_run import make_lone_run
+from trainer.broadcast import Broadcaster
+
+
+@pytest.fixture(params=[0o022, 0o027, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_the_umask_says_who_may_read_a_broadcast(
+    dense_directory: Path, tmp_path: Path, umask: int, lora: dict[str, Any] | None
+) -> None:
+    """Inference may run as another user of the same group."""
+    lone = make_lone_run(tmp_path, dense_directory, lora=lora)
+    Broadcaster(tmp_path, "default", str(dense_directory), 2).publish(lone.model, lone.learner.replay, lone.run)
+    files = list((tmp_path / "run_default" / "broadcast" / "step_0").iterdir())
+    assert ("adapter_model.safetensors" if lora else "model.safetensors") in {file.name for file in files}
+    for file in files:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask, file.name
