@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from cli.errors import UserError
-from cli.replay import add_arguments, console_for_tables, lag_cells, opened, settings_of
+from cli.replay import add_arguments, console_for_tables, lag_cells, opened, say_whole_step, settings_of
 from orchestrator.dump import Dump
 from orchestrator.threads import in_thread
 from perf.attribute import Attribution, attribute
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps([attribution.as_json() for attribution in found], indent=2))
     else:
         console_for_tables().print(_table(found, dump))
+        say_whole_step(dump)
     return 0
 
 

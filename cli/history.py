@@ -105,6 +105,11 @@ class History:
         lines = self.shipped if any(name in line for line in self.shipped.values()) else self.trained
         return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
 
+    def seconds_of(self, step: int) -> float | None:
+        """How long a shipped step took; None where that is not known."""
+        line = self.shipped.get(step)
+        return None if line is None else _seconds(line, self.shipped.get(step - 1, {}))
+
     def tokens_per_second(self, steps: int | None = None) -> float | None:
         """Completion tokens a second, over the last `steps` steps, or all, of this invocation; pauses between sessions are left
         out."""

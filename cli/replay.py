@@ -12,6 +12,7 @@ from rich.table import Table
 
 from cli.errors import UserError
 from cli.summary import milliseconds
+from cli.whole_step import in_words, whole_step
 from orchestrator.dump import Dump, DumpError, open_dump
 from orchestrator.lag import LagDistribution
 from perf.blame_table import blame_table
@@ -32,9 +33,11 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         raise UserError(f"{given.dump}: {error}") from None
     if given.json:
-        print(json.dumps(found.as_json(), indent=2))
+        step = whole_step(given.dump, dump.header.step)
+        print(json.dumps(found.as_json() | {"whole_step": step and step.as_json()}, indent=2))
     else:
         show(found, dump)
+        say_whole_step(dump)
     if given.timeline is not None:
         from perf.timeline import draw
 
@@ -73,6 +76,12 @@ def show(found: Replay, dump: Dump) -> None:
         console.print(blame_table(found.offences))
     else:
         console.print("  Nothing made the loop later than it is when idle.")
+
+
+def say_whole_step(dump: Dump) -> None:
+    """Where the time of the whole step went: what the boundary is a part of."""
+    text = in_words(whole_step(dump.directory, dump.header.step))
+    console_for_tables().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def console_for_tables() -> Console:
