@@ -148,6 +148,7 @@ class JobOnScreen:
             await asyncio.wait([running], timeout=POLL_SECONDS)
             if not running.done():
                 self._job.look_for_guests()
+                self._job.put_full_logs_aside()
             self._job.harmless(self._look, otherwise=None)
         return running.result()
 

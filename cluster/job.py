@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from cluster import launch
@@ -38,6 +39,7 @@ from cluster.events import (
     Worker,
 )
 from cluster.lifecycle import Lifecycle
+from cluster.log_rotation import put_aside_if_full
 from cluster.process import Process
 
 logger = logging.getLogger(__name__)
@@ -152,6 +154,14 @@ class Job:
         guests = self.harmless(lambda: tuple(self._guests()), otherwise=self.lifecycle.guests)
         if guests is not None and guests != self.lifecycle.guests and self.lifecycle.outcome is None:
             self._apply(GuestsSeen(guests, self._clock.read()))
+
+    def put_full_logs_aside(self) -> None:
+        """Keeps the workers' output bounded. To be called now and then."""
+        for name, process in self._processes.items():
+            log_file = process.worker.log_file
+            if self.harmless(partial(put_aside_if_full, log_file), otherwise=False):
+                process.log_from, self._log_from[name] = 0, 0
+                process.log_until = None if process.log_until is None else 0
 
     def harmless(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
         """What somebody who watches the job answers, `otherwise` where it fails: that is no reason to end the job. It is logged,

@@ -52,7 +52,9 @@ os.wait()
 class Supervised:
     """A running supervisor, its reports, and every process that carries the test's mark."""
 
-    def __init__(self, directory: Path, workers: list[dict[str, Any]], reports: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, workers: list[dict[str, Any]], reports: Path | None = None, *, log_bytes: int = 2**30
+    ) -> None:
         self.directory = directory
         self.mark = f"mark-{directory}"
         for worker in workers:
@@ -63,7 +65,7 @@ class Supervised:
         self.reports = reports or directory / "reports.jsonl"
         with self.reports.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cluster.supervisor", str(specification)], stdout=output
+                [sys.executable, "-m", "tests.cluster.supervisor", str(specification), str(log_bytes)], stdout=output
             )
 
     def lines(self) -> list[dict[str, Any]]:
@@ -117,8 +119,8 @@ Start = Callable[..., Supervised]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Supervised] = []
 
-    def launch(*workers: dict[str, Any], reports: Path | None = None) -> Supervised:
-        started.append(Supervised(tmp_path, list(workers), reports))
+    def launch(*workers: dict[str, Any], reports: Path | None = None, log_bytes: int = 2**30) -> Supervised:
+        started.append(Supervised(tmp_path, list(workers), reports, log_bytes=log_bytes))
         return started[-1]
 
     yield launch
@@ -151,6 +153,20 @@ def test_what_a_worker_wrote_in_this_session_before_it_was_told_to_end_can_be_to
     assert (task["log_from"], task["log_until"]) == (0, None)
     assert last_lines(tmp_path / "server.log", start=server["log_from"]) == ["drained"]
     assert last_lines(tmp_path / "server.log", end=server["log_until"]) == ["of old"]
+
+
+def test_full_logs_are_put_aside_and_what_a_worker_wrote_begins_anew(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("of old\n" * 20)
+    job = start(
+        service("server"),
+        {"name": "task", "command": "print('worked')", "after": ["server"], "task": True},
+        log_bytes=100,
+    )
+    job.finish()
+    assert (tmp_path / "server.log.1").read_text() == "of old\n" * 20
+    assert job.log("server") == "drained\n"
+    server = job.state("server")
+    assert last_lines(tmp_path / "server.log", start=server["log_from"]) == ["drained"]
 
 
 def test_a_job_runs_to_its_end_in_order(start: Start) -> None:

@@ -1,0 +1,38 @@
+"""Keeps what workers write from filling the disk: a log that is full is put aside, and the oldest ones are removed.
+
+A worker goes on writing to the file that it was started with, so that one is copied and then emptied. It was opened to be
+appended to, hence what comes next stands at its beginning. A line that is written between the two is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
+"""Of a worker's output, and how many full logs are kept beside it, as `<name>.1` (the newest) and so on."""
+
+
+def put_aside_if_full(log_file: Path) -> bool:
+    """Whether the log was full, and is empty now. Anything but a regular file is left alone. Raises `OSError`."""
+    try:
+        descriptor = os.open(log_file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size < LOG_BYTES:
+            return False
+        for number in range(OLD_LOGS - 1, 0, -1):
+            if (old := _old(log_file, number)).exists():
+                old.replace(_old(log_file, number + 1))
+        with _old(log_file, 1).open("xb") as copy:
+            shutil.copyfileobj(file, copy)
+        os.ftruncate(descriptor, 0)
+    return True
+
+
+def _old(log_file: Path, number: int) -> Path:
+    return log_file.with_name(f"{log_file.name}.{number}")

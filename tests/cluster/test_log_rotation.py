@@ -1,0 +1,46 @@
+"""A worker's output is put aside when it is full, while the worker goes on writing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster import log_rotation
+from cluster.log_rotation import put_aside_if_full
+
+
+@pytest.fixture(autouse=True)
+def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_rotation, "LOG_BYTES", 100)
+
+
+def test_a_full_log_is_put_aside_under_its_writer(tmp_path: Path) -> None:
+    log_file = tmp_path / "trainer.log"
+    assert not put_aside_if_full(log_file)
+    writer = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for generation in range(7):
+            os.write(writer, f"{generation}\n".encode())
+            assert not put_aside_if_full(log_file)
+            os.write(writer, b"x" * 100)
+            assert put_aside_if_full(log_file)
+            assert log_file.stat().st_size == 0
+        os.write(writer, b"after\n")
+    finally:
+        os.close(writer)
+    assert log_file.read_text() == "after\n"
+    kept = {file.name: file.read_text()[0] for file in tmp_path.iterdir()}
+    assert kept == {"trainer.log": "a", **{f"trainer.log.{n}": str(7 - n) for n in range(1, 5)}}
+
+
+def test_nothing_but_a_regular_file_is_emptied(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"x" * 200)
+    (tmp_path / "link.log").symlink_to(precious)
+    os.mkfifo(tmp_path / "pipe.log")
+    with pytest.raises(OSError, match="symbolic links"):
+        put_aside_if_full(tmp_path / "link.log")
+    assert not put_aside_if_full(tmp_path / "pipe.log")
+    assert precious.stat().st_size == 200
