@@ -200,7 +200,7 @@ class Daemon:
         resources.push_async_callback(self._pool.close)
         newest_step = checkpoint.step if checkpoint is not None else 0
         self._sender = Sender(
-            link, config.run_dir, config.run_id, newest_step, config.transport.max_batch_bytes, self._report_waiting
+            link, config.run_dir, config.run_id, newest_step, config.transport.largest_batch, self._report_waiting
         )
         resources.push_async_callback(self._sender.close)
 

@@ -51,6 +51,8 @@ class Delivery:
 
     def __init__(self, run_id: str, newest_step: int) -> None:
         self._run_id = run_id
+        self.sizes: dict[int, int] = {}
+        """Of the batches, by step, in bytes; those on disk are for the caller to add."""
         self.newest_step = newest_step
         """The last committed step."""
         self._offered = newest_step
@@ -84,9 +86,10 @@ class Delivery:
             case Evicted(reason):
                 raise EvictedError(f"the trainer evicted run {self._run_id!r}: {reason}")
 
-    def offer(self, step: int) -> None:
+    def offer(self, step: int, nbytes: int) -> None:
         """There is a batch of the next step, which is not committed yet."""
         assert step == self._offered + 1 == self.newest_step + 1
+        self.sizes[step] = nbytes
         self._offered = step
 
     def commit(self, step: int) -> None:
@@ -112,10 +115,15 @@ class Delivery:
         if self._announced < self.newest_step:
             self._announced = self.newest_step
             return SendCommit(self.newest_step, self.session.session)
-        if self._sent < self._offered and self._sent - self.acknowledged < self.session.credit:
+        if self._sent < self._offered and self._has_credit(self.session):
             self._sent += 1
             return SendBatch(self._sent, self.session.session)
         return None
+
+    def _has_credit(self, session: Ready) -> bool:
+        unacknowledged = range(self.acknowledged + 1, self._sent + 1)
+        held = sum(self.sizes.get(step, 0) for step in [*unacknowledged, self._sent + 1])
+        return not unacknowledged or (len(unacknowledged) < session.credit and held <= session.credit_bytes)
 
     def wants(self, due: Due) -> bool:
         """Whether what was due still is: the session is the same, and the trainer has not got the batch meanwhile."""

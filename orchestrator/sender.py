@@ -15,11 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.delivery import Delivery, Due, MissingBatchError, SendBatch, SendCommit
+from orchestrator.run_directory import ConfigurationError
 from orchestrator.threads import in_thread
 from orchestrator.watchdog import awaiting
 from transport import codec
+from transport.atomic import published_steps
 from transport.base import TrainerLink
-from transport.messages import Acknowledged, Bye, Commit, Hello, Offer, Ready, Waiting
+from transport.messages import NO_LIMIT, Acknowledged, Bye, Commit, Hello, Offer, Ready, Waiting
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -45,13 +47,13 @@ class Sender:
         run_dir: Path,
         run_id: str,
         newest_step: int,
-        max_batch_bytes: int,
+        largest_batch: int,
         on_waiting: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._link = link
         self._rollouts_dir = run_dir / "rollouts"
         self._run_id = run_id
-        self._max_batch_bytes = max_batch_bytes
+        self._largest_batch = largest_batch
         self._delivery = Delivery(run_id, newest_step)
         self._in_memory: dict[int, Batch] = {}
         """The batches that the trainer has not got."""
@@ -79,6 +81,7 @@ class Sender:
     async def run(self) -> None:
         """Connects and serves the link until cancelled. Raises, in a group, `EvictedError`, `RejectedError`,
         `MissingBatchError`."""
+        self._delivery.sizes |= await in_thread(_record_sizes, self._rollouts_dir)
         await self._link.start(Hello(self._run_id, last_acknowledged=0))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
@@ -110,12 +113,25 @@ class Sender:
         async with self._changed:
             self._changed.notify_all()
 
-    def offer(self, batch: Batch) -> None:
+    def offer(self, batch: Batch, nbytes: int) -> None:
         """Takes over the batch of the next step, which is not committed yet, and sends it as soon as the trainer is there and has
-        credit; does not wait for that."""
-        self._delivery.offer(batch.step)
+        credit; does not wait for that. Raises `ConfigurationError` for a batch that is too large for either end."""
+        self._check_size(batch.step, nbytes)
+        self._delivery.offer(batch.step, nbytes)
         self._in_memory[batch.step] = batch
         self._due.set()
+
+    def _check_size(self, step: int, nbytes: int) -> None:
+        session = self._delivery.session
+        limits = {"this end": self._largest_batch, "the trainer": session.max_batch_bytes if session else NO_LIMIT}
+        where = min(limits, key=limits.__getitem__)
+        if nbytes > limits[where]:
+            raise ConfigurationError(
+                f"the batch of step {step} takes {nbytes} bytes, and {where} takes at most {limits[where]} "
+                "(transport.max_batch_bytes, or the machine's memory where that is less). Raise transport.max_batch_bytes at "
+                "both ends, or lower schedule.rollouts_per_step, and resume: nothing of this step is committed, and the run "
+                f"goes on after step {self.newest_step}"
+            )
 
     def commit(self, step: int) -> None:
         """The offered step is committed: the trainer may train it, and is told so."""
@@ -200,7 +216,7 @@ class Sender:
         """The batch's record; None where it is not due any more."""
         path = self._batch_file(due.step)
         try:
-            batch = await in_thread(codec.read_file, path, self._max_batch_bytes)
+            batch = await in_thread(codec.read_file, path, self._largest_batch)
         except FileNotFoundError:
             if not self._delivery.wants(due):
                 return None
@@ -208,7 +224,17 @@ class Sender:
                 f"the trainer asks for step {due.step} again, but {path} is gone: it was deleted once the trainer had "
                 f"reported the step durable (up to {self.durable_step}). Resume the trainer from its newest checkpoint"
             ) from None
+        except codec.CodecError as error:
+            raise MissingBatchError(
+                f"the trainer asks for step {due.step} again, but its record is unusable: {error}"
+            ) from error
         return batch if self._delivery.wants(due) else None
 
     def _batch_file(self, step: int) -> Path:
         return self._rollouts_dir / f"step_{step}" / "batch.bin"
+
+
+def _record_sizes(rollouts_dir: Path) -> dict[int, int]:
+    """Bytes of the `batch.bin` files, by step."""
+    files = {step: rollouts_dir / f"step_{step}" / "batch.bin" for step in published_steps(rollouts_dir)}
+    return {step: file.stat().st_size for step, file in files.items() if file.exists()}

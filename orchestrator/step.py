@@ -39,8 +39,8 @@ MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
 class Outlet(Protocol):
     """Where batches go: `sender.Sender`."""
 
-    def offer(self, batch: Batch) -> None:
-        """Takes the batch, which is not committed yet, to send it."""
+    def offer(self, batch: Batch, nbytes: int) -> None:
+        """Takes the batch of so many bytes, which is not committed yet, to send it. Raises when it cannot be sent."""
 
     def commit(self, step: int) -> None:
         """The offered step is committed."""
@@ -79,8 +79,8 @@ class StepBoundary:
         """
         return Taking(self, step, rollouts, others, snapshot, outlet)
 
-    async def merge(self, step: int, rollouts: Sequence[Rollout]) -> Batch:
-        """The batch of `step`: the samples of every rollout that neither failed nor was filtered."""
+    async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
+        """The batch of `step`, the samples of every rollout that neither failed nor was filtered; and its bytes."""
         kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
         if self.merge_chunk is None and self.gather_chunk_size is None:
             return await computed(lambda: self._assemble(step, merge_all(kept)))
@@ -91,11 +91,11 @@ class StepBoundary:
             samples += await (self.merge_chunk(chunk) if self.merge_chunk else computed(merge_all, chunk))
         return await computed(self._assemble, step, samples)
 
-    def _assemble(self, step: int, samples: Sequence[Sample]) -> Batch:
+    def _assemble(self, step: int, samples: Sequence[Sample]) -> tuple[Batch, int]:
         batch = assemble_batch(self.run_id, step, samples)
         # Once committed, a batch that the trainer refuses would be sent again by every resume.
         codec.validate(batch)
-        return batch
+        return batch, batch.nbytes
 
     def record(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> MetricsLine:
         """Writes what `write_rollouts` does; the metrics of the step. Blocks."""
@@ -141,7 +141,8 @@ class Taking:
     async def take(self) -> MetricsLine:
         """Takes all phases and answers the step's metrics line.
 
-        Raises `OSError` (disk full) before the commit, or `ValueError` when no rollout is left to train on.
+        Raises `OSError` (disk full) before the commit, `ValueError` when no rollout is left to train on, and what the outlet
+        raises for a batch that cannot be sent.
         """
         for name, phase in self.phases.items():
             await self.timed(name, phase)
@@ -156,8 +157,8 @@ class Taking:
         self.seconds[name] = time.perf_counter() - started
 
     async def _merge(self) -> None:
-        self.batch = await self.boundary.merge(self.step, self.rollouts)
-        self.outlet.offer(self.batch)
+        self.batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
+        self.outlet.offer(self.batch, nbytes)
 
     async def _record(self) -> None:
         assert self.batch is not None

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from transport.config import Config, TransportConfig
+from transport.config import Config, TransportConfig, machine_memory
 
 
 class TrainerConfig(Config):
@@ -49,9 +49,9 @@ class TrainerConfig(Config):
     max_lora_rank: int = Field(default=64, ge=1)
     """Highest rank of a run's adapter."""
 
-    max_waiting_bytes: int = Field(default=16 * 2**30, gt=0)
-    """Memory for batches that wait to be trained, of all runs together. A run whose batches take more than its share, which is
-    this over `max_runs`, is evicted; one batch it may have whatever its size."""
+    max_waiting_bytes: int | None = Field(default=None, gt=0)
+    """Memory for batches that wait to be trained, of all runs together; unset: half of this machine's. A run sends no more than
+    its share, which is this over `max_runs`, but for one batch, which it may send whatever its size; one that does is evicted."""
 
     stay: bool = False
     """Stay when every run is finished, until told to stop: others may come. False: end by itself then."""
@@ -65,3 +65,8 @@ class TrainerConfig(Config):
 
     transport: TransportConfig = TransportConfig()
     """The wire to the orchestrators."""
+
+    @property
+    def waiting_share(self) -> int:
+        """Bytes: one run's share of `max_waiting_bytes`."""
+        return (self.max_waiting_bytes or machine_memory() // 2) // self.max_runs

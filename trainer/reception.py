@@ -150,7 +150,9 @@ class Reception:
     def _welcome(self, run: Run) -> None:
         self._forget_uncommitted(run.run_id)
         self._sessions[run.run_id] = session = secrets.randbits(62)
-        self._receiver.send(run.run_id, Ready(run.progress.step + 1, self._config.transport.credit, session))
+        config = self._config
+        limits = (config.waiting_share, config.transport.largest_batch)
+        self._receiver.send(run.run_id, Ready(run.progress.step + 1, config.transport.credit, session, *limits))
         if run.durable_step:
             self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
         self._expect_farewell(run)
@@ -186,13 +188,12 @@ class Reception:
         return None
 
     def _too_much(self, run: Run) -> str | None:
-        share = self._config.max_waiting_bytes // self._config.max_runs
+        share = self._config.waiting_share
         held = sum(batch.nbytes for batch in run.waiting.values())
         if held <= share or len(run.waiting) == 1:
             return None
         return (
-            f"its {len(run.waiting)} batches that wait take {held} bytes, and a run's share is {share}; ship smaller batches, "
-            "lower transport.credit, or raise the trainer's max_waiting_bytes"
+            f"its {len(run.waiting)} batches that wait take {held} bytes, and a run's share is {share}, as it was told"
         )
 
     # --- runs without a place ---

@@ -64,6 +64,9 @@ BATCH = b"BATCH"
 MAX_FRAMES = 2**18
 """Of one message. 256 rollouts of 78 turns make 20,000."""
 
+MAX_HEADER_BYTES = 2**28
+"""Of a batch."""
+
 MAX_MESSAGE_BYTES = 2**14
 MAX_REASON_LENGTH = 2**10
 
@@ -123,9 +126,9 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
         raise CodecError(
             f"{len(frames)} frames that are not a batch; expected {BATCH!r}, a header and {_COLUMNS} or more arrays"
         )
-    size = frames_size(frames)
+    size = frames_size(frames[2:])
     if size > max_batch_bytes:
-        raise CodecError(f"a batch of {size} bytes; max_batch_bytes is {max_batch_bytes}")
+        raise CodecError(f"a batch of {size} bytes; transport.max_batch_bytes is {max_batch_bytes}")
     values = _values(as_bytes_view(frames[1]))
     match next(values, None):
         case [str(run_id), int(step), int(sample_count), int(array_count), bool(routed)] if step >= 1:
@@ -156,7 +159,7 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
 def _values(header: memoryview) -> Iterator[Any]:
     """The msgpack values of a header, one by one. The limits bound each value, as nested claims of length would otherwise
     multiply: everything legitimate is a list of at most six with short strings."""
-    if header.nbytes >= 2**28:
+    if header.nbytes >= MAX_HEADER_BYTES:
         raise CodecError(f"a header of {header.nbytes} bytes")
     unpacker = msgpack.Unpacker(
         max_buffer_size=max(header.nbytes, 1),
@@ -273,7 +276,7 @@ def write_file(path: Path, batch: Batch) -> None:
 def read_file(path: Path, max_batch_bytes: int) -> Batch:
     """The batch that `write_file` wrote. Raises `CodecError` naming the file when it is not one, `OSError` as reading does."""
     try:
-        return decode(read_frames(path, max_batch_bytes), max_batch_bytes)
+        return decode(read_frames(path, max_batch_bytes + MAX_HEADER_BYTES), max_batch_bytes)
     except CodecError as error:
         raise CodecError(f"{path}: {error}", error.step) from error
 
@@ -293,7 +296,7 @@ def read_frames(path: Path, max_bytes: int) -> list[Buffer]:
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes + 16 * MAX_FRAMES:
-            raise CodecError(f"a file of {size} bytes; max_batch_bytes is {max_bytes}")
+            raise CodecError(f"a file of {size} bytes; at most {max_bytes} are read (transport.max_batch_bytes)")
         content = np.empty(size, np.uint8).data
         filled = 0
         while filled < size and (count := file.readinto(content[filled:])):

@@ -6,6 +6,7 @@ always an error and a field's docstring is its documentation.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,11 +44,22 @@ class TransportConfig(Config):
     """The trainer's end: a directory with the CURVE public key (`*.key`) of every orchestrator that may connect. Required with
     keys; an orchestrator ignores it."""
 
-    max_batch_bytes: int = Field(default=8 * 2**30, gt=0)
-    """A batch that claims more than this many bytes is refused before anything is allocated for it."""
+    max_batch_bytes: int = Field(default=32 * 2**30, gt=0)
+    """Most bytes that a batch's arrays may take. An orchestrator ends before it commits a larger one; a trainer refuses it before
+    anything is allocated for it. What is more than a machine's memory is refused there, too."""
 
     credit: int = Field(default=4, ge=1)
     """How many unacknowledged batches the trainer holds for one run."""
 
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     """A peer silent for three of these is taken for lost; the link reconnects and says so."""
+
+    @property
+    def largest_batch(self) -> int:
+        """Bytes: `max_batch_bytes`, or this machine's memory where that is less."""
+        return min(self.max_batch_bytes, machine_memory())
+
+
+def machine_memory() -> int:
+    """Bytes of physical memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transport.atomic import Buffer, write_atomically
-from transport.codec import MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
+from transport.codec import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
 from transport.exclusive import lock_listener
 from transport.link import Arrived, Connected, Lost
 from transport.receiver import Arrival
@@ -193,7 +193,7 @@ class DirectoryListener:
         assert match is not None
         frames: list[Buffer] | CodecError
         try:
-            frames = read_frames(path, self._max_batch_bytes)
+            frames = read_frames(path, self._max_batch_bytes + MAX_HEADER_BYTES)
         except CodecError as error:
             frames = error
         path.unlink()

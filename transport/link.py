@@ -20,7 +20,7 @@ from typing import Protocol
 
 from transport import codec
 from transport.atomic import Buffer
-from transport.messages import Bye, Commit, Hello, Offer, Ready, Rejected, ToOrchestrator, Waiting
+from transport.messages import Bye, Commit, Evicted, Hello, Offer, Ready, Rejected, ToOrchestrator, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,8 @@ class ThreadedLink:
     """`TrainerLink` (see `transport.base`) over a connection. Greets after every connect; drops what does not belong to the
     present session, as its owner sends what a later `Ready` lacks."""
 
-    def __init__(self, connection: Connection, max_batch_bytes: int) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._max_batch_bytes = max_batch_bytes
         self._patience = _Patience(connection.peer)
         self._inbox: asyncio.Queue[ToOrchestrator | Exception] = asyncio.Queue()
         self._outbox: deque[tuple[Offer | Commit, asyncio.Future[None]]] = deque()
@@ -225,6 +224,8 @@ class ThreadedLink:
             return
         if isinstance(message, Ready):
             self._session = message.session
+        elif isinstance(message, Evicted | Bye):
+            self._session = None
         if isinstance(message, Ready | Waiting):
             self._failures = 0
             self._patience.satisfied()
@@ -254,21 +255,11 @@ class ThreadedLink:
             self._post(lambda future=handed_over, error=error: _settle(future, error))  # type: ignore[misc]
 
     def _write(self, message: Offer | Commit) -> None:
-        frames = codec.encode_message(message) if isinstance(message, Commit) else self._encode(message)
+        frames = codec.encode_message(message) if isinstance(message, Commit) else codec.encode_offer(message)
         if message.session == self._session:
             self._connection.write(frames)
         else:
             logger.debug("dropped a message of an earlier session with %s", self._connection.peer)
-
-    def _encode(self, offer: Offer) -> list[Buffer]:
-        frames = codec.encode_offer(offer)
-        size = codec.frames_size(frames)
-        if size > self._max_batch_bytes:
-            raise ValueError(
-                f"the batch of step {offer.batch.step} takes {size} bytes; transport.max_batch_bytes is "
-                f"{self._max_batch_bytes}: raise it at both ends, or ship smaller batches"
-            )
-        return frames
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

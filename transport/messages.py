@@ -9,6 +9,8 @@ from transport.records import Batch
 PROTOCOL_VERSION = 2
 """2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained."""
 
+NO_LIMIT = 2**62
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -30,6 +32,10 @@ class Ready:
     """How many unacknowledged batches the trainer will hold."""
     session: int
     """Names the session, at random: no two are alike, also of trainers that take each other's place."""
+    credit_bytes: int = NO_LIMIT
+    """How many bytes the arrays of those batches may take together. One alone may take more."""
+    max_batch_bytes: int = NO_LIMIT
+    """The trainer's own limit for one batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def open_link(config: TransportConfig, output_dir: Path, run_id: str) -> Trainer
         connection = DirectoryConnection(output_dir / EXCHANGE, run_id, config.heartbeat_seconds)
     else:
         connection = ZmqConnection(resolve_address(config, output_dir), load_keys(config), config.heartbeat_seconds)
-    return ThreadedLink(connection, config.max_batch_bytes)
+    return ThreadedLink(connection)
 
 
 def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
@@ -31,11 +31,9 @@ def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
     another trainer listens already or the place cannot be used."""
     listener: Listener
     if config.kind == "filesystem":
-        listener = DirectoryListener(output_dir / EXCHANGE, config.heartbeat_seconds, config.max_batch_bytes)
+        listener = DirectoryListener(output_dir / EXCHANGE, config.heartbeat_seconds, config.largest_batch)
     else:
         address, keys = resolve_address(config, output_dir), load_keys(config)
         authorized = load_authorized_keys(config, keys) if keys is not None else frozenset()
-        listener = ZmqListener(
-            address, keys, authorized, config.heartbeat_seconds, config.max_batch_bytes, config.credit
-        )
-    return Receiver(listener, config.max_batch_bytes)
+        listener = ZmqListener(address, keys, authorized, config.heartbeat_seconds, config.largest_batch, config.credit)
+    return Receiver(listener, config.largest_batch)

@@ -81,7 +81,7 @@ class _InstantTrainer:
         self.newest_step = 0
         self.dispatcher: Dispatcher
 
-    def offer(self, batch: Batch) -> None:
+    def offer(self, batch: Batch, nbytes: int) -> None:
         """Taken."""
 
     def commit(self, step: int) -> None:

@@ -51,7 +51,7 @@ async def _send(directory: Path, samples: int, rounds: int) -> Case:
     bare = []
     address = f"ipc://{directory}/bare.sock"
     with consumer(transport, directory), bare_consumer(address):
-        sender = Sender(open_link(transport, directory, RUN_ID), directory, RUN_ID, 0, transport.max_batch_bytes)
+        sender = Sender(open_link(transport, directory, RUN_ID), directory, RUN_ID, 0, transport.largest_batch)
         serving = asyncio.create_task(sender.run())
         await sender.wait_ready(60.0)
         async with LagTrace() as trace:
@@ -59,7 +59,7 @@ async def _send(directory: Path, samples: int, rounds: int) -> Case:
                 await asyncio.sleep(IDLE_SECONDS)
             for step in range(1, WARM_UP_ROUNDS + rounds + 1):
                 with trace.span("warm-up" if step <= WARM_UP_ROUNDS else "send"):
-                    sender.offer(_of_step(batch, step))
+                    sender.offer(_of_step(batch, step), batch.nbytes)
                     sender.commit(step)
                     await sender.wait_durable(step)
                 bare.append(await in_thread(_bare_seconds, address, batch))

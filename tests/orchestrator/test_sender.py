@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from orchestrator.delivery import EvictedError, MissingBatchError, RejectedError
+from orchestrator.run_directory import ConfigurationError
 from orchestrator.sender import NoTrainerError, Sender
 from orchestrator.trajectories import assemble_batch, merge_rollout
 from tests.orchestrator.rollout_examples import make_rollout
@@ -85,7 +86,7 @@ def make_batch(step: int) -> Batch:
 
 
 async def submit(sender: Sender, batch: Batch) -> None:
-    sender.offer(batch)
+    sender.offer(batch, batch.nbytes)
     sender.commit(batch.step)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -217,22 +218,54 @@ async def test_a_run_that_is_sent_to_wait_keeps_its_batches(tmp_path: Path) -> N
 async def test_a_batch_travels_before_its_step_is_committed(tmp_path: Path) -> None:
     async with running(tmp_path) as (sender, link):
         await link.say(Ready(1, credit=4, session=5))
-        sender.offer(make_batch(1))
+        sender.offer(make_batch(1), 100)
         await until(lambda: link.steps == [1])
         assert (link.commits, sender.newest_step) == ([], 0)
         sender.commit(1)
         await until(lambda: link.commits == [1])
         await link.say(Ready(1, credit=4, session=6))
-        sender.offer(make_batch(2))
+        sender.offer(make_batch(2), 100)
         await until(lambda: link.steps == [1, 1, 2])
         assert link.commits == [1, 1]
         assert link.sessions == [5, 5, 6, 6, 6]
 
 
+async def test_a_batch_that_either_end_refuses_is_not_taken(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        with pytest.raises(
+            ConfigurationError, match=rf"step 1 takes {LIMIT + 1} bytes, and this end takes at most {LIMIT}"
+        ):
+            sender.offer(make_batch(1), LIMIT + 1)
+        await link.say(Ready(1, 4, 1, max_batch_bytes=1000))
+        with pytest.raises(ConfigurationError, match=r"the trainer takes at most 1000 \(transport\.max_batch_bytes"):
+            sender.offer(make_batch(1), 1001)
+        await submit(sender, make_batch(1))
+        assert link.steps == [1]
+
+
+async def test_no_more_bytes_are_on_their_way_than_the_trainer_holds_but_for_one_batch(tmp_path: Path) -> None:
+    """A record that was on disk before counts as well."""
+    size = record(tmp_path, 1).stat().st_size
+    (tmp_path / "rollouts/step_1/STABLE").touch()
+    async with running(tmp_path, newest_step=1) as (sender, link):
+        await link.say(Ready(1, 4, 1, credit_bytes=size + 1000))
+        await until(lambda: link.steps == [1])
+        for step, nbytes in ((2, 900), (3, 101), (4, size + 2000)):
+            sender.offer(make_batch(step), nbytes)
+            sender.commit(step)
+        await until(lambda: link.steps == [1, 2])
+        await link.say(Acknowledged(1, durable=0))
+        assert link.steps == [1, 2, 3]
+        await link.say(Acknowledged(2, durable=0))
+        assert link.steps == [1, 2, 3], "beside another, it is too large"
+        await link.say(Acknowledged(3, durable=0))
+        assert link.steps == [1, 2, 3, 4]
+
+
 async def test_what_is_committed_is_said_before_the_farewell(tmp_path: Path) -> None:
     async with running(tmp_path) as (sender, link):
         await link.say(Ready(1, credit=4, session=5))
-        sender.offer(make_batch(1))
+        sender.offer(make_batch(1), 100)
         await until(lambda: link.steps == [1])
     sender.commit(1)
     await sender.close()

@@ -44,7 +44,8 @@ class Outlet:
     offered: list[Batch] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
 
-    def offer(self, batch: Batch) -> None:
+    def offer(self, batch: Batch, nbytes: int) -> None:
+        assert nbytes == batch.nbytes
         assert batch.step not in published_steps(self.run_dir / "rollouts"), "it waited for the disk"
         self.offered.append(batch)
 

@@ -39,15 +39,16 @@ NOWHERE = Path("/nonexistent")
 
 def make_batch(step: int, life: int) -> Batch:
     """One of the batches that a step may have: what is generated again is generated anew."""
+    tokens = 1 + (step * life) % 5
     return Batch(
         run_id="default",
         step=step,
         samples=(SampleInfo(f"life-{life}", "toy", 0, 1.0, 1.0),),
-        token_ids_T=np.zeros(1, np.int32),
-        loss_mask_T=np.ones(1, np.uint8),
-        log_probabilities_T=np.zeros(1, np.float32),
-        advantages_T=np.zeros(1, np.float32),
-        sample_offsets=np.array([0, 1], np.int64),
+        token_ids_T=np.zeros(tokens, np.int32),
+        loss_mask_T=np.ones(tokens, np.uint8),
+        log_probabilities_T=np.zeros(tokens, np.float32),
+        advantages_T=np.zeros(tokens, np.float32),
+        sample_offsets=np.array([0, tokens], np.int64),
     )
 
 
@@ -107,6 +108,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def start_orchestrator(self) -> None:
         self.lives += 1
         self.delivery = Delivery("default", max(self.committed, default=0))
+        self.delivery.sizes |= {step: batch.nbytes for step, batch in self.records.items()}
         self.held: dict[int, Batch] = {}
         self.offered: Batch | None = None
         self.outbox: deque[Offer | Commit] = deque()
@@ -128,7 +130,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def offer(self) -> None:
         self.offered = make_batch(self.delivery.newest_step + 1, self.lives)
         self.held[self.offered.step] = self.offered
-        self.delivery.offer(self.offered.step)
+        self.delivery.offer(self.offered.step, self.offered.nbytes)
 
     @precondition(lambda self: self.offered is not None)
     @rule()
@@ -190,7 +192,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def start_trainer(self) -> None:
         self.socket = Socket(self.wires)
         config = TrainerConfig.model_validate(
-            {"output_dir": NOWHERE, "model": "/model", "transport": {"credit": CREDIT}}
+            {"output_dir": NOWHERE, "model": "/model", "max_waiting_bytes": 120, "transport": {"credit": CREDIT}}
         )
         manager = MultiRunManager(NOWHERE, 1, torch.device("cpu"))
         self.reception = Reception(config, Receiver(self.socket, 2**20), manager, Attendance())

@@ -17,6 +17,7 @@ from tests.transport.batches import assert_equal, batches, make_batch
 from transport import codec
 from transport.arrays import CodecError
 from transport.atomic import as_bytes_view
+from transport.config import TransportConfig, machine_memory
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected
 from transport.records import Batch
 
@@ -183,6 +184,13 @@ def test_more_bytes_than_allowed_are_refused_with_their_step() -> None:
     with pytest.raises(CodecError, match="sidecar 0") as caught:
         codec.decode([*raw(batch)[:2], b"short", *raw(batch)[3:]], LIMIT)
     assert caught.value.step == 7
+
+
+def test_the_defaults_take_a_step_of_25_gb_where_the_memory_does() -> None:
+    config = TransportConfig()
+    assert config.max_batch_bytes > 25e9
+    assert config.largest_batch == min(config.max_batch_bytes, machine_memory())
+    assert TransportConfig(max_batch_bytes=100).largest_batch == 100
 
 
 @settings(max_examples=30)

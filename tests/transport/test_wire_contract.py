@@ -135,9 +135,8 @@ async def test_every_message_reaches_the_orchestrator(
         receiver.send("default", message)
     assert [await hear(link) for _ in messages] == messages
     await link.send(Offer(make_batch(), SESSION))  # evicted: it would have to say HELLO first
-    await asyncio.to_thread(refuse, receiver, 1)
-    assert isinstance(await hear(link), Rejected)
     await link.close()
+    await asyncio.to_thread(refuse, receiver, 1)  # its BYE, and nothing else
 
 
 async def test_what_belongs_to_an_earlier_session_is_dropped_without_a_word(
@@ -353,8 +352,6 @@ async def test_what_cannot_travel_is_told_to_who_sends_it(
 ) -> None:
     link = await connect(config, tmp_path)
     await handshake(link, receiver)
-    with pytest.raises(ValueError, match="max_batch_bytes is 16777216"):
-        await link.send(Offer(make_batch(lengths=(2**21,), dtype=None), SESSION))
     with pytest.raises(ValueError, match="<f8 does not travel"):
         await link.send(Offer(replace(make_batch(), advantages_T=np.zeros(8)), SESSION))  # type: ignore[arg-type]
     await assert_works(link, receiver)
