@@ -6,6 +6,7 @@ model. The newest few are kept: a server may still be loading the one before.
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Broadcaster:
             BrokenWeights: the weights give results that are not finite; nothing appears.
         """
         version, lora = run.progress.step, run.config.training.lora
+        self._refuse_what_is_anothers()
         if version in published_steps(self.directory):
             return
         self.directory.parent.stat()  # a run's directory that was deleted is not made again
@@ -73,10 +75,17 @@ class Broadcaster:
             remove_directory(self.directory / f"step_{old}")
 
     def remove_beyond(self, version: int) -> None:
-        """Removes what a former life published later than `version`: this one will publish it again."""
+        """Removes what a former life published later than `version`: this one will publish it again. Raises `OSError`."""
+        self._refuse_what_is_anothers()
         for newer in published_steps(self.directory):
             if newer > version:
                 remove_directory(self.directory / f"step_{newer}")
+
+    def _refuse_what_is_anothers(self) -> None:
+        """Raises `OSError` where the directory is a link that leads to something else of this job. To another disk it may."""
+        job, found = self.directory.parents[1].resolve(), self.directory.resolve()
+        if found.is_relative_to(job) and found != job / self.directory.parent.name / self.directory.name:
+            raise OSError(errno.ELOOP, f"leads to {found}; expected a directory of its own", str(self.directory))
 
     def _copy_tokenizer(self, directory: Path) -> None:
         for name in _TOKENIZER_FILES:

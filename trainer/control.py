@@ -1,8 +1,8 @@
 """`run_<id>/control/` as the trainer reads and writes it: who is there, with which configuration, and what the trainer answers.
 
-A directory is looked at without trust: its name has to be an id, it has to lie in the job's own directory, wherever links
-lead, and its files are read as `transport/untrusted.py` reads those of others. Nothing here needs torch, so that the command
-line evicts a run by the same function as the trainer.
+A directory is looked at without trust: its name has to be an id, neither it nor its `control` may be a link, and its files are
+read as `transport/untrusted.py` reads those of others. Nothing here needs torch, so that the command line evicts a run by the
+same function as the trainer.
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ def scan(output_dir: Path) -> dict[str, Sighting]:
     """The runs in a job's directory by id. One that appears or goes meanwhile is there or not, and either is right; one that
     may not be read is not there."""
     seen: dict[str, Sighting] = {}
-    root = output_dir.resolve()
-    with os.scandir(root) as entries:
+    with os.scandir(output_dir) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             run_id = entry.name.removeprefix("run_")
             if run_id == entry.name or not re.fullmatch(IDENTIFIER_PATTERN, run_id):
                 continue
             try:
-                sighting = _look(entry, run_id, root)
+                sighting = _look(entry, run_id)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
@@ -82,14 +81,14 @@ def scan(output_dir: Path) -> dict[str, Sighting]:
     return seen
 
 
-def _look(directory: os.DirEntry[str], run_id: str, root: Path) -> Sighting | None:
+def _look(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
     """The run in `directory`, if there is one. There may be thousands, finished long ago: no more calls than needed."""
     control = f"{directory.path}/control"
     config = f"{control}/orch.toml"
     found = os.stat(config)
-    linked = directory.is_symlink() or os.path.islink(control) or os.path.islink(config)
-    if linked and not Path(config).resolve().is_relative_to(root):
-        logger.debug("%s leads out of %s; it is no run", directory.path, root)
+    if directory.is_symlink() or os.path.islink(control) or os.path.islink(config):
+        # Another run's, it may be, in whose name an answer would then be given.
+        logger.debug("%s leads elsewhere; it is no run", directory.path)
         return None
     changed = (found.st_mtime_ns, found.st_size, found.st_ino)
     return Sighting(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.trainer.lone_run import make_lone_run
 from trainer.broadcast import Broadcaster
+from transport.atomic import published_steps
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o077])
@@ -33,3 +34,17 @@ def test_the_umask_says_who_may_read_a_broadcast(
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in {file.name for file in files}
     for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask, file.name
+
+
+def test_broadcasts_that_lead_elsewhere_are_left_alone(dense_directory: Path, tmp_path: Path) -> None:
+    """Such as to those of another run, of which the newer would be removed."""
+    lone = make_lone_run(tmp_path, dense_directory)
+    (tmp_path / "run_other" / "broadcast" / "step_7").mkdir(parents=True)
+    (tmp_path / "run_other" / "broadcast" / "step_7" / "STABLE").touch()
+    (tmp_path / "run_default" / "broadcast").symlink_to(tmp_path / "run_other" / "broadcast")
+    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), 2)
+    with pytest.raises(OSError, match=r"leads to .*run_other"):
+        broadcaster.remove_beyond(0)
+    with pytest.raises(OSError, match=r"leads to .*run_other"):
+        broadcaster.publish(lone.model, None, lone.run)
+    assert published_steps(tmp_path / "run_other" / "broadcast") == [7]

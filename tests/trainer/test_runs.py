@@ -232,6 +232,18 @@ def test_names_that_are_no_ids_and_links_that_lead_elsewhere_are_no_runs(tmp_pat
     assert not (tmp_path / "elsewhere" / "run_a" / "control" / "config_validation_error.txt").exists()
 
 
+def test_a_link_to_another_run_is_no_run_and_says_nothing_in_its_name(tmp_path: Path) -> None:
+    control_of_good = write(tmp_path, "good").parent
+    (tmp_path / "run_whole").symlink_to(tmp_path / "run_good")
+    (tmp_path / "run_inner").mkdir()
+    (tmp_path / "run_inner" / "control").symlink_to(control_of_good)
+    manager = MultiRunManager(tmp_path, 9, CPU)
+    manager.discover_runs()
+    assert manager.run_ids == {0: "good"}
+    assert manager.refused == {}
+    assert [path.name for path in control_of_good.iterdir()] == ["orch.toml"]
+
+
 def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
