@@ -17,4 +17,11 @@ def main(arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve(command.config.model))})
     from inference.server import serve
 
-    return serve(config, notify_ready, Heartbeat().beat)
+    heartbeat = Heartbeat()
+
+    def beat(trouble: str) -> None:
+        heartbeat.tell(trouble)
+        if not trouble:  # else the supervisor shall do something about it
+            heartbeat.beat()
+
+    return serve(config, notify_ready, beat)

@@ -65,7 +65,8 @@ def describe_step(line: Line, history: History) -> str:
 
 def describe_worker(worker: WorkerView) -> str:
     """A worker's state in words: `inference_0 starting for 12 s (loading)`."""
-    status = f" ({worker.status})" if worker.status else ""
+    said = "; ".join(word for word in (worker.trouble, worker.status) if word)
+    status = f" ({said})" if said else ""
     return f"{worker.name} {worker.state} for {duration(time.time() - worker.since)}{status}"
 
 
@@ -77,6 +78,7 @@ class PlainProgress:
         self._histories = histories
         self._states: dict[str, State] = {}
         self._statuses: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
         self._started: dict[str, float] = {}
         self._last_line = time.monotonic()
 
@@ -85,6 +87,9 @@ class PlainProgress:
             if self._states.get(worker.name) is not worker.state:
                 self._states[worker.name] = worker.state
                 self._say(self._change(worker))
+            if worker.trouble != self._troubles.get(worker.name, ""):
+                self._troubles[worker.name] = worker.trouble
+                self._say(f"{worker.name}: {worker.trouble or 'what was wrong with it is over'}")
             if worker.state is State.STARTING and worker.status not in ("", self._statuses.get(worker.name)):
                 self._statuses[worker.name] = worker.status
                 self._say(f"{worker.name}: {worker.status}")
@@ -106,7 +111,8 @@ class PlainProgress:
         if worker.state is State.READY and worker.name in self._started:
             return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}"
         if worker.state in (State.RESTARTING, State.FAILED) and worker.last_death:
-            return f"{worker.name} {worker.last_death}: {worker.state}"
+            said = f"; it said last: {worker.last_words}" if worker.last_words else ""
+            return f"{worker.name} {worker.last_death}: {worker.state}{said}"
         return f"{worker.name} {worker.state}"
 
     def _say(self, text: str) -> None:
@@ -150,6 +156,8 @@ class LiveProgress:
             text.append(f" {duration(time.time() - worker.since)}  " if waiting else "  ")
             if worker.restarts:
                 text.append(f"started again {worker.restarts} times, it {worker.last_death}  ", "yellow")
+            if worker.trouble:
+                text.append(f"{worker.trouble}  ", "red")
             if worker.status:
                 text.append(f"{worker.status}  ", "dim")
         return text

@@ -231,8 +231,9 @@ def _processes(found: Look) -> Table:
         pid = worker["pid"]
         alive = "yes" if found.is_alive(worker) else "no"
         last_state = worker["state"] if found.running or pid is None else f"was {worker['state']}"
+        says = "; ".join(word for word in (worker.get("trouble"), worker["status"]) if word)
         restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"
-        table.add_row(worker["name"], last_state, str(pid or "-"), alive, restarts, worker["status"])
+        table.add_row(worker["name"], last_state, str(pid or "-"), alive, restarts, says)
     return table
 
 

@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 PULSE_SECONDS = 1.0
 """Longest time between two looks at the clock."""
 
+SHOWN_SILENCE_SECONDS = 15.0
+"""Of a worker that is to be heard of every 5 s."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell's."""
 
@@ -73,6 +76,10 @@ class WorkerView:
     """How often it was started again."""
     last_death: str = ""
     """How it died last, in words; empty unless it did."""
+    last_words: str = ""
+    """The last line of its output when it died last."""
+    trouble: str = ""
+    """What is wrong with it while it lives, in words: what it says itself, or that it says nothing. Empty when nothing is."""
 
 
 class Job:
@@ -93,6 +100,7 @@ class Job:
         self._on_change = on_change
         self._guests = guests
         self._log_from: dict[str, int] = {}
+        self._last_words: dict[str, str] = {}
         self._processes: dict[str, Process] = {}
         self._since = dict.fromkeys(self.lifecycle.workers, time.time())
         self._timer: asyncio.TimerHandle | None = None
@@ -121,7 +129,17 @@ class Job:
             process.log_until if process is not None else None,
             self.lifecycle.restarts[name],
             self.lifecycle.last_deaths[name],
+            self._last_words.get(name, ""),
+            self._trouble(name),
         )
+
+    def _trouble(self, name: str) -> str:
+        if self.lifecycle.states[name] in ENDED | {State.RESTARTING} or name not in self._processes:
+            return ""
+        silent = self.lifecycle.silent_for(name, self._clock.read())
+        if silent < SHOWN_SILENCE_SECONDS:
+            return self._processes[name].trouble
+        return f"silent since {time.strftime('%H:%M:%S', time.localtime(time.time() - silent))}"
 
     async def run(self) -> Outcome:
         """Starts the workers and returns when all of them have ended. Whatever happens, no process is left."""
@@ -264,7 +282,10 @@ class Job:
         for pid, code in launch.reap():
             if pid in names:
                 self.look_for_guests()
-                self._processes[names[pid]].listen()  # last words that are still queued
+                process = self._processes[names[pid]]
+                process.listen()  # what is still queued
+                if code != 0:
+                    self._last_words[names[pid]] = self.harmless(process.last_words, otherwise="")
                 self._apply(Exited(names[pid], code, self._clock.read()))
 
     def _set_timer(self) -> None:

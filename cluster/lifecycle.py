@@ -173,6 +173,11 @@ class Lifecycle:
         if timeout is not None and self.states[name] in (State.STARTING, State.READY) and name not in self._leaving:
             self._silence[name] = at + timeout
 
+    def silent_for(self, name: str, at: float) -> float:
+        """Seconds since the worker was heard of; 0 for one that need not be."""
+        timeout = self.workers[name].silence_timeout_seconds
+        return 0.0 if timeout is None or name not in self._silence else at - (self._silence[name] - timeout)
+
     def _leaves(self, event: Leaving) -> list[Instruction]:
         """It has as long to end as if it had been told to."""
         name = event.worker

@@ -62,13 +62,19 @@ def watchdog_seconds() -> float | None:
 
 
 class Heartbeat:
-    """Says `WATCHDOG=1`: to be called from the part of a role that shows that it lives."""
+    """Says `WATCHDOG=1`, and what is wrong: to be called from the part of a role that shows that it lives."""
 
     def __init__(self) -> None:
         asked = watchdog_seconds()
         self.period = None if asked is None else min(asked / 3, LONGEST_PERIOD_SECONDS)
         """Seconds between two beats; None where nobody asks for any."""
         self._beaten = -math.inf
+        self._trouble = ""
+
+    def tell(self, trouble: str) -> None:
+        """Says what keeps the role from its work, in one line for people; empty once nothing does. Says nothing twice."""
+        if trouble != self._trouble and notify(f"X_TROUBLE={' '.join(trouble.split())}"):
+            self._trouble = trouble
 
     def beat(self) -> None:
         """To be called at least once a `period`; does nothing when called sooner."""

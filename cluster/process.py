@@ -40,8 +40,10 @@ class Process:
         self.main_pid: int | None = None
         """The command's own process, once the guardian has named it."""
         self.status = ""
-        self._extension = 0.0
         """The last `STATUS=` it sent."""
+        self._extension = 0.0
+        self.trouble = ""
+        """What it says is wrong with it, by `X_TROUBLE=`."""
         self.log_from = _size(worker.log_file)
         """Where its output begins in the log, which earlier sessions may have begun. In bytes."""
         self.log_until: int | None = None
@@ -103,6 +105,7 @@ class Process:
             self.status = message.get("STATUS", self.status)
             if (microseconds := message.get("EXTEND_TIMEOUT_USEC", "")).isdecimal():
                 self._extension = int(microseconds[:18]) / 1e6
+            self.trouble = message.get("X_TROUBLE", self.trouble)
             if message.get("MAINPID", "").isdigit():
                 self.main_pid = int(message["MAINPID"])
         return said
@@ -111,6 +114,10 @@ class Process:
         """For how many more seconds the worker has asked since the last call; 0 where it has not."""
         taken, self._extension = self._extension, 0.0
         return taken
+
+    def last_words(self) -> str:
+        """The last line that it has written; empty if none."""
+        return next((line for line in reversed(last_lines(self.worker.log_file, start=self.log_from)) if line), "")
 
     def close(self) -> None:
         """Frees the notification address."""

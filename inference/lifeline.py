@@ -56,20 +56,25 @@ def end_group(group: int) -> None:
     trackers_until = time.monotonic() + TRACKER_SECONDS
     while members := _members(group):
         others = [pid for pid in members if not _is_resource_tracker(pid)]
-        for pid in others if time.monotonic() < trackers_until else members:
+        for pid in others if time.monotonic() < trackers_until else list(members):
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def _members(group: int) -> list[int]:
-    """The living processes of a group."""
-    found = []
+def stopped_members(group: int) -> list[int]:
+    """The processes of a group that a signal has stopped (SIGSTOP) or a debugger holds."""
+    return [pid for pid, state in _members(group).items() if state in ("T", "t")]
+
+
+def _members(group: int) -> dict[int, str]:
+    """The living processes of a group, with their states as in /proc."""
+    found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
             state, _parent, its_group = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
             if int(its_group) == group and state != "Z":
-                found.append(int(entry.name))
+                found[int(entry.name)] = state
     return found
 
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 import orjson
 
 from inference.config import InferenceConfig
-from inference.lifeline import bound_command, end_group
+from inference.lifeline import bound_command, end_group, stopped_members
 from inference.token import read_token
 from transport.faults import is_lasting
 from transport.requests_to_stop import RequestsToStop
@@ -40,6 +40,9 @@ POLL_SECONDS = 0.25
 STOP_SECONDS = 15.0
 """How long vLLM may take to end by itself once told to."""
 
+LOOK_SECONDS = 1.0
+"""Between looks at vLLM's processes."""
+
 DEAF_SECONDS = 5.0
 """How long a vLLM that listens no more may take to end. One whose engine was killed may wait for ever to answer what it still
 owes: vLLM 0.30 then fails requests, but no other calls to the engine, such as loading an adapter
@@ -51,12 +54,14 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 
 
-def serve(config: InferenceConfig, on_ready: Callable[[], None], beat: Callable[[], None] = lambda: None) -> int:
+def serve(
+    config: InferenceConfig, on_ready: Callable[[], None], beat: Callable[[str], None] = lambda trouble: None
+) -> int:
     """Runs one vLLM server until it ends or SIGTERM or SIGINT arrives; a second signal kills it. Call from the main thread.
 
-    `on_ready` is called once the server has answered its health check, `beat` several times a second while this process watches
-    it. Returns 128 + the signal if it was told to stop, 2 if the configuration cannot work, 1 for anything else: the port is
-    taken, the server did not start in time, or ended by itself.
+    `on_ready` is called once the server has answered its health check, `beat` every second with what keeps vLLM from working,
+    empty for nothing. Returns 128 + the signal if it was told to stop, 2 if the configuration cannot work, 1 for anything
+    else: the port is taken, the server did not start in time, or ended by itself.
     """
     try:
         check_configuration(config)
@@ -238,14 +243,17 @@ def _watch(
     config: InferenceConfig,
     signals: _Signals,
     on_ready: Callable[[], None],
-    beat: Callable[[], None],
+    beat: Callable[[str], None],
 ) -> int:
     """Waits for readiness, then for the end. Returns the exit code."""
     deadline = time.monotonic() + config.startup_timeout_seconds
     ready = False
     deaf_since = math.inf
+    looked = -math.inf
     while not signals.received:
-        beat()
+        if time.monotonic() - looked >= LOOK_SECONDS:
+            looked = time.monotonic()
+            beat(_trouble(child))
         code = child.poll()
         if code is not None:
             where = f"; its output is in {config.log_file}" if config.log_file else ""
@@ -271,6 +279,12 @@ def _watch(
             return EXIT_FAILED
         time.sleep(POLL_SECONDS)
     return signals.exit_code
+
+
+def _trouble(child: subprocess.Popen[bytes]) -> str:
+    """What keeps vLLM from working although it runs; empty for nothing that can be seen."""
+    stopped = stopped_members(child.pid)
+    return f"vLLM does not run: process {', '.join(map(str, stopped))} is stopped (SIGSTOP)" if stopped else ""
 
 
 def _listens(host: str, port: int) -> bool:

@@ -18,10 +18,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from cluster.notify import Heartbeat
 
 logger = logging.getLogger(__name__)
+
+TOLD_SHARE = 0.25
+"""Of `stall_warning_seconds`, without progress, before the supervisor is told."""
 
 _REPORTED_WAITS = 12
 """Waits named in one report; hundreds of rollouts wait for the same thing."""
@@ -119,6 +123,7 @@ class Watchdog:
             silent, idle = now - self._last_beat, now - self._last_progress
             if feed_seconds is not None and silent < feed_seconds:
                 self._heartbeat.beat()
+            self._heartbeat.tell(self._trouble(silent, idle))
             if silent >= self._warning_seconds:
                 self._report_block(now, silent, loop_thread)
             elif idle >= self._warning_seconds and now - self._reported_stall >= self._warning_seconds:
@@ -132,6 +137,19 @@ class Watchdog:
                     sys.stderr.write(f"error: the event loop has been blocked for {silent:.0f} s; giving up\n")
                     sys.stderr.flush()
                     os._exit(1)
+
+    def _trouble(self, silent: float, idle: float) -> str:
+        """For whoever looks at the job, long before it is worth a report in the log."""
+        if max(silent, idle) < self._warning_seconds * TOLD_SHARE:
+            return ""
+        since = (datetime.now() - timedelta(seconds=max(silent, idle))).strftime("%H:%M:%S")
+        if silent >= self._warning_seconds * TOLD_SHARE:
+            return f"its event loop has been blocked since {since}"
+        awaited = waits()
+        what = (
+            f"; it waits for {awaited[0].what}{f' ({awaited[0].where})' if awaited[0].where else ''}" if awaited else ""
+        )
+        return f"nothing has moved since {since}{what}"
 
     def _report_stall(self) -> None:
         idle = time.monotonic() - self._last_progress

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,22 @@ def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatc
     assert "server ready after" in lines[1]
     assert "step 20/20  reward 1.000" in lines[21]
     assert "... step 20/20; server ready for 3 s (generating)" in lines[22]
+
+
+def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, {"test": History.of(past, "test", 20)})
+    ready, stuck = worker(State.READY), replace(worker(State.READY), trouble="silent since 12:00:00")
+    died = replace(ready, state=State.FAILED, last_death="ended with exit code 1", last_words="ValueError: no")
+    for view in (ready, stuck, stuck, ready, died, died):
+        progress.update([view], [])
+    lines = [line[9:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert lines == [
+        "server ready",
+        "server: silent since 12:00:00",
+        "server: what was wrong with it is over",
+        "server ended with exit code 1: failed; it said last: ValueError: no",
+    ]
 
 
 def test_live_progress_shows_bar_curves_and_workers(past: Path) -> None:

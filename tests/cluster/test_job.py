@@ -250,6 +250,22 @@ def test_a_worker_that_is_stopped_is_killed_and_started_again(start: Start) -> N
     assert job.state("task")["pid"] == task
 
 
+TROUBLED = SERVICE.replace("import notify", "import Heartbeat, notify").replace(
+    "time.sleep(600)", r"Heartbeat().tell('its engine\nis stopped'); time.sleep(600)"
+)
+
+
+def test_what_a_worker_says_is_wrong_with_it_and_its_last_words_are_shown(start: Start, tmp_path: Path) -> None:
+    fail = tmp_path / "fail"
+    waits = f"import os, time\nwhile not os.path.exists({str(fail)!r}): time.sleep(0.01)\n"
+    fails = waits + "print('the disk is full')\nraise SystemExit(4)"
+    job = start(service("server", TROUBLED), {"name": "task", "command": fails, "task": True})
+    job.until(lambda: job.state("server").get("trouble") == "its engine is stopped", "its trouble")
+    fail.touch()
+    job.finish()
+    assert (job.state("task")["last_words"], job.state("server")["trouble"]) == ("the disk is full", "")
+
+
 def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, tmp_path: Path) -> None:
     finish = tmp_path / "finish"
     waits = f"import os, time\nwhile not os.path.exists({str(finish)!r}): time.sleep(0.01)\nprint('worked')"

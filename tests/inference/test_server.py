@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -83,11 +84,33 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
     stand_in(monkeypatch, program)
     monkeypatch.setattr(server, "STOP_SECONDS", 0.3)
     before = signal.getsignal(signal.SIGTERM)
-    beats: list[bool] = []
-    assert server.serve(config_of(tmp_path, {}), stop_this_process, lambda: beats.append(True)) == 143
-    assert beats
+    beats: list[str] = []
+    assert server.serve(config_of(tmp_path, {}), stop_this_process, beats.append) == 143
+    assert set(beats) == {""}
     assert children() == []
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_stopped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, SHARES_MEMORY)
+    config = config_of(tmp_path, {})
+    told: list[str] = []
+
+    def stop_engine() -> None:
+        below = [pid for pid, parent in live_processes() if parent in children()]
+        (engine,) = [pid for pid in below if b"tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(engine, signal.SIGSTOP)
+
+    def beat(trouble: str) -> None:
+        told.append(trouble)
+        if trouble:
+            stop_this_process()
+
+    assert server.serve(config, stop_engine, beat) == 143
+    assert told[0] == ""
+    assert re.fullmatch(r"vLLM does not run: process \d+ is stopped \(SIGSTOP\)", told[-1])
+    assert children() == []
 
 
 @pytest.mark.slow
