@@ -153,10 +153,11 @@ def test_a_ready_server_on_a_name_of_two_addresses_lives_on(tmp_path: Path, monk
     """vLLM listens on the IPv4 address of a name. Looked for at the other one, it would be killed for being deaf."""
     stand_in(monkeypatch, HEALTHY)
     monkeypatch.setattr(server, "DEAF_SECONDS", 0.0)
-    beats: list[bool] = []
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.0)
+    beats: list[str] = []
 
-    def beat() -> None:
-        beats.append(True)
+    def beat(trouble: str) -> None:
+        beats.append(trouble)
         if len(beats) == 4:
             stop_this_process()
 
