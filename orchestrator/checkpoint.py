@@ -1,8 +1,10 @@
-"""The orchestrator's checkpoint of a step: its commit. State after the step, the groups that wait, and the step's metrics.
+"""The orchestrator's checkpoint of a step: its commit. State after the step, rollouts that wait, and the step's metrics.
 
-`checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), the rollouts of judged groups not yet shipped in
-`waiting-<k>.bin`, which it names, and `metrics.json`. A shutdown writes the newest step's state anew, with what has
-finished since: a new `waiting` file first, then `orchestrator.msgpack` in one rename.
+`checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), the rollouts that wait in `waiting-<k>.bin`, which it names,
+and `metrics.json`. At a commit few wait: those lost since the step was put together. The groups that are ready to ship would be
+written again and again, as much as a batch each time, and begin anew after a kill instead. A shutdown writes the newest step's
+state anew, with what has finished since and the groups that are ready: a new `waiting` file first, then `orchestrator.msgpack`
+in one rename.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Checkpoint:
     counts: dict[str, int]
     """What has been counted for the next step's metrics."""
     waiting: list[Rollout]
-    """All rollouts of the judged groups that no step has accounted for: ready to ship, or lost since the last one."""
+    """Rollouts of judged groups that no step has accounted for: lost since the last one, and at a shutdown ready to ship."""
     line: MetricsLine | None = None
     """The step's metrics; None where no step was taken (step 0, and the state written at shutdown)."""
 

@@ -165,7 +165,10 @@ class Dispatcher:
             logger.info("waiting for the commit of %s, however long it takes", self._boundary_task.get_name())
             await asyncio.wait({self._boundary_task})
         if not self.finished.is_set():
-            checkpoint = self._checkpoint(self._sender.newest_step)
+            ready = [
+                rollout for group_id in self._scheduler.ready_group_ids() for rollout in self._groups[group_id].rollouts
+            ]
+            checkpoint = self._checkpoint(self._sender.newest_step, self._scheduler.state(), ready)
             with self._commit_in_progress():
                 await in_thread(save, self._losses.report(), self._config.run_dir)
                 await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
@@ -277,7 +280,8 @@ class Dispatcher:
         lost, unrecorded = self._losses.take(step)
 
         def snapshot(so_far: MetricsLine) -> Checkpoint:
-            return self._checkpoint(step, with_unrecorded(so_far, unrecorded) | self._metrics())
+            line = with_unrecorded(so_far, unrecorded) | self._metrics()
+            return self._checkpoint(step, self._scheduler.state(ready=False), [], line)
 
         with self._commit_in_progress():
             line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender).take()
@@ -302,15 +306,14 @@ class Dispatcher:
 
     # --- state ---
 
-    def _checkpoint(self, step: int, line: MetricsLine | None = None) -> Checkpoint:
+    def _checkpoint(
+        self, step: int, scheduler: dict[str, Any], ready: Sequence[Rollout], line: MetricsLine | None = None
+    ) -> Checkpoint:
         """The state as it is now. Called on the loop, so that scheduler, window and rollouts are of one moment."""
-        ready = [
-            rollout for group_id in self._scheduler.ready_group_ids() for rollout in self._groups[group_id].rollouts
-        ]
         return Checkpoint(
             step=step,
             identity=identity_of(self._config),
-            scheduler=self._scheduler.state(),
+            scheduler=scheduler,
             counts={**self._counts, **self._losses.counts()},
             waiting=[*ready, *self._losses.rollouts],
             line=line,

@@ -39,14 +39,14 @@ class Group:
             return self.oldest_version
         return self.started_version
 
-    def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps, msgpack-able: the example, and of a ready group what is needed to ship it."""
+    def saved(self, ready: bool) -> dict[str, Any]:
+        """What a checkpoint keeps, msgpack-able: the example, and, if asked for, of a ready group what is needed to ship it."""
         entry: dict[str, Any] = {
             "group_id": self.group_id,
             "environment": self.environment,
             "example_index": self.example_index,
         }
-        if self.phase == "ready":
+        if ready and self.phase == "ready":
             entry["ready"] = {"kept": self.kept, "filtered": self.filtered, "version": self.version}
         return entry
 

@@ -21,8 +21,9 @@ and v the newest loaded policy version:
 - **Loss.** Failed rollouts never count. A group that counts for nothing, or a whole batch of which nothing is kept, is dropped,
   and the rules above start others.
 - **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and never else.
-- **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step: its groups are gone from it. Ready groups
-  stay ready; any other is started again, with the same id and example.
+- **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step: its groups are gone from it. After a
+  drain, ready groups stay ready; any other is started again, with the same id and example. So is a ready one after a kill: the
+  commit of a step does not hold its rollouts.
 - **Drain.** Nothing starts or ships any more; groups that complete are still judged, interrupted ones wait to start again.
 """
 
@@ -318,13 +319,14 @@ class Scheduler:
 
     # --- checkpoint ---
 
-    def state(self) -> dict[str, Any]:
-        """All that a resumed run needs, msgpack-able. Take it together with the ready groups' rollouts (`ready_group_ids`)."""
+    def state(self, *, ready: bool = True) -> dict[str, Any]:
+        """All that a resumed run needs, msgpack-able. Take it together with the ready groups' rollouts (`ready_group_ids`), or
+        without `ready`: then these groups start again, too."""
         return {
             "format": STATE_FORMAT,
             "next_step": self._next_step,
             "next_group_id": self._next_group_id,
-            "groups": [group.saved() for group in self._groups],
+            "groups": [group.saved(ready) for group in self._groups],
             "mix": self._mix.state(),
         }
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,19 @@ import uvloop
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
-from orchestrator.checkpoint import load_newest
+from orchestrator.checkpoint import Checkpoint, load_newest, write_checkpoint
 from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from orchestrator.daemon import run
 from orchestrator.dump import open_dump
 from orchestrator.run_directory import taken_over
+from orchestrator.scheduler import Scheduler
+from orchestrator.step import StepBoundary
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started, wait_until
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from transport.atomic import published_steps
 from transport.messages import Evicted, Rejected
+from transport.records import Batch
 
 pytestmark = pytest.mark.slow
 
@@ -397,6 +401,39 @@ def test_a_batch_that_is_too_large_is_not_committed_and_the_run_goes_on_once_it_
         assert published_steps(config.run_dir / "rollouts") == published_steps(config.run_dir / "checkpoints") == []
         assert run(make_config(resume=True), lambda: None) == 0
         assert trainer.steps_trained == list(range(1, STEPS + 1))
+    assert_whole(config)
+
+
+def test_a_commit_does_not_write_the_groups_that_are_ready(
+    make_config: Callable[..., OrchestratorConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would be as much as a batch, at each step again."""
+    config = make_config()
+    schedulers: list[Scheduler] = []
+    committed: list[Checkpoint] = []
+
+    class Noticed(Scheduler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            schedulers.append(self)
+
+    record, write = StepBoundary.record, write_checkpoint
+
+    def record_slowly(boundary: StepBoundary, batch: Batch, *more: Any) -> dict[str, Any]:
+        wait_until(lambda: batch.step > 1 or bool(schedulers[0].ready_group_ids()))
+        return record(boundary, batch, *more)
+
+    def write_noticed(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
+        committed.append(checkpoint)
+        write(run_dir, checkpoint, keep)
+
+    monkeypatch.setattr("orchestrator.daemon.Scheduler", Noticed)
+    monkeypatch.setattr(StepBoundary, "record", record_slowly)
+    monkeypatch.setattr("orchestrator.step.write_checkpoint", write_noticed)
+    with ScriptedTrainer(config.output_dir, "one", STEPS):
+        assert run(config, lambda: None) == 0
+    assert [checkpoint.step for checkpoint in committed] == list(range(1, STEPS + 1))
+    assert committed[0].waiting == []
     assert_whole(config)
 
 

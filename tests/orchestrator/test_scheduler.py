@@ -224,6 +224,17 @@ def test_a_resumed_run_goes_on_with_the_same_groups() -> None:
     ]
 
 
+def test_without_their_rollouts_ready_groups_start_again() -> None:
+    original = make_scheduler()
+    original.handle(PolicyUpdated(0))
+    play(original, 2, kept=1, filtered=1)
+    resumed = make_scheduler()
+    resumed.restore(original.state(ready=False))
+    assert resumed.ready_group_ids() == []
+    instructions = resumed.handle(PolicyUpdated(0))
+    assert instructions == [StartGroup(index, "words", index, 2) for index in (0, 1, 2, 3)]
+
+
 def test_the_state_after_shipping_a_step_is_the_state_after_that_step() -> None:
     scheduler = make_scheduler()
     scheduler.handle(PolicyUpdated(0))

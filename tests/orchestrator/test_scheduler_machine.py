@@ -195,13 +195,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.world.shipped & set(ship.group_ids)
         self.world.shipped |= set(ship.group_ids)
         self.shipping = ship
-        self.pending = self.capture(ship.step)
+        self.pending = self.capture(ship.step, ready=False)
 
-    def capture(self, committed: int) -> tuple[dict[str, Any], World]:
+    def capture(self, committed: int, *, ready: bool) -> tuple[dict[str, Any], World]:
         world = copy.deepcopy(self.world)
-        world.groups = {group_id: group for group_id, group in world.groups.items() if group.ready}
+        world.groups = {group_id: group for group_id, group in world.groups.items() if ready and group.ready}
         world.committed = committed
-        return msgpack.unpackb(msgpack.packb(self.scheduler.state())), world
+        return msgpack.unpackb(msgpack.packb(self.scheduler.state(ready=ready))), world
 
     # --- what may happen ---
 
@@ -324,7 +324,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for group_id in self.judging():
             self.judge_keeping_all(group_id)
         assert self.version is not None
-        self.resume(*self.capture(self.world.committed), self.version)
+        self.resume(*self.capture(self.world.committed, ready=True), self.version)
 
     def resume(self, state: dict[str, Any], world: World, version: int) -> None:
         self.make_schedulers()
