@@ -1,17 +1,18 @@
 """What other processes took of the machine's CPU while a benchmark ran: whether what it found can be judged.
 
-From the kernel's own counts, of the whole machine and of this process with the children it has waited for. A child that still
-runs counts among the others.
+From the kernel's own counts: of the whole machine, and of this process with its descendants, those that it has waited for and
+those that still live.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from cluster.launch import descendants
 
 TOO_NOISY = 0.1
 """Share of the machine's CPU that others may take for a broken bound to count."""
@@ -28,18 +29,17 @@ class CpuTimes:
     busy: float
     """In processes, and taken by other virtual machines."""
     ours: float
-    """In this process and the children that it has waited for."""
+    """In this process and its descendants."""
 
     @classmethod
     def now(cls) -> CpuTimes:
         """Raises `OSError` where there is no `/proc`."""
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         user, nice, system, _, _, _, _, stolen = fields
-        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return cls(
             total=sum(fields) / _JIFFIES_A_SECOND,
             busy=(user + nice + system + stolen) / _JIFFIES_A_SECOND,
-            ours=sum(usage.ru_utime + usage.ru_stime for usage in usages),
+            ours=_of_this_tree() / _JIFFIES_A_SECOND,
         )
 
     def share_of_others(self, before: CpuTimes) -> float:
@@ -47,6 +47,17 @@ class CpuTimes:
         total = self.total - before.total
         others = (self.busy - before.busy) - (self.ours - before.ours)
         return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
+
+
+def _of_this_tree() -> int:
+    """Jiffies of this process, of its living descendants, and of all that these have waited for."""
+    jiffies = 0
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        with suppress(OSError):  # it has ended meanwhile
+            # After the name, which may hold anything, comes the third field; utime, stime, cutime and cstime begin at the 14th.
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            jiffies += sum(map(int, fields[11:15]))
+    return jiffies
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,17 +27,32 @@ def test_others_are_all_that_is_busy_and_not_ours(after: CpuTimes, share: float)
     assert after.share_of_others(CpuTimes(total=10.0, busy=4.0, ours=0.0)) == pytest.approx(share)
 
 
+def test_the_work_of_descendants_is_ours_while_they_live_and_after() -> None:
+    """That of a child's own child included, as a fork server has them."""
+    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]
+    child = f"import subprocess, sys; subprocess.run({burn!r}); print(flush=True); sys.stdin.read()"
+    before = CpuTimes.now()
+    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert CpuTimes.now().ours >= before.ours + 0.45
+    assert CpuTimes.now().ours >= before.ours + 0.45
+
+
 def test_others_that_keep_the_machine_busy_are_seen() -> None:
-    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    """Processes whose parent has ended, so that they are no descendants of this one."""
+    spin = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
+    launch = f"import subprocess; p = subprocess.Popen({spin!r}, stdout=subprocess.DEVNULL); print(p.pid, flush=True)"
+    pids: list[int] = []
     try:
+        while len(pids) < (os.cpu_count() or 1):
+            pids.append(int(subprocess.check_output([sys.executable, "-c", launch])))
         with measured_noise() as noise:
-            deadline = time.monotonic() + 30
-            before = CpuTimes.now()
-            while CpuTimes.now().busy < before.busy + 0.1:
+            before, deadline = CpuTimes.now(), time.monotonic() + 30
+            while CpuTimes.now().busy < before.busy + 0.2:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
     finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
     assert noise.share > 0.3
