@@ -31,6 +31,7 @@ from cli.summary import SUMMARY_FILE, as_text, print_summary, summarise, summari
 from cli.workers import needs_servers, worker_of, workers_of
 from cluster.events import ENDED, Outcome, State, Worker
 from cluster.job import Job, WorkerView
+from cluster.notify import Heartbeat, notify, notify_ready
 from cluster.process import last_lines
 from inference.sources import Sources
 from transport.atomic import write_atomically
@@ -56,6 +57,7 @@ def main(arguments: list[str]) -> int:
         check_ports(config.inference)
     elif all(map(is_finished, config.every_run)):
         _say_that_all_is_done(config, console)
+        notify_ready()
         return 0
     console.print(f"model {config.model}", highlight=False)
     if not config.inference.replicas:
@@ -121,6 +123,9 @@ class JobOnScreen:
         """Runs that cannot be read and files that cannot be written of which that was said."""
         self._recorded = b""
         """What `processes.json` holds by our hand."""
+        self._heartbeat = Heartbeat()
+        self._said: set[str] = set()
+        """What systemd was told."""
         self._fresh_steps()  # a resumed job's past is no news
         self._job = Job(workers, self._on_change, self._guests, config.stay)
         self._progress: Progress
@@ -150,9 +155,27 @@ class JobOnScreen:
                 self._job.look_for_guests()
                 self._job.put_full_logs_aside()
             self._job.harmless(self._look, otherwise=None)
+        if running.result().code == 0:
+            self._tell("READY=1")  # a job that was over at once is no failure to start
         return running.result()
 
+    def _tell_systemd(self) -> None:
+        """Says to a supervisor of ours that we live, that trainer and servers are ready, and how far the runs are."""
+        self._heartbeat.beat()
+        states = self._job.lifecycle.states
+        if all(states[worker.name] is State.READY for worker in self._workers if not worker.task):
+            self._tell("READY=1")
+        if self._job.state is State.STOPPING:
+            self._tell("STOPPING=1")
+        steps = ", ".join(f"{history.run_id} step {history.so_far}" for history in self._histories.values())
+        self._tell(f"STATUS={self._job.state}: {steps or 'no run'}")
+
+    def _tell(self, words: str) -> None:
+        if words not in self._said and notify(words):
+            self._said = {*filter(lambda said: not said.startswith("STATUS="), self._said), words}
+
     def _look(self) -> None:
+        self._tell_systemd()
         self._keep_record()
         self._progress.update(self._job.views(), self._fresh_steps())
 

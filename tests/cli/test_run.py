@@ -22,8 +22,10 @@ from cli.output import write_job
 from cli.record import is_running
 from cli.standing import is_finished
 from cli.workers import workers_of
+from cluster.notify import NotifySocket
 from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
 from orchestrator.config import OrchestratorConfig
+from tests.cli.conftest import shipped_line
 from trainer.config import TrainerConfig
 from transport.atomic import publish_directory
 from transport.exclusive import lock_place
@@ -273,3 +275,29 @@ def test_the_summary_tells_how_many_steps_there_were_to_be(job: FakeJob) -> None
     output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert "3 trained, 3 shipped, of 14" in output
     assert json.loads((job.output / "summary.json").read_text())["steps"] == {"shipped": 3, "trained": 3, "wanted": 14}
+
+
+def test_systemd_is_told_that_a_job_lives_is_ready_and_how_far_it_is(
+    job: FakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    monkeypatch.setenv("WATCHDOG_USEC", "300000")
+    process = job.start("hang")
+    said: list[tuple[str, str]] = []
+
+    def hear_until(words: tuple[str, str]) -> None:
+        while words not in said:
+            assert select.select([listener], [], [], DEADLINE_SECONDS)[0]
+            said.extend((listener.receive() or {}).items())
+
+    for words in (("WATCHDOG", "1"), ("READY", "1"), ("STATUS", "running: test step 3/20")):
+        hear_until(words)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_SECONDS) == 143
+    publish_checkpoints(job, orchestrator=20, trainer=20)
+    (job.output / "run_test" / "metrics.jsonl").write_text(json.dumps(shipped_line(20, 1.0)) + "\n")
+    said.clear()
+    assert job.run("fail", "--resume")[0] == 0
+    hear_until(("READY", "1"))
+    listener.close()
