@@ -26,6 +26,7 @@ from cluster.process import last_lines
 from orchestrator.failures import failures_in_words, sum_failures
 from orchestrator.losses import in_words
 from orchestrator.offences import offences_of
+from orchestrator.phases import phases_in_words, sum_phases
 from perf.blame_table import blame_table
 
 WATCH_SECONDS = 2.0
@@ -106,6 +107,8 @@ class Look:
                 parts.append(Text(f"run {run_id} {verdict}", "red"))
             if history.unreadable:
                 parts.append(Text(f"run {run_id} cannot be looked at: {history.unreadable}", "red"))
+            if phases := phases_in_words(sum_phases([history.last_shipped])):
+                parts.append(Text(f"run {run_id} step {history.step}: {phases}", "dim"))
             if failed := failures_in_words(sum_failures([*history.shipped.values(), history.lost])):
                 parts.append(Text(f"run {run_id} failed rollouts: {failed}", "yellow"))
             if history.lost.get("notable"):
@@ -154,6 +157,7 @@ def _run_as_json(found: Look, history: History) -> dict[str, Any]:
         "tokens_per_second": history.tokens_per_second(steps=10),
         "lost": history.lost or None,
         "failures": sum_failures([*history.shipped.values(), history.lost]),
+        "phase_seconds": sum_phases([history.last_shipped]),
         "metrics": metrics,
     }
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from cli.history import History
 from orchestrator.failures import failures_in_words, sum_failures
 from orchestrator.losses import in_words
+from orchestrator.phases import phases_in_words, sum_phases
 
 SUMMARY_FILE = "summary.json"
 
@@ -58,6 +59,7 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
         },
         "tokens_per_second": history.tokens_per_second(),
         "event_loop_lag_seconds": lag,
+        "phase_seconds": sum_phases(history.shipped.values()),
         "staleness_max": max(staleness, default=None),
         "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
         "elapsed_seconds": elapsed,
@@ -110,6 +112,7 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
         for told in (
             run["outcome"] if ":" in run["outcome"] else None,
             f"failed rollouts: {failed}" if failed else None,
+            f"time: {phases}" if (phases := phases_in_words(run["phase_seconds"])) else None,
             run["lost"],
         ):
             if told:
@@ -171,6 +174,7 @@ def _table_of_one(summary: Summary) -> Table:
         "failed": failures_in_words(summary["failures"]) or None,
         "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
+        "time": phases_in_words(summary["phase_seconds"]) or None,
         "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}",
         "staleness": f"max {number(summary['staleness_max'], 0)}",
         "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),

@@ -39,6 +39,7 @@ from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import set_context
 from orchestrator.losses import Losses, Report, is_counted, save, with_unrecorded
 from orchestrator.metrics import MetricsLine
+from orchestrator.phases import PhaseClock
 from orchestrator.resident import resident_bytes
 from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, sampling_parameters, score_group
 from orchestrator.scheduler import Scheduler
@@ -121,7 +122,8 @@ class Dispatcher:
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
         self._boundary_task: asyncio.Task[None] | None = None
-        """The last step boundary. While it is under way, the scheduler is a step ahead of the last commit."""
+        """The step boundary that is under way. Meanwhile the scheduler is a step ahead of the last commit."""
+        self._clock = PhaseClock()
         self.finished = asyncio.Event()
         """The last step is committed."""
 
@@ -143,6 +145,8 @@ class Dispatcher:
         """Tells the scheduler and executes what follows, without waiting for it."""
         for instruction in self._scheduler.handle(event):
             self._execute(instruction)
+        if self._boundary_task is None:
+            self._clock.enter(self._scheduler.awaited())
 
     async def drain(self) -> None:
         """Cancels what is in flight, lets judging and a step boundary finish, and writes the state that a resume goes on from.
@@ -161,7 +165,7 @@ class Dispatcher:
             names = sorted(task.get_name() for task in self._work - {self._boundary_task})
             if names:
                 logger.error("%d tasks ignore their cancellation: %s", len(names), ", ".join(names[:8]))
-        if self._boundary_task is not None and not self._boundary_task.done():
+        if self._boundary_task is not None:
             logger.info("waiting for the commit of %s, however long it takes", self._boundary_task.get_name())
             await asyncio.wait({self._boundary_task})
         if not self.finished.is_set():
@@ -284,7 +288,8 @@ class Dispatcher:
             return self._checkpoint(step, self._scheduler.state(ready=False), [], line)
 
         with self._commit_in_progress():
-            line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender).take()
+            line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender, self._clock).take()
+        self._boundary_task = None
         for group_id in group_ids:
             del self._groups[group_id]
         self._on_progress()

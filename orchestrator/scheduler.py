@@ -54,6 +54,7 @@ from orchestrator.events import (
 )
 from orchestrator.group import Group, Phase, Snapshot, restored
 from orchestrator.group_table import GroupTable
+from orchestrator.phases import Awaited
 
 STATE_FORMAT = 1
 
@@ -295,6 +296,16 @@ class Scheduler:
             groups=self._groups.sizes(),
             waiting_for=tuple(self._waiting_for()),
         )
+
+    def awaited(self) -> Awaited:
+        """What the next batch waits for, in one word: as long as it cannot ship for want of newer weights, for the trainer."""
+        if self._version is None or self._loading is not None or self.capacity == 0:
+            return "wait_inference"
+        if self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
+            return "wait_trainer"
+        if self._in_flight:
+            return "generation"
+        return "judge" if "judging" in self._groups.sizes() else "wait_trainer"
 
     def _waiting_for(self) -> Iterator[str]:
         if self._finished:

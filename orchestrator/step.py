@@ -9,9 +9,8 @@ on a busy loop each return to it waits for its turn.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from orchestrator.checkpoint import Checkpoint, write_checkpoint
 from orchestrator.dump import DumpHeader, write_dump
 from orchestrator.metrics import MetricsLine
+from orchestrator.phases import PhaseClock
 from orchestrator.records import write_records
 from orchestrator.run_directory import prune_rollouts
 from orchestrator.step_metrics import step_metrics
@@ -70,14 +70,15 @@ class StepBoundary:
         others: Sequence[Rollout],
         snapshot: Callable[[MetricsLine], Checkpoint],
         outlet: Outlet,
+        clock: PhaseClock | None = None,
     ) -> Taking:
         """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
 
         `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
         loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `outlet`
-        is given the batch once it is merged, and told of the commit.
+        is given the batch once it is merged, and told of the commit. `clock` is the run's, which knows what came before.
         """
-        return Taking(self, step, rollouts, others, snapshot, outlet)
+        return Taking(self, step, rollouts, others, snapshot, outlet, clock or PhaseClock())
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
         """The batch of `step`, the samples of every rollout that neither failed nor was filtered; and its bytes."""
@@ -123,8 +124,7 @@ class Taking:
     others: Sequence[Rollout]
     snapshot: Callable[[MetricsLine], Checkpoint]
     outlet: Outlet
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What each phase took."""
+    clock: PhaseClock
     batch: Batch | None = None
     line: MetricsLine | None = None
 
@@ -151,10 +151,9 @@ class Taking:
 
     async def timed(self, name: str, phase: Callable[[], Awaitable[None]]) -> None:
         """Takes one phase."""
-        started = time.perf_counter()
+        self.clock.enter(name)
         with awaiting(f"phase {name} of the step boundary"):
             await phase()
-        self.seconds[name] = time.perf_counter() - started
 
     async def _merge(self) -> None:
         self.batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
@@ -166,7 +165,7 @@ class Taking:
 
     async def _commit(self) -> None:
         assert self.line is not None
-        checkpoint = self.snapshot(self.line | self._durations())
+        checkpoint = self.snapshot(self.line | self.clock.so_far())
         self.line = checkpoint.line
         await in_thread(write_checkpoint, self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
         self.outlet.commit(self.step)
@@ -175,19 +174,14 @@ class Taking:
         await in_thread(self._finish_in_thread)
 
     def _finish_in_thread(self) -> None:
-        started = time.perf_counter()
         give_memory_back()
-        self.seconds["malloc_trim"] = time.perf_counter() - started
         # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
         assert self.line is not None
-        self.line = self.line | self._durations()
+        self.line = self.line | self.clock.take()
         # The disk is waited for as seldom as can be: lines since the last time are all in checkpoints that are still kept.
         durable = self.step % self.boundary.keep_checkpoints == 0
         append_line(self.boundary.run_dir / "metrics.jsonl", self.line, durable=durable)
         prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
-
-    def _durations(self) -> MetricsLine:
-        return {f"phase/{name}": seconds for name, seconds in self.seconds.items()}
 
 
 def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:

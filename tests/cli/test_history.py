@@ -92,6 +92,21 @@ def test_the_summary_adds_up(past: Path) -> None:
     json.dumps(summary)
 
 
+def test_the_summary_says_where_the_time_went(tmp_path: Path, write_lines: Write) -> None:
+    phases = {"phase/generation": 3.0, "phase/wait_trainer": 0.5, "phase/commit": 0.5}
+    write_lines(
+        tmp_path / "run_test" / "metrics.jsonl", [shipped_line(step, 100.0 + step, **phases) for step in (1, 2)]
+    )
+    history = History.of(tmp_path, "test", 2)
+    history.refresh()
+    summary = summarise(history, tmp_path, elapsed=8.0, outcome="done")
+    assert summary["phase_seconds"] == {"generation": 6.0, "wait_trainer": 1.0, "commit": 1.0}
+    console = Console(file=io.StringIO(), width=120)
+    print_summary(summary, {}, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "generation 75 %, waiting for the trainer 12 %, commit 12 %" in shown
+
+
 def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path, write_lines: Write) -> None:
     lines = [shipped_line(1, 100.0), shipped_line(2, 102.0), shipped_line(3, 9000.0), shipped_line(4, 9001.0)]
     write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)

@@ -29,7 +29,17 @@ from orchestrator.offences import METRIC
 from tests.cli.conftest import shipped_line
 
 NAMES = st.sampled_from(
-    [*shipped_line(1, 1.0), "uptime_seconds", METRIC, "run_id", "mismatch_kl", "lost", "reason", "notable"]
+    [
+        *shipped_line(1, 1.0),
+        "uptime_seconds",
+        "phase/merge",
+        METRIC,
+        "run_id",
+        "mismatch_kl",
+        "lost",
+        "reason",
+        "notable",
+    ]
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -224,6 +224,24 @@ def test_a_resumed_run_goes_on_with_the_same_groups() -> None:
     ]
 
 
+def test_what_is_awaited() -> None:
+    scheduler = make_scheduler(rollouts_per_step=2, max_lead_steps=1, max_off_policy_steps=1)
+    assert scheduler.awaited() == "wait_inference", "no weights are loaded"
+    assert started(scheduler.handle(PolicyUpdated(0))) == [0]
+    assert scheduler.awaited() == "generation"
+    end(scheduler, 0, "c")
+    end(scheduler, 0, "c", first=1)
+    assert scheduler.awaited() == "judge"
+    assert ShipBatch(1, (0,)) in scheduler.handle(GroupJudged(0, 2, 0))
+    scheduler.handle(BatchCommitted(1))
+    assert scheduler.awaited() == "wait_trainer"
+    scheduler.handle(PolicyUpdateStarting(1))
+    assert scheduler.awaited() == "wait_inference"
+    scheduler.handle(PolicyUpdated(1))
+    scheduler.handle(CapacityChanged(0))
+    assert scheduler.awaited() == "wait_inference", "though rollouts are in flight"
+
+
 def test_without_their_rollouts_ready_groups_start_again() -> None:
     original = make_scheduler()
     original.handle(PolicyUpdated(0))
