@@ -40,8 +40,8 @@ POLL_SECONDS = 0.25
 STOP_SECONDS = 15.0
 """How long vLLM may take to end by itself once told to."""
 
-LOOK_SECONDS = 1.0
-"""Between looks at vLLM's processes."""
+LOOK_SECONDS = 5.0
+"""Between looks at vLLM's processes, which read all of /proc."""
 
 DEAF_SECONDS = 5.0
 """How long a vLLM that listens no more may take to end. One whose engine was killed may wait for ever to answer what it still
@@ -59,7 +59,7 @@ def serve(
 ) -> int:
     """Runs one vLLM server until it ends or SIGTERM or SIGINT arrives; a second signal kills it. Call from the main thread.
 
-    `on_ready` is called once the server has answered its health check, `beat` every second with what keeps vLLM from working,
+    `on_ready` is called once the server has answered its health check, `beat` every 5 s with what keeps vLLM from working,
     empty for nothing. Returns 128 + the signal if it was told to stop, 2 if the configuration cannot work, 1 for anything
     else: the port is taken, the server did not start in time, or ended by itself.
     """

@@ -94,6 +94,7 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
 @pytest.mark.slow
 def test_an_engine_that_is_stopped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, SHARES_MEMORY)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.0)
     config = config_of(tmp_path, {})
     told: list[str] = []
 
