@@ -27,8 +27,9 @@ proportion to what is rounded: `docs/inference.md` has figures of right and wron
 ALLOWED_AT_LEAST = 0.01
 """In nats, of a policy that finds all tokens equally likely."""
 
-DOUBT = 6.0
-"""Standard deviations by which an answer must be too near to that of the version before, with ten degrees of freedom."""
+DOUBT = 12.0
+"""Standard deviations by which an answer must be too near to that of the version before. With ten degrees of freedom, chance
+exceeds 6 once in 15,000 times, and 12 once in 7 million."""
 
 
 class InferenceError(Exception):
@@ -141,7 +142,7 @@ class Probe:
     log_probabilities: list[float]
     """Of each token after the first, given those before it, at temperature 1."""
     previous: list[float] | None = None
-    """The same of the version before, where the trainer knows it."""
+    """The same of the version before, where the trainer knows it, and computes precisely enough to tell the two apart."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """By precision of a server, what `HeldWeights.layers` must be."""
 

@@ -233,7 +233,6 @@ def measure(kind: str, dtype: str, trials: int, directory: Path) -> Iterator[dic
                     "by_probe": probe.mismatch(answer, None) is not None,
                     "layers": len(held.layers),
                     "off": float(np.sqrt(np.square(answer - probe.log_probabilities).mean())),
-                    "moved": float(np.sqrt(np.square(np.subtract(probe.log_probabilities, probe.previous or 0)).mean())),
                     "spread": float(np.std(probe.log_probabilities)),
                 }  # fmt: skip
             before = after

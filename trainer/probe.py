@@ -3,9 +3,10 @@ weights give them.
 
 A server that has loaded the weights must show the digest and reproduce the probe before it takes traffic; `docs/inference.md`
 says what each of them sees. Beside the log-probabilities are those of the version before, for a server whose kernels still
-compute with that. The tokens come from a fixed set of seeded
-random sequences. For a mixture of experts, the sequence is chosen whose routing is the least in doubt: where two experts are
-nearly equal, rounding alone may send a token elsewhere in another engine, and right weights would fail the probe.
+compute with that; a model in bfloat16 publishes none, since its answers to N and N-1 differ by rounding as much as by the
+step. The tokens come from a fixed set of seeded random sequences. For a mixture of experts, the sequence is chosen whose
+routing is the least in doubt: where two experts are nearly equal, rounding alone may send a token elsewhere in another engine,
+and right weights would fail the probe.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def write_probe(
     Args:
         index: the slot of the run, through whose adapter the tokens go where the model has adapters.
         digests: of the weights, by the precision of a server.
-        previous: what this returned for the version before, if it is known.
+        previous: what this returned for the version before, if it is known. Published by a float32 model alone.
 
     Returns:
         float32 `[CANDIDATES, TOKENS - 1]`, on the CPU: the log-probabilities of all candidates.
@@ -76,11 +77,12 @@ def write_probe(
     values_CP = flat_P.view(CANDIDATES, TOKENS - 1).cpu()
     if not bool(values_CP[chosen].isfinite().all()):
         raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
+    precise = next(model.parameters()).dtype == torch.float32
     probe = {
         "version": version,
         "token_ids": tokens_CT[chosen].tolist(),
         "log_probabilities": values_CP[chosen].tolist(),
-        "previous": None if previous is None else previous[chosen].tolist(),
+        "previous": previous[chosen].tolist() if previous is not None and precise else None,
         "digests": digests,
     }
     path.write_bytes(orjson.dumps(probe))

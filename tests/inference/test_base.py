@@ -67,6 +67,18 @@ def test_an_answer_of_the_version_before_fails_however_small_the_step() -> None:
         assert found == "its log-probabilities are those of version 3: its kernels compute with older weights"
 
 
+def test_right_answers_of_a_server_in_bfloat16_pass_where_the_trainer_is_precise() -> None:
+    """Logits of 8 to 16 are multiples of 1/16 there: most tokens keep theirs, and some jump by a sixteenth."""
+    random = np.random.default_rng(0)
+    for step in (1e-5, 1e-3, 1e-2):
+        for _ in range(1000):
+            former = random.normal(-8.0, 3.0, 11)
+            current = former + random.normal(0.0, step, 11)
+            answer = np.round((current + random.normal(0.0, 0.005, 11)) * 16) / 16 + random.normal(0.0, 0.001, 11)
+            probe = Probe(1, list(range(12)), current.tolist(), former.tolist())
+            assert probe.mismatch(answer.astype(np.float32), None) is None
+
+
 def test_right_answers_pass_however_coarse_the_rounding_is_beside_the_step() -> None:
     """Trainer and server round in bfloat16, at both versions, each in its own way."""
     random = np.random.default_rng(0)
