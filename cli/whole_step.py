@@ -16,7 +16,9 @@ BOUNDARY = ("merge", "records", "commit", "send", "malloc_trim")
 """The phases that a replay takes, and `send`, which was one in older runs."""
 
 UNTOLD = "generating, judging and waiting"
-"""What the phases of a step leave of it, unless they say so themselves."""
+"""What the phases of a step leave of it, in runs that timed their boundary alone."""
+TOLERANCE = 1e-3
+"""The share of a step that rounding may leave."""
 
 PREFIX = "phase/"
 
@@ -30,7 +32,7 @@ class WholeStep:
     seconds: float
     """Since the step before, or since the session began to generate."""
     phases: dict[str, float]
-    """The orchestrator's, one after the other, the boundary as one of them; together they are `seconds`."""
+    """The orchestrator's (`orchestrator/phases.py`), one after the other, the boundary as one; together they are `seconds`."""
     trainer: dict[str, float]
     """The trainer's of this step, which go on beside the orchestrator's; empty where it has not trained it."""
 
@@ -65,7 +67,8 @@ def whole_step(dump: Path, step: int) -> WholeStep | None:
         return None
     history = History.of(run_dir.parent, run_dir.name.removeprefix("run_"))
     history.refresh()
-    line, seconds = history.shipped.get(step), history.seconds_of(step)
+    line = history.shipped.get(step)
+    seconds = line and (line.get("wall_seconds") or history.seconds_of(step))  # older runs timed their boundary alone
     if line is None or not seconds:
         return None
     return WholeStep(history.run_id, step, seconds, _told(line, seconds), _phases(history.trained.get(step, {})))
@@ -75,7 +78,8 @@ def _told(line: Mapping[str, Any], seconds: float) -> dict[str, float]:
     phases = _phases(line)
     boundary = sum(phases.pop(name, 0.0) for name in BOUNDARY)
     untold = max(0.0, seconds - boundary - sum(phases.values()))
-    return {UNTOLD: untold, **phases, "boundary": boundary}
+    before = {UNTOLD: untold} if untold > TOLERANCE * seconds else {}
+    return {**before, **phases, "boundary": boundary}
 
 
 def _phases(line: Mapping[str, Any]) -> dict[str, float]:

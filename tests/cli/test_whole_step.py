@@ -43,11 +43,13 @@ def test_the_phases_of_a_step_are_told_and_add_up(dump: Path) -> None:
 
 
 def test_phases_that_the_run_names_itself_are_told_by_their_names(dump: Path, write_lines: Write) -> None:
-    named = {"phase/generation": 7.0, "phase/waiting_for_trainer": 2.5}
-    write_lines(dump.parents[1] / "metrics.jsonl", [shipped_line(3, 120.0, **BOUNDARY, **named)])
+    named = {"phase/generation": 7.0, "phase/wait_trainer": 2.6, "wall_seconds": 10.0}
+    after_a_pause = shipped_line(3, 9000.0, **BOUNDARY, **named)
+    write_lines(dump.parents[1] / "metrics.jsonl", [after_a_pause])
     found = whole_step(dump.with_name("step_3"), 3)
     assert found is not None
-    assert sum(found.phases.values()) == pytest.approx(found.seconds)
+    assert found.seconds == 10.0
+    assert found.phases == pytest.approx({"generation": 7.0, "wait_trainer": 2.6, "boundary": 0.4})
     assert found.longest == "generation"
     assert "generation takes most of it (70%). A boundary" in in_words(found), "its trainer has not trained it"
 
