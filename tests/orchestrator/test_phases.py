@@ -74,5 +74,5 @@ def test_a_runs_phases_add_up_and_say_what_was_waited_for(make_config: Callable[
     known = sum(line["wall_seconds"] for line in lines)
     assert known >= lines[-1]["uptime_seconds"], "which is measured apart, and before the last commit"
     waited = sum_phases(lines)
-    assert waited["wait_trainer"] > 0.3, "a batch that is ready waits for the weights two steps before"
+    assert waited["wait_trainer"] > 0, "nothing may start more than two steps before its weights"
     assert waited["generation"] > 0
