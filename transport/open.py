@@ -10,6 +10,7 @@ from transport.endpoint import load_authorized_keys, load_keys, resolve_address
 from transport.filesystem import DirectoryConnection, DirectoryListener
 from transport.link import Connection, ThreadedLink
 from transport.receiver import Listener, Receiver
+from transport.validation import MAX_ARRAY_BYTES
 from transport.zmq_wire import ZmqConnection, ZmqListener
 
 EXCHANGE = "exchange"
@@ -35,5 +36,12 @@ def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
     else:
         address, keys = resolve_address(config, output_dir), load_keys(config)
         authorized = load_authorized_keys(config, keys) if keys is not None else frozenset()
-        listener = ZmqListener(address, keys, authorized, config.heartbeat_seconds, config.largest_batch, config.credit)
+        listener = ZmqListener(
+            address,
+            keys,
+            authorized,
+            config.heartbeat_seconds,
+            min(config.largest_batch, MAX_ARRAY_BYTES),
+            config.credit,
+        )
     return Receiver(listener, config.largest_batch)

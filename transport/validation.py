@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from transport.records import Batch, RoutingArray
 LOG_PROBABILITY_ROUNDING = 1e-3
 """Inference engines round a certainty to a little above 0; more than this is not rounding."""
 
+MAX_ARRAY_BYTES = 4 * 2**30
+"""Of one column or one routing chunk, which travel as one frame each: a receiver's wire allocates a frame as soon as one is
+claimed. The token ids of a step of 25 GB with routing take 0.3 GB, the routing of a turn of a million tokens 0.4 to 1.5 GB."""
+
 MAX_NAME_LENGTH = 256
 """Of a rollout's id and an environment's name."""
 
@@ -29,11 +34,27 @@ def validate(batch: Batch) -> None:
         raise ValueError(f"run_id: {batch.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
     if not 1 <= batch.step < 2**62:
         raise ValueError(f"step: {batch.step} is not a step; they count from 1")
+    _check_sizes(batch)
     _check_columns(batch)
     _check_offsets(batch)
     _check_samples(batch)
     _check_values(batch)
     _check_routing(batch)
+
+
+def _check_sizes(batch: Batch) -> None:
+    columns = (
+        batch.token_ids_T,
+        batch.loss_mask_T,
+        batch.log_probabilities_T,
+        batch.advantages_T,
+        batch.sample_offsets,
+    )
+    largest = max(array.nbytes for array in chain(columns, *batch.routed_experts))
+    if largest > MAX_ARRAY_BYTES:
+        raise ValueError(
+            f"an array of {largest} bytes; one column, or the routing of one turn, has at most {MAX_ARRAY_BYTES}"
+        )
 
 
 def _check_columns(batch: Batch) -> None:

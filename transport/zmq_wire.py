@@ -132,7 +132,7 @@ class ZmqListener:
         keys: CurveKeys | None,
         authorized: frozenset[bytes],
         heartbeat_seconds: float,
-        max_batch_bytes: int,
+        max_frame_bytes: int,
         credit: int,
     ) -> None:
         self._address = address
@@ -143,7 +143,7 @@ class ZmqListener:
         self._authenticator: ThreadAuthenticator | None = None
         socket = _socket(self._context, zmq.ROUTER, address, heartbeat_seconds)
         socket.router_mandatory = True  # else a message to a peer that is gone vanishes without a word
-        socket.maxmsgsize = max_batch_bytes  # ZMQ drops a peer whose frame claims more, before it allocates
+        socket.maxmsgsize = max_frame_bytes  # ZMQ drops a peer whose frame claims more, before it allocates
         socket.rcvhwm = credit + 8  # messages of one peer held; one that ignores its credit is not read further
         if keys is not None:
             self._authenticator = ThreadAuthenticator(self._context)

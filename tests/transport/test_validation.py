@@ -32,6 +32,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "run id with a newline": ({"run_id": "a\n"}, "run_id"),
     "step": ({"step": 0}, "step: 0"),
     "lengths": ({"advantages_T": GOOD.advantages_T[:-1]}, "advantages_T: 7 values where token_ids_T has 8"),
+    "a frame that no wire takes": (
+        {"advantages_T": np.broadcast_to(np.float32(0), 2**30 + 1)},
+        "an array of 4294967300 bytes; one column",
+    ),
     "dtype": ({"token_ids_T": GOOD.token_ids_T.astype(np.int64)}, "token_ids_T: int64"),
     "NaN": (
         {"log_probabilities_T": changed(GOOD.log_probabilities_T, 6, np.nan)},
