@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-_MAGIC = b"CPBATCH1"
+_MAGIC = b"CPBATCH2"
 
 
 @dataclass(frozen=True, slots=True)
