@@ -136,7 +136,7 @@ class Reception:
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
 
     def _on_hello(self, run_id: str) -> None:
-        if (run := self._runs.get(run_id)) is not None:
+        if (run := self._runs.get(run_id)) is not None and not self._is_deleted(run_id):
             self._attendance.called(run_id)
             self._welcome(run)
         elif len(self._called) >= MAX_CALLERS and not run_directory(self._config.output_dir, run_id).is_dir():
@@ -146,6 +146,11 @@ class Reception:
             self._called.setdefault(run_id, time.monotonic())
             self._words.pop(run_id, None)
             self.calls = True
+
+    def _is_deleted(self, run_id: str) -> bool:
+        """Whether a run with a place is gone, which the next discovery finds: who calls may be another run of the same id."""
+        index = self._manager.index_of(run_id)
+        return index is not None and self._manager.is_deleted(index)
 
     def _welcome(self, run: Run) -> None:
         self._forget_uncommitted(run.run_id)

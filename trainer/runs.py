@@ -210,7 +210,7 @@ class MultiRunManager:
     def is_deleted(self, idx: int) -> bool:
         """Whether the directory that the run was admitted from is gone, be there another in its place or not. On rank 0."""
         try:
-            found = control.run_directory(self.output_dir, self._ids[idx]).stat().st_ino
+            found = control.run_directory(self.output_dir, self._ids[idx]).lstat().st_ino  # a link is no run
         except FileNotFoundError:
             return True
         return found != self._directories[idx]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.test_runs import write
 from trainer.attendance import Attendance
 from trainer.config import TrainerConfig
 from trainer.loss import load_loss
@@ -104,6 +106,28 @@ def test_a_batch_is_trained_once_its_step_is_committed_and_forgotten_when_the_ru
     batch = reception.next_batch(run)
     assert batch is not None
     assert batch.step == 2
+
+
+def test_a_run_made_anew_under_an_old_id_is_not_welcomed_as_the_old_one(tmp_path: Path) -> None:
+    """Rows may take minutes, so its orchestrator may call before the deletion is discovered. A READY for the old run's next step
+    would end that orchestrator."""
+    write(tmp_path, "a")
+    config, wire = TrainerConfig(output_dir=tmp_path, model="/model"), Wire()
+    manager = MultiRunManager(tmp_path, 1, torch.device("cpu"))
+    manager.discover_runs()
+    reception = Reception(config, wire, manager, Attendance())
+    old = make_run(tmp_path, "a")
+    old.progress.step = 5
+    reception.admit(old)
+    shutil.rmtree(tmp_path / "run_a")
+    write(tmp_path, "a")
+    take_in(reception, wire, Hello("a", 0), run_id="a")
+    assert wire.said == []
+    assert reception.calls, "the directories are looked at promptly"
+    manager.discover_runs({"a"})
+    reception.dismiss("a")
+    reception.admit(make_run(tmp_path, "a"))
+    assert [message.next_step for _, message in wire.said if isinstance(message, Ready)] == [1]
 
 
 def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(

@@ -319,6 +319,17 @@ def test_a_directory_deleted_and_made_anew_at_once_is_of_another_run(tmp_path: P
     assert not manager.is_deleted(0)
 
 
+@pytest.mark.parametrize("target", ["run_a", "elsewhere"])
+def test_a_directory_that_a_link_takes_the_place_of_is_deleted(tmp_path: Path, target: str) -> None:
+    """A link to itself, too, which cannot be followed."""
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    (tmp_path / "run_a").rename(tmp_path / "elsewhere")
+    (tmp_path / "run_a").symlink_to(target)
+    assert manager.is_deleted(0)
+
+
 def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
