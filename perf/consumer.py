@@ -1,5 +1,5 @@
 """The trainer's end of the wire for replays and benchmarks, a process of its own: takes every batch, reads every byte of it, and
-acknowledges.
+acknowledges it once its step is committed.
 
 It is the real receiver, checks and all; only what a trainer would do with a batch is missing.
 """
@@ -67,17 +67,23 @@ def take_batches(config: TransportConfig, output_dir: Path, next_step: int) -> N
     """Until it is killed."""
     receiver = open_receiver(config, output_dir)
     print("ready", os.getpid(), flush=True)
+    read = committed = acknowledged = next_step - 1
     while True:
-        received = receiver.receive(_POLL_SECONDS)
-        match received:
-            case (run_id, Hello()):
-                receiver.send(run_id, Ready(next_step, config.credit, session=secrets.randbits(62)))
-            case (run_id, Batch() as batch):
-                read_every_byte(batch)
-                next_step = batch.step + 1
-                receiver.send(run_id, Acknowledged(batch.step, batch.step))
-            case (_, Commit() | Bye()) | None:
+        run_id, message = receiver.receive(_POLL_SECONDS) or ("", None)
+        match message:
+            case Hello():
+                read = acknowledged
+                receiver.send(run_id, Ready(acknowledged + 1, config.credit, session=secrets.randbits(62)))
+            case Batch():
+                read_every_byte(message)
+                read = message.step
+            case Commit(step):
+                committed = step
+            case Bye() | None:
                 pass
+        if min(read, committed) > acknowledged:
+            acknowledged = min(read, committed)
+            receiver.send(run_id, Acknowledged(acknowledged, acknowledged))
 
 
 def take_messages(address: str) -> None:
