@@ -52,11 +52,12 @@ class Judge:
         """As `judge_group`, of rollouts of our own: the environment may still hold those that it played, and change them."""
         own = [_own(rollout) for rollout in rollouts]
         judgement = judge_group(own, self.advantage, self.filters, group_scoring=group_scoring)
+        dropped = judgement.event.dropped is not None
         for rollout in own:
             rollout.state, rollout.metrics = {}, {}
-            if not self.keep_routing and (rollout.error is not None or rollout.filtered_by is not None):
+            if not self.keep_routing and (dropped or rollout.error is not None or rollout.filtered_by is not None):
                 # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
-                rollout.turns = [replace(turn, routed_experts=None) for turn in rollout.turns]
+                rollout.turns = [_without_routing(turn) for turn in rollout.turns]
                 rollout.branches = None
             if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
                 share_tokens(rollout)
@@ -72,6 +73,11 @@ def _own(rollout: Rollout) -> Rollout:
         own.error = own.error or str(error)
         own.saved = SavedState(metrics=b"{}", state=b"{}")
     return own
+
+
+def _without_routing(turn: Turn) -> Turn:
+    """The turn, its log-probabilities no view of the server's answer, which holds the routing as well."""
+    return replace(turn, routed_experts=None, log_probabilities=turn.log_probabilities.copy())
 
 
 async def judged(judge: Judge, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,38 @@ def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
     assert judgement.event == GroupJudged(5, kept=2, filtered=1)
     assert [rollout.filtered_by for rollout in group] == [None, None, "zero_advantage"]
     assert judgement.caught == {("zero_advantage", "words"): 1}
+
+
+class Body(bytearray):
+    """A server's answer, which a turn's arrays are views of."""
+
+
+def from_server(rollout: Rollout) -> weakref.ref[Body]:
+    """Makes the rollout's one turn as it arrives: log-probabilities and routing in one buffer."""
+    (turn,) = rollout.turns
+    rows = len(turn.prompt_ids) + len(turn.completion_ids) - 1
+    split = turn.log_probabilities.nbytes
+    body = Body(turn.log_probabilities.tobytes() + bytes(rows * 2 * 2))
+    log_probabilities = np.frombuffer(body, np.float32, len(turn.completion_ids))
+    routed_experts = np.frombuffer(body, np.uint8, offset=split).reshape(rows, 2, 2)
+    rollout.turns = [replace(turn, log_probabilities=log_probabilities, routed_experts=routed_experts)]
+    return weakref.ref(body)
+
+
+@pytest.mark.parametrize("group_scoring", [False, True])
+def test_what_will_not_train_holds_no_answer_of_a_server(group_scoring: bool) -> None:
+    """Sixty-four batches of lost rollouts may wait for the next step's records."""
+    group = make_group([1.0, 0.0, 0.5])
+    group[1].error = "it failed"
+    bodies = [from_server(rollout) for rollout in group]
+    judge = Judge(group_mean, [ZeroAdvantageFilter(mode="enforce")])
+    judgement = judge(group, group_scoring)
+    trains = {rollout.rollout_id for rollout in judgement.rollouts if not group_scoring and rollout.error is None}
+    assert len(trains) == judgement.event.kept
+    del group
+    assert [body() is not None for body in bodies] == [rollout.rollout_id in trains for rollout in judgement.rollouts]
+    for rollout in judgement.rollouts:
+        assert rollout.turns[0].log_probabilities.tolist() == make_group([0.0])[0].turns[0].log_probabilities.tolist()
 
 
 def changed(**fields: Any) -> Callable[[Rollout], None]:
