@@ -102,15 +102,18 @@ def finish_deletion(run_dir: Path) -> None:
 
 
 def prune_rollouts(run_dir: Path, newest_step: int, keep: int) -> None:
-    """Removes `rollouts/step_N`, but for the newest `keep` steps and those whose batch the trainer may still ask for. Blocks.
+    """Removes `rollouts/step_N`, except for the newest `keep` steps and those whose batch the trainer may still ask for. Blocks.
 
-    It looks back step by step until there is nothing, so it costs what it removes. Raises `OSError`.
+    It looks back step by step until there is nothing, so it costs what it removes. What cannot be removed is only logged.
     """
     step = newest_step - keep
-    while (directory := run_dir / "rollouts" / f"step_{step}").is_dir():
-        if not (directory / "batch.bin").exists():
-            remove_directory(directory)
-        step -= 1
+    try:
+        while (directory := run_dir / "rollouts" / f"step_{step}").is_dir():
+            if not (directory / "batch.bin").exists():
+                remove_directory(directory)
+            step -= 1
+    except OSError as error:
+        logger.warning("%s cannot be removed, and fills the disk until it is: %s", directory, error)
 
 
 def rewind(run_dir: Path, newest_step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import tomllib
@@ -130,6 +131,26 @@ def test_old_rollouts_are_removed_but_not_what_the_trainer_may_ask_for(tmp_path:
     (tmp_path / "rollouts/step_9/batch.bin").unlink()
     prune_rollouts(tmp_path, 10, 2)
     assert published_steps(tmp_path / "rollouts") == [9, 10]
+
+
+def test_old_rollouts_that_cannot_be_removed_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where somebody reads them over NFS, or has put a file of their own beside them."""
+    for step in range(1, 4):
+        with publish_directory(tmp_path / "rollouts" / f"step_{step}"):
+            pass
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    monkeypatch.setattr("orchestrator.run_directory.remove_directory", refuse)
+    prune_rollouts(tmp_path, 3, 1)
+    (record,) = caplog.records
+    assert "step_2" in record.getMessage()
+    monkeypatch.undo()
+    prune_rollouts(tmp_path, 3, 1)
+    assert published_steps(tmp_path / "rollouts") == [3]
 
 
 def test_a_full_log_is_put_aside_and_the_oldest_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
