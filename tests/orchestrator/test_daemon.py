@@ -373,7 +373,7 @@ step.write_checkpoint = slowly
 def test_a_commit_in_progress_is_waited_for_beyond_the_deadline(
     make_config: Callable[..., OrchestratorConfig],
 ) -> None:
-    config = make_config(shutdown_timeout_seconds=0.3)
+    config = make_config(shutdown_timeout_seconds=1.0)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
         with started(config, SLOW_DISK) as process:
             wait_until((config.run_dir / "slow").exists)

@@ -47,13 +47,13 @@ async def test_a_blocked_loop_is_measured_and_warned_of(caplog: pytest.LogCaptur
     assert lag.median < lag.max
     assert "warn_max_seconds" in caplog.text
     assert "warn_p90_seconds" not in caplog.text
-    assert monitor.take().n == 1
+    assert monitor.take().n < lag.n
 
 
 async def test_a_stall_counts_for_as_long_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
     config = LagConfig(interval_seconds=0.001, warn_p90_seconds=BLOCKED_SECONDS / 3)
-    lag = (await sample(config, BLOCKED_SECONDS, least_ticks=50)).take()
-    assert lag.n >= 50 + BLOCKED_SECONDS / config.interval_seconds - 2
+    lag = (await sample(config, BLOCKED_SECONDS, least_ticks=20)).take()
+    assert lag.n >= 20 + BLOCKED_SECONDS / config.interval_seconds - 2
     assert lag.p90 >= BLOCKED_SECONDS / 3
     assert "warn_p90_seconds" in caplog.text
 
