@@ -1,9 +1,9 @@
-"""Keeps Python's cyclic garbage collector from holding the event loop, and lets the growth of memory say when it must.
+"""Keeps Python's cyclic garbage collector from holding the event loop, and runs it when memory has grown.
 
 A full collection walks every object there is: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). What the daemon
-makes leaves by reference counts alone, so it would find next to nothing. What environments make may refer to itself, and then
-nothing else finds it. Python collects when a quarter of the objects is new, however long they live; here memory must have grown
-by half since the last collection. Between two of them only the youngest objects are walked, each once.
+makes is freed by reference counts alone, so it would find next to nothing. What environments make may refer to itself, and then
+only the collector frees it. Python collects when a quarter of the objects is new, however long they live. Here memory must have
+grown by half since the last collection. Between two of them only the youngest objects are walked, each once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEVER = 2**31 - 1
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Makes all but the short collections end during the block, but for those of `collect_as_memory_grows`."""
+    """Leaves only the short collections automatic during the block. `collect_as_memory_grows` makes the others."""
     young, middle, full = gc.get_threshold()
     gc.set_threshold(young, _NEVER, _NEVER)
     try:
@@ -55,7 +55,7 @@ class Memory:
         return cls(sys.getallocatedblocks(), resident_bytes())
 
     def has_grown_since(self, before: Memory) -> bool:
-        """Whether either is half as much again, so that garbage may be what it is."""
+        """Whether either has grown by half, which may be garbage."""
         return self.blocks > _GROWTH * before.blocks or self.resident > _GROWTH * before.resident
 
 

@@ -20,7 +20,7 @@ class EvictedError(RuntimeError):
 
 
 class RejectedError(RuntimeError):
-    """The trainer refused a message of ours: ours and its idea of a batch differ, which no retry mends."""
+    """The trainer refused a message of ours: the two ends differ in what a valid batch is, which no retry mends."""
 
 
 class MissingBatchError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What rollouts failed of: kinds of errors, few enough to be counted by environment, in metrics, summaries and words."""
+"""Why rollouts failed: kinds of errors, few enough to be counted by environment, for metrics, summaries and log lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "failures/"
 """Of a metric: `failures/<environment>/<kind>`, a number of rollouts."""
 
 MAX_KINDS = 20
-"""Of which one collection of rollouts is counted; `OTHER` stands for the rest."""
+"""Most kinds that are told apart at once; `OTHER` stands for the rest."""
 
 OTHER = "other"
 

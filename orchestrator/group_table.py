@@ -1,4 +1,4 @@
-"""The scheduler's groups, and what its rules ask of all of them: how many there are, which is oldest, what they will give.
+"""The scheduler's groups, and what its rules ask of all of them: their number, the oldest, the rollouts to expect.
 
 The answers are kept up to date as each group moves from phase to phase, so that an event costs O(log n) with n groups.
 The phases and the rules are in `scheduler.py`.

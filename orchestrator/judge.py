@@ -65,7 +65,7 @@ class Judge:
 
 
 def _own(rollout: Rollout) -> Rollout:
-    """A rollout whose files nobody else can change any more. One whose state cannot be saved has failed."""
+    """A copy that nobody else can change any more, its state encoded. One whose state cannot be saved has failed."""
     own = replace(rollout, turns=list(rollout.turns), tokens=None, branches=None)
     try:
         own.saved = saved_state(own)
@@ -166,7 +166,7 @@ def _fault_of_form(turn: Turn) -> str | None:
 
 
 def _fault_of_tokens(rollout: Rollout) -> str | None:
-    """Looks at every token once, and only for the message at the turns, which repeat them."""
+    """Looks at every token once; at the turns, which repeat tokens, only to word the message."""
     assert rollout.tokens is not None
     if rollout.tokens.min() >= 0:
         return None

@@ -31,7 +31,8 @@ MetricsLine = dict[str, Any]
 
 
 def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> None:
-    """Makes the file hold the steps up to `newest_step` once each: later and torn lines go, `committed` fills what is missing.
+    """Makes the file hold the steps up to `newest_step` once each: removes later and torn lines, adds missing ones of
+    `committed`.
 
     Reads the file from its end to the first line of a step before those that `committed` holds: what lies further back was on
     the disk before they were committed. Raises `OSError`; the lines of `committed` are then still to be had.

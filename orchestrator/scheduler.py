@@ -298,7 +298,7 @@ class Scheduler:
         )
 
     def awaited(self) -> Awaited:
-        """What the next batch waits for, in one word: as long as it cannot ship for want of newer weights, for the trainer."""
+        """What the next batch waits for, in one word: for the trainer, if it cannot ship before newer weights come."""
         if self._version is None or self._loading is not None or self.capacity == 0:
             return "wait_inference"
         if self._groups.ready_rollouts >= self._schedule.rollouts_per_step:

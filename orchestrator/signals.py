@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _EXTENSION_SECONDS = 60.0
-"""That the supervisor is asked for again and again while a commit is waited for beyond the deadline."""
+"""Asked of the supervisor, again and again, while a commit is waited for beyond the deadline."""
 
 
 class StopSignals:
@@ -63,7 +63,7 @@ class StopSignals:
 
     @contextmanager
     def commit_in_progress(self) -> Iterator[None]:
-        """Lasts as long as a commit does: a deadline that passes meanwhile does not end the process, and begins anew after it."""
+        """For as long as a commit takes: a deadline that passes meanwhile does not end the process, and begins anew after it."""
         with self._lock:
             self._commits += 1
         try:

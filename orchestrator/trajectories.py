@@ -176,7 +176,7 @@ def _rows_between(chunks: Sequence[RoutingArray], first: int, stop: int) -> list
 
 
 def merge_turns(rollout: Rollout) -> None:
-    """Sets the branches of a rollout, and its tokens, each held once; its turns become such as have views of them.
+    """Sets the branches of a rollout and its tokens, each held once; the ids of its turns become views of these.
 
     Raises `ValueError` when routing has a gap (see above), changing nothing.
     """

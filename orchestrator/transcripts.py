@@ -44,7 +44,7 @@ class Transcriber:
         return [TurnText(prompt, completion) for prompt, completion in zip(whole[::2], whole[1::2], strict=True)]
 
     def _kept(self, ids: Int32Array, start: int, total: int) -> tuple[int, int]:
-        """How many tokens at the beginning and at the end of a piece are kept, that begins at token `start` of `total`."""
+        """How many tokens are kept at the beginning and at the end of a piece that begins at token `start` of `total`."""
         if total <= self.tokens:
             return len(ids), 0
         first, last = self.tokens - self.tokens // 2, total - self.tokens // 2

@@ -148,7 +148,7 @@ class Reception:
             self.calls = True
 
     def _is_deleted(self, run_id: str) -> bool:
-        """Whether a run with a place is gone, which the next discovery finds: who calls may be another run of the same id."""
+        """Whether the run that has the place was deleted since the last discovery: the caller may be another run of that id."""
         index = self._manager.index_of(run_id)
         return index is not None and self._manager.is_deleted(index)
 

@@ -47,7 +47,7 @@ def append_line(path: Path, line: Mapping[str, Any], *, durable: bool = False) -
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Every whole line, newline included, and the object that it holds. What is neither is passed over, with a warning. Nothing
+    """Every whole line, newline included, and the object that it holds. Others are passed over, with a warning. Nothing
     where there is no file. Raises `OSError`."""
     if not path.exists():
         return
@@ -80,8 +80,8 @@ def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | No
 
 
 def replace_end(path: Path, start: int, data: bytes) -> None:
-    """Replaces what the file holds from `start` on, on the disk when this returns. Were it interrupted, the file's end would be
-    missing: for what can be had again. Raises `OSError`."""
+    """Replaces what the file holds from `start` on; flushed to disk when this returns. An interruption loses the file's end, so
+    the lines must be stored elsewhere, too. Raises `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.ftruncate(descriptor, start)

@@ -29,8 +29,8 @@ LINGER_SECONDS = 2.0
 
 _BACKOFF_SECONDS = (0.1, 5.0)
 _DISPLACEMENTS = 3
-"""How often a link takes its place back. Its own earlier greeting, read late, may take it; so may another orchestrator of the
-run, to which it gives way in the end."""
+"""How often a link that was replaced connects again. Its own earlier greeting, read late, may have replaced it, or another
+orchestrator of the run, to which it gives way in the end."""
 _FIRST_COMPLAINT_SECONDS, _RAREST_COMPLAINT_SECONDS = 2.0, 60.0
 
 

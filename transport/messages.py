@@ -31,7 +31,7 @@ class Ready:
     credit: int
     """How many unacknowledged batches the trainer will hold."""
     session: int
-    """Names the session, at random: no two are alike, also of trainers that take each other's place."""
+    """Names the session, at random: no two are alike, even of different trainers."""
     credit_bytes: int = NO_LIMIT
     """How many bytes the arrays of those batches may take together. One alone may take more."""
     max_batch_bytes: int = NO_LIMIT
@@ -71,7 +71,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """To the orchestrator: a message of its was dropped, and why. `step` and `session` are None when the message named none."""
+    """To the orchestrator: its message was dropped, and why. `step` and `session` are None when the message named none."""
 
     step: int | None
     reason: str
