@@ -1,9 +1,9 @@
 """One stock vLLM server, spoken to in JSON: `/v1/completions` with token ids in and out, `/v1/load_lora_adapter`.
 
 It costs more than the binary route (text, and base64 for routed experts), so a long answer is parsed in a thread. A stock
-server can take new weights only as LoRA adapters. Each version gets an adapter name of its own: vLLM keys its prefix cache
-by that name, so no prompt meets another version's keys and values, and a request in flight ends under the version it began
-with.
+server can take new weights only as LoRA adapters. Each version gets an adapter name of its own, by which vLLM keys its prefix
+cache, so that no prompt meets another version's keys and values, and a request in flight ends under the version it began with.
+Since a run that is resumed, or another job, may give the same name to other weights, each client has a cache salt, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import secrets
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class OpenAIClient:
         self._connections = connections
         self._adapters: dict[str, list[str]] = {}
         """Names at the server of each adapter's loaded versions, oldest first."""
+        self._salt = secrets.token_hex(16)
 
     async def identify(self) -> Identity:
         """See `ServerClient`. A stock server has no name of its instance; that it was restarted is learnt when it is
@@ -69,6 +71,7 @@ class OpenAIClient:
                 "return_token_ids": True,
                 "return_tokens_as_token_ids": True,
                 "routed_experts_prompt_start": request.routed_experts_start,
+                "cache_salt": self._salt,
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
         )
@@ -115,22 +118,35 @@ class OpenAIClient:
             logger.info("Adapter %s was not unloaded: %s", name, error)
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
-        """See `ServerClient`."""
+        """See `ServerClient`. Each token is asked for as the next one after those before it: `prompt_logprobs` ends vLLM 0.30 on a
+        CPU where requests of adapters run beside it (`PunicaWrapperCPU.add_lora_logits`, which counts one row a request)."""
+        targets = token_ids[1:]
+        asked = sorted(set(targets))
         fields = {
             "model": self._name(model),
-            "prompt": token_ids,
+            "prompt": [token_ids[:end] for end in range(1, len(token_ids))],
             "max_tokens": 1,
             "temperature": 1.0,
-            "prompt_logprobs": 0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "logprobs": len(asked),
+            "logprob_token_ids": asked,
+            "return_tokens_as_token_ids": True,
+            "cache_salt": secrets.token_hex(16),
         }
         answer = as_object(
             await call(self._connections.admin, f"{self.url}/v1/completions", orjson.dumps(fields)), self.url
         )
         try:
-            rows = answer["choices"][0]["prompt_logprobs"][1:]
-            values = [row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)]
+            rows = [choice["logprobs"]["top_logprobs"][0] for choice in answer["choices"]]
+            values = [row[f"token_id:{token}"] for row, token in zip(rows, targets, strict=True)]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ServerFailure(f"{self.url} answered a probe without prompt log-probabilities: {error!r}") from error
+            raise ServerFailure(
+                f"{self.url} answered a probe without the log-probabilities asked for: {error!r}; a stock vLLM from 0.30 on is "
+                "expected"
+            ) from error
         return as_log_probabilities(values, self.url)
 
     def _name(self, model: str) -> str:

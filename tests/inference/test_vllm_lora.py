@@ -3,6 +3,7 @@ server."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -73,6 +74,37 @@ async def test_adapters_are_replaced_under_one_name(
             assert turn.policy_version == version
             assert turn.routed_experts is None
             assert agrees(lora_server, version, turn), "the prompt is the same each time: no stale prefix is served"
+
+
+async def test_a_stock_server_is_probed_while_it_computes_adapters(lora_server: ServerProcess) -> None:
+    """vLLM 0.30's `prompt_logprobs` ends its engine on a CPU where requests of adapters run beside it."""
+    async with pool_at(lora_server, "run-busy", "openai") as pool:
+        await pool.update_weights(update_to(lora_server, 0, "run-busy"))
+        updated = asyncio.Event()
+
+        async def play() -> Turn:
+            while True:
+                turn = await pool.generate(PROMPT, SAMPLING, affinity="a")
+                if updated.is_set() and turn.policy_version == 1:
+                    return turn
+
+        async with asyncio.TaskGroup() as group:
+            players = [group.create_task(play()) for _ in range(4)]
+            await asyncio.sleep(0)
+            await pool.update_weights(update_to(lora_server, 1, "run-busy"))
+            updated.set()
+        assert all(agrees(lora_server, 1, player.result()) for player in players)
+
+
+async def test_a_stock_servers_prefixes_are_of_one_client_alone(lora_server: ServerProcess) -> None:
+    """A run that is resumed, or another job, names other weights alike, and vLLM keeps the prefixes of an adapter by its name."""
+    prompt = np.arange(5, 5 + 300, dtype=np.int32) % 200
+    for version in (0, 1):
+        async with pool_at(lora_server, "run-again", "openai") as pool:
+            update = replace(update_to(lora_server, version, "run-again"), version=7)
+            await pool.update_weights(update)
+            turns = [await pool.generate(prompt, SAMPLING, affinity="a") for _ in range(2)]
+            assert all(agrees(lora_server, version, turn) for turn in turns)
 
 
 async def test_what_an_adapters_slot_holds_has_the_digest_of_what_was_published(lora_server: ServerProcess) -> None:
