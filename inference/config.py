@@ -80,8 +80,8 @@ class InferenceConfig(Config):
     @property
     def scheme(self) -> str:
         """Of its URL: `https` where `extra_args` give vLLM a certificate."""
-        secure = any(argument.split("=")[0] == "--ssl-certfile" for argument in self.extra_args)
-        return "https" if secure else "http"
+        flags = [argument.partition("=")[0].replace("_", "-") for argument in self.extra_args]  # vLLM takes either
+        return "https" if "--ssl-certfile" in flags else "http"
 
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> InferenceConfig:

@@ -122,4 +122,5 @@ class Secure(http.server.HTTPServer):
     with caplog.at_level("INFO"):
         assert server.serve(config, stop_this_process) == 143
     assert f"vLLM is ready on https://127.0.0.1:{config.port}" in caplog.text
-    assert InferenceConfig(model="m", extra_args=["--ssl-certfile=c"]).scheme == "https"
+    for flag in ("--ssl-certfile=c", "--ssl_certfile=c"):
+        assert InferenceConfig(model="m", extra_args=[flag]).scheme == "https"
