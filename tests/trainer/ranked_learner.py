@@ -5,6 +5,7 @@ Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -24,10 +25,11 @@ def main(directory: Path, model: str) -> None:
     ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=TIMEOUT)
     config = TrainerConfig(output_dir=directory, model=model, processes=2, threads=1)
     device = torch.device("cpu")
+    await_both(directory, "started", int(os.environ["RANK"]))
     with ranks.join(config, device) as group:
         one = Learner(config, group, MultiRunManager(directory, 1, device))
         one.heartbeat_seconds = TIMEOUT / 16
-        await_both(directory, group.index)
+        await_both(directory, "loaded", group.index)
         if group.index > 0:
             one.follow()
         else:
@@ -37,11 +39,11 @@ def main(directory: Path, model: str) -> None:
         (directory / f"rank_{group.index}").touch()
 
 
-def await_both(directory: Path, rank: int) -> None:
+def await_both(directory: Path, stage: str, rank: int) -> None:
     """Until both have come so far: one may have taken longer to load."""
-    (directory / f"loaded_{rank}").touch()
+    (directory / f"{stage}_{rank}").touch()
     deadline = time.monotonic() + 60
-    while len(list(directory.glob("loaded_*"))) < 2:
+    while len(list(directory.glob(f"{stage}_*"))) < 2:
         assert time.monotonic() < deadline, "the other rank does not come"
         time.sleep(0.01)
 
