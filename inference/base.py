@@ -178,7 +178,8 @@ class Probe:
             raise ValueError(f"{path}: not a probe: {error!r}") from error
 
     def foreign_layers(self, held: HeldWeights) -> str | None:
-        """None if a server holds what the trainer published, as far as both tell it, else what is other, for a person."""
+        """None if a server holds what the trainer published, in the layers that both have digests of; else what differs, for a
+        person."""
         published = self.digests.get(held.dtype, {})
         others = sorted(
             layer for layer in published.keys() & held.layers.keys() if published[layer] != held.layers[layer]
@@ -220,11 +221,11 @@ class Probe:
 
 
 def _is_of_former(former: Float64Array, current: Float64Array, answer: Float64Array) -> bool:
-    """Whether `answer` lies nearer to `former` than to `current`, beyond what its rounding could do.
+    """Whether `answer` lies nearer to `former` than to `current`, by more than its rounding explains.
 
-    On the way from `former` to `current` the answer has come as far as `share` says, 0 to 1. What it is off that way is rounding,
-    and tells by how much rounding moves it on the way, too. Where that is as large as the way itself, as a small step in bfloat16
-    is, nothing can be said, and nothing is.
+    `share` is the position of the answer on the line from `former` (0) to `current` (1). Its distance from that line is rounding,
+    and gives the standard deviation of `share`. Where that is as large as the step itself, as with a small step in bfloat16, the
+    result is False.
     """
     way = current - former
     length = float(way @ way)

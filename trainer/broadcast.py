@@ -95,7 +95,7 @@ class Broadcaster:
 
 
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without those that are others by another name, which are not written either: the first name counts."""
+    """The tensors without repetitions: of several names for the same memory, only the first, as in the file that is written."""
     named = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     return {name: tensors[name] for name in named.values()}
 

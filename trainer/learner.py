@@ -109,7 +109,7 @@ class Learner:
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """The same from time to time while the block lasts, which may take as long as a disk does and must give no command."""
+        """Calls `keep_alive` from time to time while the block runs, which may wait for the disk and must give no command."""
         done = threading.Event()
 
         def beat() -> None:

@@ -1,10 +1,10 @@
 """The digest of weights: what the trainer publishes of those it writes, and a server of those it computes with.
 
 Every element, as a number of the server's precision, is hashed by its bits, and the hashes of a layer are added up modulo 2^64.
-A sum does not depend on how an engine fuses, shards, pads (zeros add nothing) or reorders a layer's elements for its kernels;
-any element that is another makes it another, however small the step was. The names of a checkpoint and of an engine agree on
-little more than a layer's number, so that is what names a sum. What is not seen is an exchange of elements within a layer: the
-probe sees that. This file needs torch and nothing of vLLM: the trainer uses it, too.
+A sum does not depend on how an engine fuses, shards, pads (zeros add nothing) or reorders a layer's elements for its kernels.
+A change of any element changes the sum, however small the step was. The names of a checkpoint and of an engine agree on
+little more than a layer's number, so sums are named by that. The digest does not notice an exchange of elements within a layer;
+the probe does. This file needs torch and nothing of vLLM: the trainer uses it, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def hash_sum(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = N
     default where the tensor is.
 
     Zero, of either sign, is hashed to 0. The hash multiplies and shifts as in Steele et al., "Fast splittable pseudorandom
-    number generators", 2014, and is a bijection of the bits.
+    number generators", 2014. Two numbers share a hash with a probability of about 2^-63 (torch's shift keeps the sign, so it is
+    no bijection as theirs is).
     """
     device = device or tensor.device
     total = torch.zeros((), dtype=torch.int64, device=device)

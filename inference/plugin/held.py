@@ -87,8 +87,8 @@ def restrict(digest: Digest, layers: frozenset[str]) -> Digest:
 
 
 def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Part and `hash_sum` of all that `model` computes with. A matrix that a kernel holds beside the parameter, such as that of a
-    tied output layer, adds nothing where the two agree, and spoils the sum where they do not."""
+    """Part and `hash_sum` of all that `model` computes with. A matrix that a kernel holds in addition to the parameter, such as
+    that of a tied output layer, adds nothing to the sum where the two agree, and changes it where they differ."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
@@ -117,7 +117,7 @@ def written_weights(
 
 
 def held_adapter(modules: dict[str, nn.Module], slot: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Part and `hash_sum` of the adapter in a slot; what its rank leaves empty there is zero."""
+    """Part and `hash_sum` of the adapter in a slot. Rows beyond the adapter's rank are zero, and add nothing."""
     for prefix, module in modules.items():
         for name, stacked in vars(module).items():
             # lora_a_stacked, or w13_lora_b_stacked and the like: a tuple of `[slots, ...]`, one for each matrix.

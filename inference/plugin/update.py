@@ -52,7 +52,7 @@ class Updater:
         return f"base@{self._loads}"
 
     async def update(self, version: int, directory: Path, adapter: str | None) -> HeldWeights:
-        """Loads what `directory` holds, and says what the engine computes with since. Raises `UpdateRefused` if it is not fit to
+        """Loads what `directory` holds, and returns what the engine computes with afterwards. Raises `UpdateRefused` if it cannot
         be loaded."""
         if not (directory / "STABLE").is_file():
             raise UpdateRefused(f"{directory} is not a published directory: it has no STABLE marker")
