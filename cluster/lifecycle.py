@@ -158,7 +158,8 @@ class Lifecycle:
         return Spawn(name, again=self.restarts[name] > 0)
 
     def _became_ready(self, event: BecameReady) -> list[Instruction]:
-        if self.states[event.worker] is not State.STARTING or self.state is State.STOPPING:  # said twice, or too late
+        starting = self.states[event.worker] is State.STARTING and event.worker not in self._leaving
+        if not starting or self.state is State.STOPPING:  # said twice, or too late
             return []
         self.states[event.worker] = State.READY
         self._ready_since[event.worker] = event.at
@@ -192,6 +193,7 @@ class Lifecycle:
         self.states[name] = State.STUCK
         self._stuck[name] = words
         self._silence.pop(name, None)
+        self._leaving.discard(name)
         self._deadlines[name] = at + KILL_GRACE_SECONDS
         return [Kill(name)]
 

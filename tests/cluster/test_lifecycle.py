@@ -394,6 +394,29 @@ def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() ->
     assert job.last_deaths["task"] == "did not end within 30 s of saying so and was killed"
 
 
+def test_a_worker_that_leaves_and_cannot_be_killed_fails_the_job() -> None:
+    job = running()
+    job.handle(Leaving("task", 50.0))
+    assert job.handle(Tick(80.0)) == [Kill("task")]
+    job.handle(NeedsTime("task", 600.0, 81.0))
+    assert job.deadline == 80.0 + KILL_GRACE_SECONDS, "it has had its time"
+    assert job.handle(Tick(80.0 + KILL_GRACE_SECONDS)) == [Terminate("trainer")]
+    end(job, "trainer", "server")
+    assert job.outcome == Outcome(1, "task did not end within 30 s of saying so and could not be killed", "task")
+
+
+def test_a_worker_that_says_that_it_is_ready_after_it_has_begun_to_leave_keeps_its_deadline() -> None:
+    """`READY=1` is said again with a heartbeat when it was lost."""
+    job = three()
+    job.handle(Begin(0.0))
+    job.handle(BecameReady("server", 1.0))
+    job.handle(Leaving("trainer", 10.0))
+    assert job.handle(BecameReady("trainer", 11.0)) == []
+    job.handle(NeedsTime("trainer", 60.0, 12.0))
+    assert job.handle(Tick(71.0)) == []
+    assert Kill("trainer") in job.handle(Tick(72.0))
+
+
 def test_a_worker_that_needs_more_time_to_end_gets_it() -> None:
     """It commits a step, and the disk is slow."""
     job = running()
@@ -515,6 +538,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("exit"), st.sampled_from(NAMES), st.sampled_from([0, 1, 3, 137, 143])),
     st.tuples(st.just("heard"), st.sampled_from(NAMES)),
     st.tuples(st.just("leaving"), st.sampled_from(NAMES)),
+    st.tuples(st.just("needs time"), st.sampled_from(NAMES)),
     st.tuples(st.just("no start"), st.sampled_from(NAMES)),
     st.tuples(st.just("stop")),
     st.tuples(st.just("guests"), st.sampled_from([(), ("visitor",)])),
@@ -561,6 +585,8 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
                 apply(Heard(name, now))
             case ("leaving", name) if name in alive:
                 apply(Leaving(name, now))
+            case ("needs time", name) if name in alive:
+                apply(NeedsTime(name, 5.0, now))
             case ("exit", name, code) if name in alive:
                 alive.remove(name)
                 apply(Exited(name, code, now))
