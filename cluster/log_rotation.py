@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
 """Of a worker's output, and how many full logs are kept beside it, as `<name>.1` (the newest) and so on."""
@@ -25,13 +26,26 @@ def put_aside_if_full(log_file: Path) -> bool:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size < LOG_BYTES:
             return False
+        copy = _copy(file, log_file)  # first: where the disk has no room for it, the old logs stay as they are
         for number in range(OLD_LOGS - 1, 0, -1):
             if (old := _old(log_file, number)).exists():
                 old.replace(_old(log_file, number + 1))
-        with _old(log_file, 1).open("xb") as copy:
-            shutil.copyfileobj(file, copy)
+        copy.replace(_old(log_file, 1))
         os.ftruncate(descriptor, 0)
     return True
+
+
+def _copy(file: BinaryIO, log_file: Path) -> Path:
+    """A copy of the log beside it. Raises `OSError`; then nothing is left of the copy."""
+    path = log_file.with_name(f"{log_file.name}.partial")
+    path.unlink(missing_ok=True)  # of a supervisor that was killed
+    try:
+        with path.open("xb") as copy:
+            shutil.copyfileobj(file, copy)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return path
 
 
 def _old(log_file: Path, number: int) -> Path:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -33,6 +36,25 @@ def test_a_full_log_is_put_aside_under_its_writer(tmp_path: Path) -> None:
     assert log_file.read_text() == "after\n"
     kept = {file.name: file.read_text()[0] for file in tmp_path.iterdir()}
     assert kept == {"trainer.log": "a", **{f"trainer.log.{n}": str(7 - n) for n in range(1, 5)}}
+
+
+def test_a_disk_without_room_costs_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_file, older = tmp_path / "trainer.log", tmp_path / "trainer.log.1"
+    log_file.write_bytes(b"x" * 200)
+    older.write_bytes(b"older")
+
+    def full(source: BinaryIO, target: BinaryIO) -> None:
+        target.write(source.read(150))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(shutil, "copyfileobj", full)
+        for _ in range(6):  # as the supervisor does, which looks again and again
+            with pytest.raises(OSError, match="No space left"):
+                put_aside_if_full(log_file)
+    assert {file.name: file.stat().st_size for file in tmp_path.iterdir()} == {"trainer.log": 200, "trainer.log.1": 5}
+    assert put_aside_if_full(log_file)
+    assert (tmp_path / "trainer.log.2").read_bytes() == b"older"
 
 
 def test_nothing_but_a_regular_file_is_emptied(tmp_path: Path) -> None:
