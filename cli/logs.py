@@ -11,7 +11,6 @@ from pathlib import Path
 
 from cli.errors import UserError
 from cli.record import JOB_FILE, read_json, run_ids_in
-from cluster.process import last_lines
 from transport.untrusted import UntrustedFileError, open_regular
 
 POLL_SECONDS = 0.2
@@ -23,15 +22,20 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     found = logs_in(given.job)
     if given.name is None or given.name not in found:
-        there = ", ".join(found) or "none; --job names the job's directory"
+        if not found:
+            raise UserError(f"{given.job.absolute()} holds no log; --job names the job's directory")
+        there = ", ".join(found)
         if given.name is None:
             print(f"logs in {given.job.absolute()}: {there}")
             return 0
         raise UserError(f"there is no log of {given.name!r} in {given.job.absolute()}; there are: {there}")
     log_file = found[given.name]
-    position = log_file.stat().st_size
-    for line in last_lines(log_file, given.lines, end=position):
-        print(line)
+    try:
+        position = log_file.stat().st_size
+        sys.stdout.buffer.write(_tail(log_file, given.lines, position))
+    except (FileNotFoundError, UntrustedFileError) as error:
+        raise UserError(f"{log_file} cannot be read: {error}") from None
+    sys.stdout.flush()
     if given.follow:
         follow(log_file, position)
     return 0
@@ -51,6 +55,23 @@ def logs_in(directory: Path) -> dict[str, Path]:
         if log_file := output or (own if own.exists() else None):
             files[run_id] = log_file
     return files
+
+
+def _tail(log_file: Path, count: int, end: int) -> bytes:
+    """The last lines before the position `end`. Raises `UntrustedFileError` for anything but a regular file."""
+    size = CHUNK_BYTES
+    with open_regular(log_file) as file:
+        while True:
+            begin = max(0, end - size)
+            file.seek(begin)
+            text = file.read(end - begin)
+            ends = count + text.endswith(b"\n")  # the last line's own end is one more
+            parts = text.rsplit(b"\n", ends)
+            if len(parts) > ends:
+                return b"\n".join(parts[1:])
+            if begin == 0:
+                return text
+            size *= 4
 
 
 def follow(log_file: Path, position: int) -> None:
@@ -94,6 +115,14 @@ def _parser() -> argparse.ArgumentParser:
         "name", nargs="?", metavar="NAME", help="a run's id, or trainer, inference_0, orchestrator, ..."
     )
     parser.add_argument("--job", type=Path, default=Path(), metavar="DIRECTORY", help="its output directory (here)")
-    parser.add_argument("--lines", type=int, default=50, metavar="N", help="how many of its last lines (%(default)s)")
+    parser.add_argument(
+        "--lines", type=_line_count, default=50, metavar="N", help="how many of its last lines (%(default)s)"
+    )
     parser.add_argument("--follow", "-f", action="store_true", help="go on as it grows, until Ctrl-C")
     return parser
+
+
+def _line_count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 0")
+    return int(text)

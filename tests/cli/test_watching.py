@@ -82,6 +82,22 @@ def test_a_log_is_found_by_role_and_by_run(job: Path, capsys: pytest.CaptureFixt
     assert "inference_0, orchestrator, trainer, test" in capsys.readouterr().out
 
 
+def test_as_many_lines_of_a_log_are_shown_as_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trainer.log").write_text("".join(f"{number} {'x' * 200}\n" for number in range(1000)))
+    for count in (0, 1, 900, 2000):
+        assert logs(["trainer", "--job", str(tmp_path), "--lines", str(count)]) == 0
+        shown = [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()]
+        assert shown == [str(number) for number in range(max(0, 1000 - count), 1000)]
+    with pytest.raises(SystemExit, match="2"):
+        logs(["trainer", "--job", str(tmp_path), "--lines", "-1"])
+    assert "--lines: '-1': expected a whole number of at least 0" in capsys.readouterr().err
+
+
+def test_logs_are_asked_for_where_there_is_no_job(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no log; --job names the job's directory"):
+        logs(["--job", str(tmp_path)])
+
+
 def test_each_of_several_runs_has_its_own_log(job: Path) -> None:
     for name in ("orchestrator_other.log", "run_other/orchestrator.log", "run_guest/orchestrator.log"):
         (job / name).parent.mkdir(exist_ok=True)
