@@ -77,12 +77,12 @@ def write_probe(
     values_CP = flat_P.view(CANDIDATES, TOKENS - 1).cpu()
     if not bool(values_CP[chosen].isfinite().all()):
         raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
-    precise = next(model.parameters()).dtype == torch.float32
+    before = previous[chosen] if previous is not None and next(model.parameters()).dtype == torch.float32 else None
     probe = {
         "version": version,
         "token_ids": tokens_CT[chosen].tolist(),
         "log_probabilities": values_CP[chosen].tolist(),
-        "previous": previous[chosen].tolist() if previous is not None and precise else None,
+        "previous": before.tolist() if before is not None and bool(before.isfinite().all()) else None,
         "digests": digests,
     }
     path.write_bytes(orjson.dumps(probe))

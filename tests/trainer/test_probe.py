@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference.base import Probe
 from trainer.model import load_model
 from trainer.probe import write_probe
 
@@ -23,3 +24,11 @@ def test_only_a_precise_model_tells_the_answers_of_the_version_before(
     write_probe(model, None, 2, file, 0, {}, before)
     written = json.loads(file.read_text())
     assert written["previous"] == (written["log_probabilities"] if known else None)
+
+
+def test_a_version_before_without_finite_answers_is_left_out(dense_directory: Path, tmp_path: Path) -> None:
+    """A probe with one could not be read. Which candidate is published depends on the version."""
+    model, file = load_model(dense_directory, "float32", torch.device("cpu")), tmp_path / "probe.json"
+    before = write_probe(model, None, 1, file, 0, {}, None)
+    write_probe(model, None, 2, file, 0, {}, torch.full_like(before, torch.nan))
+    assert Probe.read(file).previous is None
