@@ -63,8 +63,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=120)  # a pipe has no width; 80 would cut columns off
+    console = Console(markup=False)
+    return (
+        console if console.is_terminal else Console(width=120, markup=False)
+    )  # a pipe has no width; 80 would cut columns off
 
 
 def _watch(directory: Path, as_json: bool) -> int:

@@ -317,6 +317,13 @@ def test_status_shows_the_run_its_processes_and_the_last_error(past: Path, capsy
     assert "run test: 512 rollouts lost since step 20 (500 failed, 12 filtered): no rollout of 4 survived" in shown
 
 
+def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_a_job(past, status="at [fe80::1]:8000 [/red]", restarts=1, last_death="died [/of] it")
+    shown = shown_by_status(past, capsys)
+    assert "at [fe80::1]:8000 [/red]" in shown
+    assert "1, it died [/of] it" in shown
+
+
 def test_status_shows_errors_of_the_newest_session_only(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
     former, present, farewell = b"ERROR of old\n", b"fine\nERROR of now\n", b"ERROR at the end\n"
     (past / "trainer" / "trainer.log").write_bytes(former + present + farewell)
