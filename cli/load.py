@@ -37,8 +37,11 @@ def load(model: type[Model], file: Path, flags: list[str], below: Table | None =
         "flags": read_flags(model, keys, flags),
     }
     merged: Table = below or {}
-    for layer in layers.values():
-        merged = merge(merged, layer)
+    for name, layer in layers.items():
+        try:
+            merged = merge(merged, layer)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
     return validate(model, merged, str(file), layers, text)
 
 
@@ -53,11 +56,25 @@ def validate(model: type[Model], values: Table, origin: str, layers: Mapping[str
     except ValidationError as error:
         keys, every = keys_of(model), error.errors(include_url=False)
         homes = {_home(details, keys) for details in every}  # what is missing there is what stands elsewhere
-        told = [one for one in every if one["type"] != "missing" or ".".join(map(str, one["loc"])) not in homes]
+        places = {details["loc"] for details in every}
+        told = [
+            one
+            for one in every
+            if (
+                ".".join(map(str, one["loc"])) not in homes
+                if one["type"] == "missing"
+                else not _repeats(one, places, values)
+            )
+        ]
         lines = Lines(text)
         problems = [_explain(details, keys, origin, layers, lines) for details in told]
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         raise UserError(f"{count} in the configuration\n" + "\n".join(problems)) from None
+
+
+def _repeats(details: ErrorDetails, places: set[tuple[int | str, ...]], values: Table) -> bool:
+    """Whether it is about a value that nobody set there, but that was filled in from the top, where it is as wrong."""
+    return details["loc"][1:] in places and not _holds(values, list(details["loc"]))
 
 
 def read_toml(file: Path) -> Table:
@@ -162,13 +179,26 @@ def _explain(
     if details["type"] == "missing":
         what = f": {key.type}. {key.description}" if key else ""
         return f"  {where}: {shown} is required and not set{what}"
-    message = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    message = _message(details)
     if not location:
         return f"  {where}: {message}"
     meaning = f"\n    {key.path.rpartition('.')[2]}: {key.description}" if key and key.description else ""
     if is_section:
         return f"  {where}: {shown}: {message}{quoted}"
     return f"  {where}: {shown} = {_show(details['input'])}{quoted}\n    {message}{meaning}"
+
+
+def _message(details: ErrorDetails) -> str:
+    context = details.get("ctx", {})
+    match details["type"]:
+        case "union_tag_invalid":
+            name = context["discriminator"].strip("'")
+            return f"{name} = {context['tag']!r} is not known; expected one of {context['expected_tags']}"
+        case "path_type":
+            return "expected a path, written as text"
+        case "string_pattern_mismatch":
+            return f"expected text that matches {context['pattern']}"
+    return details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
 
 
 def _home(details: ErrorDetails, keys: dict[str, Key]) -> str | None:

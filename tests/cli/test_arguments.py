@@ -106,7 +106,7 @@ def test_flags_and_variables_reach_into_lists(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--orchestrator.environments.1.ratio", "2"], "environments has 1 entry, counted from 0"),
+        (["--orchestrator.environments.1.ratio", "2"], "flags: environments has 1 entry, counted from 0"),
         (["--orchestrator.environments.0.ratio", "-2"], "--orchestrator.environments.0.ratio: orchestrator.env"),
         (["--orchestrator.environments.0.args", "{"], "this is not JSON"),
         (["--orchestrator.environments.0.ratio"], "a value must follow"),

@@ -81,7 +81,7 @@ def test_a_resolved_job_loads_to_itself(job_file: Path, tmp_path: Path) -> None:
         ('kind = "reverse-text"', 'kind = "reverse-text"\nrtio = 2', ["rtio = 2", "is orchestrator.environments[0].ratio"]),
         ("steps = 20", 'steps = "many"', ["orchestrator.steps = 'many'", "valid integer", "Training steps of the run"]),
         ("steps = 20", "steps = 0", ["orchestrator.steps = 0", "greater than or equal to 1"]),
-        ('name = "reverse"', 'name = "../up"', ["environments[0].name = '../up'", "match pattern"]),
+        ('name = "reverse"', 'name = "../up"', ["environments[0].name = '../up'", "expected text that matches"]),
         ('model = "tiny-moe"', "", ["model is required and not set"]),
         ("[trainer]", "[trainer]\nseed = 7", ["trainer.seed = 7 differs from seed = 0", "once, at the top"]),
         ("[trainer]", '[trainer]\ndevice = "tpu"', ["trainer.device = 'tpu'", "'auto', 'cpu' or 'cuda'"]),
@@ -219,6 +219,34 @@ def test_what_stands_at_the_top_and_belongs_to_a_section_is_one_error(job_file: 
     assert "sampling belongs under [orchestrator]: write [orchestrator.sampling]" in message
     assert "steps belongs under [orchestrator]: write steps below [orchestrator]" in message
     assert "required" not in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('model = "tiny-moe"', 'model = "tiny-moe"\nseed = "x"', "seed = 'x'"),
+        ("output_dir = ", "output_dir = 7 # ", "expected a path, written as text"),
+        (
+            'model = "tiny-moe"',
+            'model = "tiny-moe"\ntransport = { kind = "carrier pigeon" }',
+            "transport.kind = 'carrier pigeon'",
+        ),
+    ],
+)
+def test_what_is_wrong_at_the_top_is_not_told_of_each_role_too(
+    job_file: Path, old: str, new: str, expected: str
+) -> None:
+    message = complaint(edited(job_file, old, new))
+    assert message.startswith("1 error in the configuration\n")
+    assert expected in message
+
+
+def test_a_kind_that_is_not_known_is_told_with_those_there_are(job_file: Path) -> None:
+    message = complaint(job_file, "--orchestrator.filters", '[{"kind": "repitition"}]')
+    assert (
+        "orchestrator.filters[0]: kind = 'repitition' is not known; expected one of 'gibberish', 'repetition'"
+        in message
+    )
 
 
 def test_what_the_roles_share_is_filled_in_from_the_top(job_file: Path) -> None:
