@@ -164,7 +164,7 @@ def test_resolved_runs_load_to_themselves(file: Path, tmp_path: Path) -> None:
         ("steps = 10", 'model = "other"', ["runs[1].model = 'other'", "once, at the top"]),
         ('run_id = "quick"\n', "", ["runs[1].run_id is required and not set"]),
         ('run_id = "quick"', 'run_id = "plain"', ["run_id = 'plain' is used 2 times"]),
-        ('run_id = "quick"', 'run_id = "../up"', ["runs[1].run_id = '../up'", "match pattern"]),
+        ('run_id = "quick"', 'run_id = "../up"', ["runs[1].run_id = '../up'", "expected text that matches"]),
         ("lora = { rank = 4 }", "", ["runs[0].training.lora is not set", "trainer.max_runs = 3"]),
         ("steps = 20", "stepps = 20", ["1 error", "orchestrator.stepps = 20", "nearest is orchestrator.steps"]),
         ("steps = 20", "prometheus_port = 9100", ["prometheus_port = 9100 is that of 3 runs"]),
