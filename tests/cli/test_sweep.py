@@ -194,7 +194,8 @@ def test_a_second_signal_kills_a_run_that_does_not_drain(fleet: Fleet) -> None:
 
     for words in ("giving back what is claimed", "ending at once"):
         wait_until(lambda: has_said(words), words)  # noqa: B023 - awaited in the loop
-    assert fleet.finish(worker)[0] == 143
+    # The last of the signals may come while Python ends, when it has no handlers any more.
+    assert fleet.finish(worker)[0] in (143, -signal.SIGTERM)
     assert not fleet.is_at_work("seed-1")
     assert fleet.status("seed-1").state == "INTERRUPTED"
 

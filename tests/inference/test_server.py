@@ -68,8 +68,19 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(server, "server_command", lambda config: [sys.executable, "-c", program, str(config.port)])
 
 
+_OTHERS: set[int] = set()
+"""Children that were there before the test: the vLLM that other tests share."""
+
+
+@pytest.fixture(autouse=True)
+def _children_of_other_tests() -> None:
+    _OTHERS.clear()
+    _OTHERS.update(children())
+
+
 def children() -> list[int]:
-    return [pid for pid, parent in live_processes() if parent == os.getpid()]
+    """The processes that the test has started and that still live."""
+    return [pid for pid, parent in live_processes() if parent == os.getpid() and pid not in _OTHERS]
 
 
 def stop_this_process() -> None:
