@@ -27,11 +27,16 @@ class Line:
     text: str
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines as TOML counts them: `str.splitlines` also cuts where a string or a comment has a U+2028 or the like."""
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
 class Lines:
     """The lines of a file that parses. Of an empty text, no key is found."""
 
     def __init__(self, text: str) -> None:
-        self._lines = text.splitlines()
+        self._lines = lines_of(text)
 
     def of(self, location: Sequence[str | int]) -> Line | None:
         """Where the value at `location` is set; where its table begins if it is not itself set; None if nothing says of it."""

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from cli.errors import UserError
 from cli.layers import Table, entry_of, read_environment, read_flags, typed, variable
-from cli.lines import Lines
+from cli.lines import Lines, lines_of
 from cli.schema import ITEM, Key, keys_of, nearest, valid_keys
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -107,7 +107,7 @@ def _offending_line(text: str, message: str) -> str:
     """The line that a TOML error names, quoted."""
     _, found, tail = message.partition("(at line ")
     number = tail.partition(",")[0]
-    lines = text.splitlines()
+    lines = lines_of(text)
     if not found or not number.isdigit() or int(number) > len(lines):
         return ""
     return f"\n  {number} | {lines[int(number) - 1]}"

@@ -109,6 +109,7 @@ def test_what_is_wrong_in_a_file_is_told(job_file: Path, old: str, new: str, exp
         ("max_tokens = 1024", 'text = """\n[max_tokens = 1\n"""\nmax_tokens = 0', "12:1", "max_tokens = 0"),
         ("max_tokens = 32", "max_tokens = 32\n[[orchestrator.environments]]\nname = 'b'\nkind = 3", "23:1", "kind = 3"),
         ("[trainer]", "[trainer]\ncompile = { steps = 1 }\nthreads = 'x'", "10:1", "threads = 'x'"),
+        ("[trainer]", "[trainer]\noptimizer = 'a\u2028b\x85c' # \u2029\nthreads = 'x'", "10:1", "threads = 'x'"),
         ("steps = 20", "steps = 20\ntraining = { betas = [0.9,\n 1.5] }", "14:14", "training = { betas = [0.9,"),
     ],
 )
@@ -120,7 +121,7 @@ def test_the_line_of_what_is_wrong_is_told(job_file: Path, old: str, new: str, p
 
 names = st.text("ab.[ =", min_size=1, max_size=3)
 values = st.recursive(
-    st.integers(-5, 5) | st.text("a[]=\"'# \n", max_size=5),
+    st.integers(-5, 5) | st.text("a[]=\"'# \n\u2028\x85", max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=12,
 )
@@ -133,7 +134,7 @@ def test_every_value_of_a_file_has_a_line(table: dict[str, Any]) -> None:
     for location in _leaves(table):
         found = lines.of(location)
         assert found is not None
-        assert text.splitlines()[found.number - 1] == found.text
+        assert text.split("\n")[found.number - 1] == found.text
         name = next(part for part in reversed(location) if isinstance(part, str))
         assert name in found.text
 
@@ -158,6 +159,11 @@ def test_malformed_toml_is_quoted(job_file: Path) -> None:
     assert "this is not TOML" in message
     assert "steps = = 20" in message
     assert "at line 13" in message
+
+
+def test_the_line_that_is_no_toml_is_counted_as_toml_counts(job_file: Path) -> None:
+    edited(job_file, "steps = 20", "note = 'a\u2028b\x85c'\nsteps = = 20")
+    assert "\n  14 | steps = = 20" in complaint(job_file)
 
 
 def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
