@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from cli.errors import UserError
@@ -42,7 +43,7 @@ async def _attribute(dump: Dump, settings: Settings) -> list[Attribution]:
 
 
 def _table(found: Sequence[Attribution], dump: Dump) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=str(dump.directory), title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title=escape(str(dump.directory)), title_justify="left")
     for column in ("phase", "alone", "lag p50", "p99", "max", "with all before", "lag p50", "p99", "max", ""):
         table.add_column(column, justify="left" if column in ("phase", "") else "right", no_wrap=column == "")
     idle = found[0].idle

@@ -65,7 +65,7 @@ def show(found: Replay, dump: Dump) -> None:
     console = console_for_tables()
     header = dump.header
     size = f"{header.rollouts} rollouts, {header.turns} turns, {found.nbytes / 1e6:,.0f} MB"
-    console.print(f"{dump.directory}: {size}", highlight=False, soft_wrap=True)
+    console.print(f"{dump.directory}: {size}", highlight=False, markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("phase", "wall", "lag p50", "p99", "max"):
         table.add_column(column, justify="left" if column == "phase" else "right")

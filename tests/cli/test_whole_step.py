@@ -21,11 +21,12 @@ Write = Callable[[Path, list[dict[str, Any]]], None]
 
 @pytest.fixture
 def dump(tmp_path: Path, write_lines: Write) -> Path:
-    """Where the dump of step 2 lies; it took 10 s, and its boundary 0.4 s of them."""
-    run = tmp_path / "out" / "run_a"
+    """Where the dump of step 2 lies; it took 10 s, and its boundary 0.4 s of them. The path has
+    what would close a tag of rich's markup."""
+    run = tmp_path / "[" / "out]" / "run_a"
     write_lines(run / "metrics.jsonl", [shipped_line(1, 100.0), shipped_line(2, 110.0, **BOUNDARY)])
     trainer = trained_line(2, "a") | {"phase/wait": 6.0, "phase/train": 3.0, "phase/broadcast": 0.5}
-    write_lines(tmp_path / "out" / "trainer" / "metrics.jsonl", [trained_line(2, "b") | {"phase/wait": 1.0}, trainer])
+    write_lines(run.parent / "trainer" / "metrics.jsonl", [trained_line(2, "b") | {"phase/wait": 1.0}, trainer])
     return run / "raw_rollouts" / "step_2"
 
 
@@ -74,7 +75,8 @@ def test_replay_and_attribute_end_with_the_verdict(dump: Path, capsys: pytest.Ca
     write_dump(dump, header_of(shape).model_copy(update={"run_id": "a", "step": 2}), synthetic_rollouts(shape))
     for command in (["replay"], ["attribute", "--quick"]):
         assert main([*command, str(dump)]) == 0
-        *_, step, trainer, verdict = capsys.readouterr().out.rstrip().splitlines()
+        *tables, step, trainer, verdict = capsys.readouterr().out.rstrip().splitlines()
+        assert "[/out]" in "".join(line.strip() for line in tables)
         assert "The whole step 2 of run a took 10.00 s" in step
         assert "wait 6.00 s, train 3.00 s, broadcast 0.50 s" in trainer
         assert verdict.strip().startswith(UNTOLD)
