@@ -73,14 +73,14 @@ class Channel:
         connect_timeout_seconds: float,
         pace: Pace,
         threads: Executor,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
     ) -> None:
-        """`tls`: for an `https` URL."""
+        """`tls` is called for an `https` URL: to read the system's certificates takes some 10 ms."""
         parts = urlsplit(url)
         self.url = url
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = tls if parts.scheme == "https" else None
+        self._ssl = tls() if parts.scheme == "https" else None
         self._path = parts.path
         lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +38,7 @@ class Connections:
         self._headers = {"Accept-Encoding": "identity"}
         if config.api_key_file is not None:
             self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
-        self._tls = _tls_of(config.ca_file)
+        self._own_tls = _tls_of(config.ca_file) if config.ca_file is not None else None
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession
         self._pace = Pace()
@@ -47,7 +48,7 @@ class Connections:
     def channel(self, url: str) -> Channel:
         """A channel to the server at `url`, closed with these connections."""
         timeout = self._config.connect_timeout_seconds
-        channel = Channel(url, self._headers, timeout, self._pace, self._threads, self._tls)
+        channel = Channel(url, self._headers, timeout, self._pace, self._threads, lambda: self._tls)
         self._channels.append(channel)
         return channel
 
@@ -55,6 +56,10 @@ class Connections:
         """Closes one channel now."""
         self._channels.remove(channel)
         channel.close()
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return self._own_tls or ssl.create_default_context()
 
     async def __aenter__(self) -> Connections:
         self.data, self.admin = self._open(), self._open()
@@ -70,7 +75,7 @@ class Connections:
 
     def _open(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._tls),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._own_tls or True),
             # The pool holds the deadline of a whole request; only the connect has one here.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_seconds),
             read_bufsize=READ_BUFFER_BYTES,
@@ -79,7 +84,7 @@ class Connections:
         )
 
 
-def _tls_of(ca_file: Path | None) -> ssl.SSLContext:
+def _tls_of(ca_file: Path) -> ssl.SSLContext:
     """How servers under `https` prove who they are: by a certificate for their name. Raises `ValueError`, naming the file."""
     try:
         return ssl.create_default_context(cafile=ca_file)

@@ -94,6 +94,24 @@ async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(identity: Ident
         assert not fake.answers
 
 
+async def test_certificates_are_read_only_for_servers_under_https(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[None] = []
+    load = ssl.SSLContext.load_default_certs
+
+    def counted(context: ssl.SSLContext, purpose: ssl.Purpose) -> None:
+        read.append(None)
+        load(context, purpose)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", counted)
+    async with Connections(PoolConfig()) as connections:
+        for url in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
+            connections.channel(url)
+        assert not read
+        for url in ("https://127.0.0.1:1", "HTTPS://127.0.0.1:2"):
+            connections.channel(url)
+        assert len(read) == 1
+
+
 @pytest.mark.parametrize("content", [None, "no certificate"])
 def test_what_holds_no_certificates_is_refused_by_name(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "ca.pem"
