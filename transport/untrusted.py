@@ -28,7 +28,7 @@ _KINDS = (
 )
 
 _LONG_KEY = re.compile(
-    rb"(?:\.[ \t]*+(?:[A-Za-z0-9_-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+){%d}" % MAX_DEPTH,
+    rb"(?:\.[ \t]*+(?:[A-Za-z0-9_-]++|\"(?:[^\"\\\n]|\\[^\n])*+\"|'[^'\n]*+')[ \t]*+){%d}" % MAX_DEPTH,
 )
 """`tomllib` takes time that grows with the square of a dotted key's parts: hours for a megabyte of them."""
 

@@ -93,6 +93,8 @@ def test_a_missing_file_stays_an_error_of_the_system(tmp_path: Path) -> None:
         (b"a = [" + b", ".join([b"[1]"] * 3) + b"\n", "this is not TOML"),
         (b"a" + b".a" * 400_000 + b" = 1", "dotted key of more than 32 parts"),
         (b"[ a" + b" . \"b\" . 'c'" * 20_000 + b"]", "dotted key of more than 32 parts"),
+        (b"a" + b'."\\""' * 40 + b" = 1", "dotted key of more than 32 parts"),
+        (b"a" + b".'\"\\'" * 40 + b" = 1", "dotted key of more than 32 parts"),
         (b"a = '\xff'", "this is not TOML"),
         (b"a = " + b"9" * 5000, "this is not TOML"),
     ],
