@@ -119,7 +119,8 @@ class Lifecycle:
             case Leaving():
                 return self._leaves(event)
             case NeedsTime(name, seconds, at):
-                if name in self._leaving or self.states[name] is State.STOPPING:
+                ends = name in self._leaving or self.states[name] is State.STOPPING
+                if ends and name not in self._killed:
                     self._deadlines[name] = max(self._deadlines[name], at + seconds)
                 return []
             case Exited():

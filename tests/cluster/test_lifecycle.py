@@ -431,6 +431,15 @@ def test_a_worker_that_needs_more_time_to_end_gets_it() -> None:
     assert job.handle(Tick(90.0)) == [Kill("task")]
 
 
+def test_a_worker_that_is_killed_gets_no_more_time() -> None:
+    """What it had said before may be read only after the kill."""
+    job = running()
+    job.handle(StopRequested("asked", 143, 10.0))
+    assert job.handle(Tick(40.0)) == [Kill("task")]
+    job.handle(NeedsTime("task", 600.0, 40.1))
+    assert job.deadline == 40.0 + KILL_GRACE_SECONDS
+
+
 def test_a_silent_worker_is_not_asked_to_stop_as_well() -> None:
     job = beating()
     for name in ("server", "trainer"):
