@@ -23,6 +23,7 @@ from rich.text import Text
 from cli.errors import UserError
 from cli.record import run_ids_in
 from transport.atomic import published_steps
+from transport.printable import printable
 from transport.untrusted import UntrustedFileError, open_regular, parse_json
 
 MAX_RECORD_BYTES = 64 * 2**20
@@ -178,15 +179,6 @@ def _extreme(records: Iterator[_Record], choose: Callable[..., _Record | None]) 
 
 
 # --- showing ---
-
-
-def printable(text: str) -> str:
-    """Text that a terminal only shows: whatever else (controls, what changes the direction of writing, half characters) is
-    escaped. Line feeds and tabs stay."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
 
 
 def _one_line(text: str) -> str:

@@ -28,6 +28,7 @@ from orchestrator.losses import in_words
 from orchestrator.offences import offences_of
 from orchestrator.phases import phases_in_words, sum_phases
 from perf.blame_table import blame_table
+from transport.printable import printable
 
 WATCH_SECONDS = 2.0
 """Between two looks of `--watch`."""
@@ -106,21 +107,21 @@ class Look:
         parts: list[RenderableType] = [_runs(self.directory, self.histories, self.own)]
         for run_id, history in self.histories.items():
             if (verdict := verdict_on(self.directory / f"run_{run_id}")) is not None:
-                parts.append(Text(f"run {run_id} {verdict}", "red"))
+                parts.append(_text(f"run {run_id} {verdict}", "red"))
             if history.unreadable:
-                parts.append(Text(f"run {run_id} cannot be looked at: {history.unreadable}", "red"))
+                parts.append(_text(f"run {run_id} cannot be looked at: {history.unreadable}", "red"))
             if phases := phases_in_words(sum_phases([history.last_shipped])):
-                parts.append(Text(f"run {run_id} step {history.step}: {phases}", "dim"))
+                parts.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
             if failed := failures_in_words(sum_failures([*history.shipped.values(), history.lost])):
-                parts.append(Text(f"run {run_id} failed rollouts: {failed}", "yellow"))
+                parts.append(_text(f"run {run_id} failed rollouts: {failed}", "yellow"))
             if history.lost.get("notable"):
-                parts.append(Text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
+                parts.append(_text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
         lines = (line for history in self.histories.values() for line in history.shipped.values())
         if offences := offences_of(lines).worst():
             parts.append(blame_table(offences))
         if not self.recorded["workers"]:
             return [*parts, Text("No processes are known: the roles were not started by `counterpoint run`.", "dim")]
-        errors = [Text(f"last error of {name}: {line}", "red") for name, line in self.last_errors().items()]
+        errors = [_text(f"last error of {name}: {line}", "red") for name, line in self.last_errors().items()]
         return [*parts, _processes(self), *errors]
 
     def last_errors(self) -> dict[str, str]:
@@ -239,8 +240,13 @@ def _processes(found: Look) -> Table:
         last_state = worker["state"] if found.running or pid is None else f"was {worker['state']}"
         says = "; ".join(word for word in (worker.get("trouble"), worker["status"]) if word)
         restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"
-        table.add_row(worker["name"], last_state, str(pid or "-"), alive, restarts, says)
+        table.add_row(worker["name"], last_state, str(pid or "-"), alive, printable(restarts), printable(says))
     return table
+
+
+def _text(words: str, style: str) -> Text:
+    """Of words that may be a guest's, or a log's."""
+    return Text(printable(words), style)
 
 
 def _last_errors(directory: Path, recorded: dict[str, Any]) -> dict[str, str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.offences import Offence
+from transport.printable import printable
 
 
 def blame_table(offences: Sequence[Offence]) -> Table:
@@ -20,5 +21,5 @@ def blame_table(offences: Sequence[Offence]) -> Table:
     table.add_column("what", overflow="fold")
     for offence in offences:
         seconds = (f"{value * 1e3:,.1f} ms" for value in (offence.seconds, offence.worst))
-        table.add_row(*seconds, str(offence.count), escape(str(offence)))
+        table.add_row(*seconds, str(offence.count), Text(printable(str(offence))))
     return table

@@ -24,6 +24,7 @@ from cli.status import main as status
 from cli.summary import duration, lag_quantiles, print_summary, summarise, summarise_runs
 from cluster.events import State
 from cluster.job import WorkerView
+from orchestrator.offences import METRIC
 from tests.cli.conftest import shipped_line, trained_line
 from transport.exclusive import lock_place
 
@@ -322,6 +323,22 @@ def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFix
     shown = shown_by_status(past, capsys)
     assert "at [fe80::1]:8000 [/red]" in shown
     assert "1, it died [/of] it" in shown
+
+
+def test_status_shows_what_could_steer_a_terminal_as_text(
+    past: Path, write_lines: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_a_job(past, status="\x1b[2J", trouble="\x9b2J")
+    place = {"function": "f[int]\x1b[2J", "file": "x.py", "line": 1, "inside": ""}
+    blame = {"kind": "callback", **place, "callback": "", "thread": "", "seconds": 1.0, "worst": 1.0, "count": 1}
+    write_lines(past / "run_guest" / "metrics.jsonl", [shipped_line(1, 200.0) | {METRIC: [blame]}])
+    (past / "run_guest" / "orchestrator.log").write_text("ERROR \x1b]0;title\x07\n")
+    (past / "run_guest" / "control").mkdir()
+    (past / "run_guest" / "control" / "evicted.txt").write_text("\x1b[1A[/red] gone")
+    shown = shown_by_status(past, capsys)
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+    for told in (r"\x9b2J; \x1b[2J", r"ERROR \x1b]0;title\x07", r"evicted: \x1b[1A[/red] gone", r"f[int]\x1b[2J"):
+        assert told in shown
 
 
 def test_status_shows_errors_of_the_newest_session_only(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,14 @@ import orjson
 import pytest
 
 from cli.errors import UserError
-from cli.show import main, printable
+from cli.show import main
 from environments.chat import Chat
 from orchestrator.records import write_records
 from orchestrator.transcripts import Transcriber
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_model import make_toy_model
 from transport.atomic import publish_directory
+from transport.printable import printable
 from transport.records import Rollout
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J[red]not markup[/red]\rreward 1\u202eevil\u202c\nrollout 9-9 of run one"
