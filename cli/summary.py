@@ -16,6 +16,7 @@ from cli.history import History
 from orchestrator.failures import failures_in_words, sum_failures
 from orchestrator.losses import in_words
 from orchestrator.phases import phases_in_words, sum_phases
+from transport.printable import printable
 
 SUMMARY_FILE = "summary.json"
 
@@ -116,7 +117,7 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
             run["lost"],
         ):
             if told:
-                console.print(f"  run {run_id}: {told}", highlight=False, soft_wrap=True)
+                console.print(f"  run {run_id}: {printable(told)}", highlight=False, soft_wrap=True)
     for name, path in files.items():
         console.print(f"  {name:<8} {path}", highlight=False, soft_wrap=True)
 

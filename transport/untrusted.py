@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from transport.printable import printable
+
 MAX_DEPTH = 32
 """Tables and arrays inside one another, and parts of a dotted key, in a TOML file."""
 
@@ -75,8 +77,8 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], max_bytes: int) -> str:
-    """The same as text for people: what is no UTF-8 is replaced."""
-    return read_bytes(path, max_bytes).decode(errors="replace")
+    """The same as text for people: what is no UTF-8 is replaced, and what could steer a terminal is escaped."""
+    return printable(read_bytes(path, max_bytes).decode(errors="replace"))
 
 
 def read_toml(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:

@@ -275,6 +275,7 @@ def test_live_progress_has_a_line_for_each_of_several_runs(two: dict[str, Histor
 def test_the_summary_of_several_runs_has_a_line_for_each(two: dict[str, History], past: Path) -> None:
     for history in two.values():
         history.refresh()
+    two["late"].shipped[3]["phase/\x1b[2J"] = 100.0
     endings = {"test": "done", "late": "evicted: it sent NaN"}
     summary = summarise_runs(list(two.values()), endings, past, 61.0, "done")
     assert {name: run["steps"]["shipped"] for name, run in summary["runs"].items()} == {"test": 20, "late": 3}
@@ -284,6 +285,7 @@ def test_the_summary_of_several_runs_has_a_line_for_each(two: dict[str, History]
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("done, 1 min 01 s", "evicted: it sent NaN", "19/20", "0/9", "0.150 → 0.900"):
         assert part in shown
+    assert r"time: \x1b[2J" in shown, "a guest names its phases"
 
 
 @pytest.mark.slow

@@ -156,3 +156,8 @@ def test_a_json_object_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b'{"step": 3}')
     assert read_json(tmp_path / "file", 100) == {"step": 3}
     assert read_text(tmp_path / "file", 100) == '{"step": 3}'
+
+
+def test_text_for_people_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\x1b[2Jit sent\n\xff")
+    assert read_text(tmp_path / "file", 100) == "\\x1b[2Jit sent\n\N{REPLACEMENT CHARACTER}"
