@@ -140,8 +140,12 @@ def _put(table: Table, path: str, text: str, keys: dict[str, Key], origin: str) 
         int(part) if kind == ITEM else part for part, kind in zip(path.split("."), pattern.split("."), strict=True)
     ]
     holder: Any = table
-    for part in parts[:-1]:
+    for depth, part in enumerate(parts[:-1], start=1):
         holder = entry_of(holder, part, origin) if isinstance(holder, list) else holder.setdefault(part, {})
+        is_list = isinstance(parts[depth], int)
+        if not isinstance(holder, dict | list if is_list else dict):
+            above, expected = ".".join(map(str, parts[:depth])), "a list" if is_list else "a table"
+            raise UserError(f"{origin}: {above} = {holder!r}; expected {expected}")
     holder[parts[-1]] = _value(keys.get(pattern), text, origin)
 
 

@@ -109,6 +109,8 @@ def test_flags_and_variables_reach_into_lists(
         (["--orchestrator.environments.1.ratio", "2"], "flags: environments has 1 entry, counted from 0"),
         (["--orchestrator.environments.0.ratio", "-2"], "--orchestrator.environments.0.ratio: orchestrator.env"),
         (["--orchestrator.environments.0.args", "{"], "this is not JSON"),
+        (["--orchestrator.environments=[1]", "--orchestrator.environments.0.ratio=2"], "environments.0 = 1; expected a table"),
+        (["--orchestrator.environments=null", "--orchestrator.environments.0.ratio=2"], "environments.0 = None; expected"),
         (["--orchestrator.environments.0.ratio"], "a value must follow"),
     ],
 )  # fmt: skip
