@@ -37,7 +37,12 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Makes this process the parent of every orphan below it. Linux only; `OSError` where the kernel refuses."""
+    """Makes this process the parent of every orphan below it, and the one that `reap`s them. From the main thread. Linux only;
+    `OSError` where the kernel refuses."""
+    if (
+        signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    ):  # inherited; the kernel would reap, and no exit code be known
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

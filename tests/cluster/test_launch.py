@@ -85,3 +85,19 @@ def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp
     os.kill(int(left), signal.SIGKILL)
     assert completed.returncode == 7
     assert completed.stderr == f"cannot kill what the worker left behind: process {left}\n"
+
+
+def test_exit_codes_are_known_where_the_caller_ignores_the_death_of_children() -> None:
+    """As a shell after `trap '' CHLD` does: what it starts inherits that, and then the kernel reaps by itself."""
+    program = textwrap.dedent("""
+        import os, signal
+        from cluster import launch
+
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        launch.become_subreaper()
+        if (child := os.fork()) == 0:
+            os._exit(3)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert launch.reap() == [(child, 3)]
+    """)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
