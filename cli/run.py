@@ -79,9 +79,19 @@ def main(arguments: list[str]) -> int:
         job = JobOnScreen(resolved, workers_of(resolved, files), console)
         outcome = job.run()
     if outcome.reason != "done" or job.left_to_do:
-        words = [word for word in arguments if word.partition("=")[0] not in ("--resume", "--fresh")]
-        console.print(f"\nIt goes on with: counterpoint run {shlex.join(words)} --resume", highlight=False)
+        console.print(f"\nIt goes on with: {how_to_go_on(arguments)}", highlight=False)
     return outcome.code
+
+
+def how_to_go_on(arguments: Sequence[str]) -> str:
+    """The command that resumes a job that was started with these arguments."""
+    switches = ("--resume", "--fresh")
+    words = [
+        word
+        for before, word in zip(["", *arguments], arguments, strict=False)
+        if word.partition("=")[0] not in switches and not (before in switches and word in ("true", "false"))
+    ]
+    return f"counterpoint run {shlex.join(words)} --resume"
 
 
 def check(command: Command[JobConfig]) -> None:

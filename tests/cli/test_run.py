@@ -20,6 +20,7 @@ from cli.job import JobConfig
 from cli.load import load
 from cli.output import write_job
 from cli.record import is_running
+from cli.run import how_to_go_on
 from cli.standing import is_finished
 from cli.workers import workers_of
 from cluster.notify import NotifySocket
@@ -199,6 +200,12 @@ def test_a_directory_that_holds_something_else_is_left_alone(job: FakeJob) -> No
         assert code == 2
         assert "holds something, but no job" in errors
     assert [path.name for path in job.output.iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_stopped_job_is_said_to_go_on_with_can_be_typed() -> None:
+    for words in (["--resume", "true"], ["--resume=true"], ["--fresh", "--resume", "false"], []):
+        assert how_to_go_on(["a b.toml", *words, "--seed", "3"]) == "counterpoint run 'a b.toml' --seed 3 --resume"
+    assert how_to_go_on(["--trainer.compile", "true", "job.toml"]).endswith("--trainer.compile true job.toml --resume")
 
 
 def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
