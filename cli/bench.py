@@ -22,8 +22,8 @@ CASES = {
     "send": "the sender, beside a bare ZMQ loop",
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
-    "events": "what an event costs the scheduler, with 100 to 10,000 groups under way",
-    "garbage": "memory and pauses with an environment whose objects refer to each other, beside Python's defaults",
+    "events": "the scheduler's time for an event, with 100 to 10,000 groups in progress",
+    "garbage": "memory and pauses with an environment that makes reference cycles, beside Python's defaults",
     "memory": "peak and growth of resident size",
     "scaling": "from 0.1 to 1 GB (4 GB in full)",
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
@@ -35,7 +35,7 @@ CHAOS = "kill processes of a real job of several runs, round after round, and au
 
 
 def main(arguments: list[str]) -> int:
-    """The command. 1 when a bound is broken; a bound that others may have broken is not judged."""
+    """The command. Returns 1 when a bound is broken. A bound that other processes may have broken is not judged."""
     if arguments[:1] == ["chaos"]:
         command = [sys.executable, "-P", "-m", "perf.bench.chaos", *arguments[1:]]
         return subprocess.run(guarded(command), check=False).returncode
@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> int:
     noise = max((case.noise for case in cases if _undecided(case)), default=0.0)
     if noise:
         print(
-            f"counterpoint: bench: other processes took up to {noise:.0%} of the machine's CPU: what they may have broken is not "
-            "judged. Run these cases again on a quiet machine",
+            f"counterpoint: bench: other processes took up to {noise:.0%} of the machine's CPU; broken bounds on "
+            "time are not judged in such cases. Run them again on a quiet machine",
             file=sys.stderr,
         )
     if given.json:

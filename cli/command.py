@@ -47,7 +47,7 @@ def parse(
     values_of_job: Callable[[str], Table] | None = None,
     show: Callable[[Command[Model]], str] = lambda command: to_toml(command.config),
 ) -> Command[Model] | None:
-    """Parses `FILE [--switch] [--section.key value]...`, in any order. None when all was said by `--help` or `--dry-run`.
+    """Parses `FILE [--switch] [--section.key value]...`, in any order. None after `--help` or `--dry-run`.
 
     `check` is given the command, and raises `UserError` as this does, also for a dry run. `values_of_job`, for a command that has
     `--join DIRECTORY`, gives what lies below the file's own values. `show` is what a dry run prints.
@@ -80,7 +80,7 @@ def parse(
 
 @dataclass(slots=True)
 class _Words:
-    """A command line taken apart."""
+    """A parsed command line."""
 
     file: str | None = None
     switches: set[str] = field(default_factory=set)
@@ -88,17 +88,19 @@ class _Words:
     """`--section.key=value`"""
     join: str | None = None
     help: str | None = None
-    """The section that is asked about; empty for the whole."""
+    """The section after `--help`; empty without one."""
 
 
 def _read(name: str, arguments: list[str], switches: Sequence[str], joins: bool, keys: dict[str, Key]) -> _Words:
-    """Takes `FILE`, anywhere, and flags apart. Raises `UserError` for a flag that does not exist."""
+    """Separates `FILE`, at any position, from the flags. Raises `UserError` for an unknown flag."""
     words, rest = _Words(), deque(arguments)
     while rest:
         word = rest.popleft()
         if not word.startswith("-"):
             if words.file is not None:
-                raise UserError(f"{name}: {word}: unexpected: the file is {words.file}, and a flag begins with --")
+                raise UserError(
+                    f"{name}: {word}: unexpected argument: the file is {words.file}, and flags begin with --"
+                )
             words.file = word
             continue
         flag, separator, value = word.removeprefix("--").partition("=")
@@ -129,7 +131,7 @@ def _read(name: str, arguments: list[str], switches: Sequence[str], joins: bool,
 
 
 def _whose(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
-    """The kind of file that it is, and the command for it, if its sections say that it is not one of `model`."""
+    """The kind of the file and the command for it, if its sections show that it is not a file of `model`."""
     from cli.job import JobConfig
     from cli.sweep_targets import SweepConfig
     from inference.config import InferenceConfig
@@ -201,7 +203,7 @@ def _about(key: Key) -> list[str]:
 
 
 def _flag(path: str) -> str:
-    """A key's path as a flag has it: N for the position in a list, from 0."""
+    """A key's path as written in a flag, with N for the position in a list (from 0)."""
     return path.replace(ITEM, "N")
 
 

@@ -1,7 +1,7 @@
-"""What lies above a configuration's file: `COUNTERPOINT_*` variables, and `--section.key value` flags.
+"""What overrides a configuration's file: `COUNTERPOINT_*` variables, and `--section.key value` flags.
 
-Read by pydantic-settings' own sources, but for what reaches into a list (`--environments.0.ratio 2`), which these do not know.
-A list's entries are then keys that are whole numbers, in a table: no file has such. `cli/load.py` merges the layers.
+pydantic-settings reads them, except settings of a list's entry (`--environments.0.ratio 2`), which it does not support. Such a
+list is a table whose keys are integers, which no file can contain. `cli/load.py` merges the layers.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from cli.schema import ITEM, Key, is_known, nearest, pattern_of
 ENVIRONMENT_PREFIX = "COUNTERPOINT_"
 NESTED_DELIMITER = "__"
 NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE"})
-"""Variables with our prefix that are no key of a file: where `make-model` keeps what it builds."""
+"""Variables with our prefix that do not name a key: `make-model` keeps its models in this directory."""
 
 Table = dict[Any, Any]
-"""By names; where it lies over a list, by positions in it."""
+"""Values by name; by position if the table overrides entries of a list."""
 
 
 def forget_environment() -> None:
-    """Drops our variables from the environment: a role has other keys than a job, and its file holds what it needs."""
+    """Drops our variables from the environment. A role's keys differ from a job's, and the role's file already has its values."""
     for name in _variables():
         del os.environ[name]
 
 
 def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
-    """What our variables set. Raises `UserError` for one that names no key, or is not written as it should be."""
+    """The values that our variables set. Raises `UserError` for a variable that names no key or has a malformed value."""
     entries: dict[str, str] = {}
     for name in _variables():
         path = _path_of(name)
@@ -77,8 +77,8 @@ def read_flags(model: type[BaseModel], keys: dict[str, Key], flags: Sequence[str
 
 
 def flag_path(word: str, keys: dict[str, Key], switches: Iterable[str] = ()) -> str:
-    """The key that a flag sets; dashes stand for underscores. Raises `UserError` with the nearest flag there is, be it one of the
-    command's `switches`."""
+    """The key that a flag sets; dashes stand for underscores. Raises `UserError` for an unknown flag; the message names the
+    nearest flag or switch of the command."""
     written = word.removeprefix("--").partition("=")[0]
     path = written if is_known(written, keys) else written.replace("-", "_")
     if is_known(path, keys):
@@ -90,7 +90,7 @@ def flag_path(word: str, keys: dict[str, Key], switches: Iterable[str] = ()) -> 
 
 
 def typed(pattern: str, like: str) -> str:
-    """A key as a flag writes it: of the entries of lists, those that `like` names, or the first."""
+    """A key as written in a flag. For entries of lists it has the positions in `like`, or 0."""
     numbers = iter([part for part in like.split(".") if part.isdigit()])
     return ".".join(next(numbers, "0") if part == ITEM else part for part in pattern.split("."))
 
@@ -115,7 +115,7 @@ def _settings_of(model: type[BaseModel]) -> type[BaseSettings]:
 
 
 def _with_other_delimiters(path: str, keys: dict[str, Key]) -> str | None:
-    """The key that a variable names apart from how many underscores stand between section and key."""
+    """The key that a variable names, if the number of underscores between section and key is ignored."""
     flat = {key.replace(".", "_"): key for key in keys if ITEM not in key}
     close = difflib.get_close_matches(path.replace(".", "_"), flat, n=1, cutoff=0.9)
     return flat[close[0]] if close else None
@@ -134,7 +134,8 @@ def _pairs(flags: Sequence[str], keys: dict[str, Key]) -> Iterable[tuple[str, st
 
 
 def _put(table: Table, path: str, text: str, keys: dict[str, Key], origin: str) -> None:
-    """Sets what reaches into a list: in the list that the table itself has, or else, by position, over that of a layer below."""
+    """Sets a value at `path`. An entry of a list is changed in the table's own list, or else, by position, in that of a layer
+    below."""
     pattern = pattern_of(path, keys)
     parts: list[Any] = [
         int(part) if kind == ITEM else part for part, kind in zip(path.split("."), pattern.split("."), strict=True)
@@ -153,12 +154,12 @@ def entry_of(entries: Sequence[Any], position: int, name: str) -> Any:
     """The entry of a list. Raises `UserError` when there is none."""
     if position >= len(entries):
         count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
-        raise UserError(f"{name} has {count}, counted from 0, and none is {position}")
+        raise UserError(f"{name} has {count}; there is no entry {position} (the first is 0)")
     return entries[position]
 
 
 def _value(key: Key | None, text: str, origin: str) -> Any:
-    if key is None:  # below a table whose keys are not known: a number, if it is one
+    if key is None:  # below a table with arbitrary keys: a number if it can be read as one
         try:
             return json.loads(text)
         except json.JSONDecodeError:
@@ -168,7 +169,7 @@ def _value(key: Key | None, text: str, origin: str) -> Any:
 
 
 def _require_json(origin: str, key: Key | None, text: str) -> None:
-    """Raises `UserError` for a list or a table that is not written as one."""
+    """Raises `UserError` for a list or a table that is not written as JSON."""
     if key is None or not _is_json(key):
         return
     try:

@@ -1,4 +1,4 @@
-"""`counterpoint logs NAME`: the log of one run or role of a job, its end, or as it grows."""
+"""`counterpoint logs NAME`: the end of a run's or role's log, and, with `--follow`, new lines as they are written."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
 
 
 def logs_in(directory: Path) -> dict[str, Path]:
-    """Every log of a job, by the name of its role or run. A run's is its process's output, which has its tracebacks, too; of one
-    that somebody else started, its own log."""
+    """Every log of a job, by the name of its role or run. A run's log is the output of its process, which includes tracebacks,
+    or, if the job did not start the run, the run's own log."""
     files = {path.stem: path for path in sorted(directory.glob("*.log"))}
     if (trainer := directory / "trainer" / "trainer.log").exists():
         files["trainer"] = trainer
@@ -65,7 +65,7 @@ def _tail(log_file: Path, count: int, end: int) -> bytes:
             begin = max(0, end - size)
             file.seek(begin)
             text = file.read(end - begin)
-            ends = count + text.endswith(b"\n")  # the last line's own end is one more
+            ends = count + text.endswith(b"\n")  # the newline at the end of the text ends no further line
             parts = text.rsplit(b"\n", ends)
             if len(parts) > ends:
                 return b"\n".join(parts[1:])
@@ -75,8 +75,8 @@ def _tail(log_file: Path, count: int, end: int) -> bytes:
 
 
 def follow(log_file: Path, position: int) -> None:
-    """Prints what the file gains, until Ctrl-C. One that is replaced or cut short, as when logs are rotated, is read from its
-    beginning."""
+    """Prints what is appended to the file, until Ctrl-C. A file that is replaced or truncated, as by log rotation, is read from
+    the beginning."""
     try:
         for chunk in growth(log_file, position):
             sys.stdout.buffer.write(chunk)
@@ -88,7 +88,7 @@ def follow(log_file: Path, position: int) -> None:
 
 
 def growth(log_file: Path, position: int) -> Iterator[bytes]:
-    """What the file has gained since the last look, piece by piece; empty when there is nothing new."""
+    """What was appended to the file since the last call, in pieces; empty when there is nothing new."""
     inode = None
     while True:
         try:
@@ -108,17 +108,27 @@ def growth(log_file: Path, position: int) -> Iterator[bytes]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint logs",
-        description="The log of one run or role of a job. Without NAME, says which there are.",
+        description="Prints the end of the log of one run or role of a job. Without NAME, lists the logs.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a run's id, or trainer, inference_0, orchestrator, ..."
     )
-    parser.add_argument("--job", type=Path, default=Path(), metavar="DIRECTORY", help="its output directory (here)")
     parser.add_argument(
-        "--lines", type=_line_count, default=50, metavar="N", help="how many of its last lines (%(default)s)"
+        "--job",
+        type=Path,
+        default=Path(),
+        metavar="DIRECTORY",
+        help="the job's output directory (default: the current one)",
     )
-    parser.add_argument("--follow", "-f", action="store_true", help="go on as it grows, until Ctrl-C")
+    parser.add_argument(
+        "--lines",
+        type=_line_count,
+        default=50,
+        metavar="N",
+        help="number of last lines to print (default: %(default)s)",
+    )
+    parser.add_argument("--follow", "-f", action="store_true", help="print new lines as they are written, until Ctrl-C")
     return parser
 
 

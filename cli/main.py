@@ -21,10 +21,10 @@ COMMANDS = {
     "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
     "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
     "stop": ("cli.stop", "end one run of a job, or evict it; the others go on"),
-    "status": ("cli.status", "what a job's directory says of it, once or --watch; --json for programs"),
-    "show": ("cli.show", "what the rollouts of a step were asked, wrote and earned"),
-    "logs": ("cli.logs", "the log of one run or role of a job, its end, or as it grows"),
-    "completion": ("cli.completion", "print what has a shell complete commands and flags: bash, zsh or fish"),
+    "status": ("cli.status", "print a job's state from its directory; --watch repeats it, --json is for programs"),
+    "show": ("cli.show", "print the prompts, completions and rewards of a step's rollouts"),
+    "logs": ("cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
+    "completion": ("cli.completion", "print a completion script for bash, zsh or fish"),
 }
 
 BAD_CONFIGURATION = 2

@@ -89,7 +89,7 @@ class PlainProgress:
                 self._say(self._change(worker))
             if worker.trouble != self._troubles.get(worker.name, ""):
                 self._troubles[worker.name] = worker.trouble
-                self._say(f"{worker.name}: {worker.trouble or 'what was wrong with it is over'}")
+                self._say(f"{worker.name}: {worker.trouble or 'the problem is over'}")
             if worker.state is State.STARTING and worker.status not in ("", self._statuses.get(worker.name)):
                 self._statuses[worker.name] = worker.status
                 self._say(f"{worker.name}: {worker.status}")
@@ -111,7 +111,7 @@ class PlainProgress:
         if worker.state is State.READY and worker.name in self._started:
             return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}"
         if worker.state in (State.RESTARTING, State.FAILED) and worker.last_death:
-            said = f"; it said last: {worker.last_words}" if worker.last_words else ""
+            said = f"; last line of its output: {worker.last_words}" if worker.last_words else ""
             return f"{worker.name} {worker.last_death}: {worker.state}{said}"
         return f"{worker.name} {worker.state}"
 

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def opened(directory: Path, trust: bool) -> Dump:
-    """The dump in `directory`. Raises `UserError`, also for one that names code of its own and is not to be trusted."""
+    """The dump in `directory`. Raises `UserError` if it cannot be read, or names a custom advantage function without `trust`."""
     try:
         dump = open_dump(directory)
     except DumpError as error:
@@ -54,8 +54,8 @@ def opened(directory: Path, trust: bool) -> Dump:
     kind = dump.header.advantage.kind
     if ":" in kind and not trust:
         raise UserError(
-            f"{directory}/header.json names the advantage {kind!r}: its module would be imported and the function called. If you "
-            "know that the dump is yours, add --trust"
+            f"{directory}/header.json names the advantage function {kind!r}, and a replay would import and call it. If you trust "
+            "the author of the dump, add --trust"
         )
     return dump
 
@@ -79,7 +79,7 @@ def show(found: Replay, dump: Dump) -> None:
 
 
 def say_whole_step(dump: Dump) -> None:
-    """Where the time of the whole step went: what the boundary is a part of."""
+    """Prints where the time of the whole step went, of which the boundary is a part."""
     text = in_words(whole_step(dump.directory, dump.header.step))
     console_for_tables().print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="import and call the advantage function that the dump names, where it is none of the built-in ones",
+        help="import and call the advantage function that the dump names, if it is not built in",
     )
     parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's directory, such as raw_rollouts/step_7")
 

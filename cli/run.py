@@ -130,12 +130,12 @@ class JobOnScreen:
             for run in config.every_run
         }
         self._complaints: set[str] = set()
-        """Runs that cannot be read and files that cannot be written of which that was said."""
+        """Runs and files that an error was already printed about."""
         self._recorded = b""
-        """What `processes.json` holds by our hand."""
+        """What was last written to `processes.json`."""
         self._heartbeat = Heartbeat()
         self._said: set[str] = set()
-        """What systemd was told."""
+        """The notifications that were sent to systemd."""
         self._fresh_steps()  # a resumed job's past is no news
         self._job = Job(workers, self._on_change, self._guests, config.stay)
         self._progress: Progress
@@ -166,11 +166,11 @@ class JobOnScreen:
                 self._job.put_full_logs_aside()
             self._job.harmless(self._look, otherwise=None)
         if running.result().code == 0:
-            self._tell("READY=1")  # a job that was over at once is no failure to start
+            self._tell("READY=1")  # systemd would take a job that ended at once for a failed start
         return running.result()
 
     def _tell_systemd(self) -> None:
-        """Says to a supervisor of ours that we live, that trainer and servers are ready, and how far the runs are."""
+        """Sends systemd (or another supervisor) the heartbeat, the readiness of trainer and servers, and the runs' steps."""
         self._heartbeat.beat()
         states = self._job.lifecycle.states
         if all(states[worker.name] is State.READY for worker in self._workers if not worker.task):
@@ -194,15 +194,14 @@ class JobOnScreen:
         self._progress.update(job.views(), [])
 
     def _keep_record(self) -> None:
-        """Keeps `processes.json` true, for `counterpoint status` and for people with a debugger; tried again later where the disk
-        does not take it."""
+        """Keeps `processes.json` up to date for `counterpoint status`. A write that fails is tried again at the next call."""
         views = [asdict(view) for view in self._job.views()]
         record = json.dumps({"job": self._job.state, "workers": views}, indent=2).encode()
         if record != self._recorded and self._written(self._config.output_dir / PROCESSES_FILE, record):
             self._recorded = record
 
     def _written(self, path: Path, text: bytes) -> bool:
-        """Whether a file that only shows something could be written. One that could not is told of, once."""
+        """Writes a file that nothing depends on; returns whether that succeeded. The first failure for each file is printed."""
         try:
             write_atomically(path, text)
         except OSError as error:
@@ -231,7 +230,7 @@ class JobOnScreen:
         try:
             return orchestrator_of(self._config.output_dir, run_id) is not None
         except OSError as error:
-            self._complain(run_id, f"run {run_id} cannot be looked at: {error}")
+            self._complain(run_id, f"run {run_id} cannot be read: {error}")
             return False
 
     def _fresh_steps(self) -> list[tuple[History, Line]]:
@@ -239,11 +238,11 @@ class JobOnScreen:
         for history in self._histories.values():
             fresh += [(history, line) for line in history.refresh()]
             if history.unreadable:
-                self._complain(history.run_id, f"run {history.run_id} cannot be looked at: {history.unreadable}")
+                self._complain(history.run_id, f"run {history.run_id} cannot be read: {history.unreadable}")
         return fresh
 
     def _complain(self, what: str, complaint: str) -> None:
-        """Says once of a run or a file what is wrong with it. The job has done nothing to be ended for it."""
+        """Prints the first error about a run or a file. Such an error does not end the job."""
         if what not in self._complaints:
             self._complaints.add(what)
             self._console.print(complaint, highlight=False)
@@ -252,7 +251,7 @@ class JobOnScreen:
         """Says why workers failed, in their own last words."""
         judged = {worker_of(self._config, run) for run in self._config.runs if verdict_on(run.run_dir) is not None}
         for view in self._job.views():
-            # For a verdict the summary gives the reason; what was killed with everything else, as asked, needs none.
+            # The summary gives the reason for a verdict; workers killed on request need none.
             if view.state is not State.FAILED or view.name in judged or not view.last_death:
                 continue
             log_file = next(worker.log_file for worker in self._workers if worker.name == view.name)

@@ -1,7 +1,7 @@
-"""`counterpoint show JOB`: what the rollouts of a step were asked, wrote and earned, as their records have it.
+"""`counterpoint show JOB`: prompts, completions and rewards of a step's rollouts, from their records.
 
-All of it comes from a model, an environment or a guest: it is shown as text that can neither steer the terminal, nor be markup,
-nor pass for a line of ours (it is set in).
+All of it comes from a model, an environment or a guest. So control characters are escaped, markup is not interpreted, and the
+text is indented so that it cannot look like a line of ours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_RECORD_BYTES = 64 * 2**20
 INDENT = 4
 
 LONGEST_CELL = 160
-"""Characters of the table; a rollout in whole has all of them."""
+"""Most characters in a cell of the table; a rollout printed in full is not cut."""
 
 Kind = TypeVar("Kind")
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     records = _records(given.job / f"run_{run_id}" / "rollouts" / f"step_{step}" / "rollouts.jsonl")
     console = Console()
     if not console.is_terminal:
-        console = Console(width=240)  # a pipe has no width; what is one line here stays one
+        console = Console(width=240)  # a pipe has no width; this one keeps each row on one line
     where = f"run {run_id}, step {step}"
     if given.rollout is not None:
         chosen = next((each for each in records if each.rollout_id == given.rollout), None)
@@ -65,16 +65,16 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint show",
-        description="What the rollouts of a step were asked, wrote and earned. A line each, or one of them in whole.",
+        description="Prints the prompts, completions and rewards of a step's rollouts: a line for each, or one in full.",
         allow_abbrev=False,
     )
     parser.add_argument("job", type=Path, metavar="JOB", help="the job's output directory")
-    parser.add_argument("--step", type=int, metavar="N", help="the newest unless given")
-    parser.add_argument("--run", help="which run, where the job has several")
+    parser.add_argument("--step", type=int, metavar="N", help="the step (default: the newest)")
+    parser.add_argument("--run", help="the run, if the job has several")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the rollout with the highest reward, in whole")
-    which.add_argument("--worst", action="store_true", help="the one with the lowest")
-    which.add_argument("--rollout", metavar="ID", help="this one")
+    which.add_argument("--best", action="store_true", help="print the rollout with the highest reward in full")
+    which.add_argument("--worst", action="store_true", help="print the rollout with the lowest reward in full")
+    which.add_argument("--rollout", metavar="ID", help="print this rollout in full")
     return parser
 
 
@@ -103,7 +103,7 @@ def _step_of(job: Path, run_id: str, step: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One rollout's record. A field that is missing, or no such thing as it should be, is None or empty."""
+    """One rollout's record. A field that is missing or has the wrong type is None or empty."""
 
     fields: dict[str, Any]
 
@@ -244,7 +244,7 @@ def _print_rollout(console: Console, where: str, record: _Record) -> None:
 def _print_text(console: Console, title: str, text: object, style: str) -> None:
     console.print(Text(_one_line(title), f"bold {style}"), soft_wrap=True)
     if not isinstance(text, str):
-        shown = Text("no text was recorded (recorded_tokens = 0, or a version before it)", "dim")
+        shown = Text("no text was recorded (recorded_tokens = 0, or an older version wrote the record)", "dim")
     else:
         shown = Text(printable(text).expandtabs())
     if console.is_terminal:

@@ -31,7 +31,7 @@ from perf.blame_table import blame_table
 from transport.printable import printable
 
 WATCH_SECONDS = 2.0
-"""Between two looks of `--watch`."""
+"""Between two updates of `--watch`."""
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
 
@@ -54,12 +54,14 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint status",
-        description="What a job's output directory says of it, also where its roles were started one by one.",
+        description="Prints a job's state from its output directory, also if its roles were started one by one.",
         allow_abbrev=False,
     )
     parser.add_argument("directory", type=Path, metavar="DIRECTORY")
-    parser.add_argument("--json", action="store_true", help="for programs: one object; with --watch, one a line")
-    parser.add_argument("--watch", action="store_true", help=f"again every {WATCH_SECONDS:g} s, until Ctrl-C")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object for programs; with --watch, one per line"
+    )
+    parser.add_argument("--watch", action="store_true", help=f"print again every {WATCH_SECONDS:g} s, until Ctrl-C")
     return parser
 
 
@@ -71,7 +73,7 @@ def _console() -> Console:
 
 
 def _watch(directory: Path, as_json: bool) -> int:
-    """Until Ctrl-C. Where there is no terminal, look follows look."""
+    """Prints the state again and again until Ctrl-C: in place on a terminal, otherwise one after the other."""
     console = _console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
     try:
@@ -103,13 +105,13 @@ class Look:
     """Whether `counterpoint run` is at work there."""
 
     def parts(self) -> list[RenderableType]:
-        """What is shown to a person, from top to bottom."""
+        """The parts to print, from top to bottom."""
         parts: list[RenderableType] = [_runs(self.directory, self.histories, self.own)]
         for run_id, history in self.histories.items():
             if (verdict := verdict_on(self.directory / f"run_{run_id}")) is not None:
                 parts.append(_text(f"run {run_id} {verdict}", "red"))
             if history.unreadable:
-                parts.append(_text(f"run {run_id} cannot be looked at: {history.unreadable}", "red"))
+                parts.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
             if phases := phases_in_words(sum_phases([history.last_shipped])):
                 parts.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
             if failed := failures_in_words(sum_failures([*history.shipped.values(), history.lost])):
@@ -125,7 +127,7 @@ class Look:
         return [*parts, _processes(self), *errors]
 
     def last_errors(self) -> dict[str, str]:
-        """The newest line that looks like an error, by worker, and by run of a guest."""
+        """The newest line that looks like an error, by the name of the worker or the guest's run."""
         guests = {run_id for run_id in self.histories if self.own is not None and run_id not in self.own}
         return _last_errors(self.directory, self.recorded) | _last_errors_of_guests(self.directory, guests)
 
@@ -134,7 +136,7 @@ class Look:
         return self.running and worker["pid"] is not None and Path(f"/proc/{worker['pid']}").exists()
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: the numbers of the tables, each under its metric's name, absent where it is not known."""
+        """The numbers of the tables for programs, each under its metric's name; unknown ones are absent."""
         return {
             "directory": str(self.directory),
             "running": self.running,

@@ -1,6 +1,6 @@
-"""Where the time of one whole step went, for a verdict below `replay` and `attribute`: they measure its boundary alone.
+"""Where the time of one whole step went: a verdict that `replay` and `attribute` print, which measure only its boundary.
 
-Told by the step's own metrics, its orchestrator's and its trainer's, where the dump lies in its run's directory.
+It is computed from the orchestrator's and the trainer's metrics of the step, so the dump must lie in its run's directory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from cli.history import History
 
 BOUNDARY = ("merge", "records", "commit", "send", "malloc_trim")
-"""The phases that a replay takes, and `send`, which was one in older runs."""
+"""The phases that a replay measures, and `send`, which was a phase in older runs."""
 
 UNTOLD = "generating, judging and waiting"
-"""What the phases of a step leave of it, in runs that timed their boundary alone."""
+"""The rest of a step in older runs, which timed only the phases of the boundary."""
 TOLERANCE = 1e-3
-"""The share of a step that rounding may leave."""
+"""The share of a step that rounding may leave unexplained."""
 
 PREFIX = "phase/"
 
@@ -32,9 +32,9 @@ class WholeStep:
     seconds: float
     """Since the step before, or since the session began to generate."""
     phases: dict[str, float]
-    """The orchestrator's (`orchestrator/phases.py`), one after the other, the boundary as one; together they are `seconds`."""
+    """The orchestrator's phases (`orchestrator/phases.py`), one after the other; the boundary is one. Their sum is `seconds`."""
     trainer: dict[str, float]
-    """The trainer's of this step, which go on beside the orchestrator's; empty where it has not trained it."""
+    """The trainer's phases of this step, which overlap the orchestrator's; empty if the step has not been trained."""
 
     @property
     def longest(self) -> str:
@@ -60,8 +60,8 @@ class WholeStep:
 
 
 def whole_step(dump: Path, step: int) -> WholeStep | None:
-    """The step that the dump in `run_<id>/raw_rollouts/step_N` is of; None for a dump that lies elsewhere, or whose step's
-    metrics are not there or do not tell how long it took."""
+    """The step of the dump in `run_<id>/raw_rollouts/step_N`. None if the dump lies elsewhere, or if the step's metrics are
+    missing or lack its duration."""
     run_dir = dump.absolute().parent.parent
     if dump.absolute().parent.name != "raw_rollouts" or not run_dir.name.startswith("run_"):
         return None
@@ -94,12 +94,12 @@ def in_words(found: WholeStep | None) -> str:
     """The last lines of `replay` and `attribute`."""
     if found is None:
         return (
-            "  The whole step: not known, since the dump does not lie in its run's directory with the metrics of its step. "
-            "The above is its boundary alone."
+            "  The time of the whole step is not known: the dump does not lie in its run's directory, or the metrics of its step "
+            "are missing. The figures above are of its boundary alone."
         )
     parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items() if seconds >= 0.0005)
     lines = [f"  The whole step {found.step} of run {found.run_id} took {found.seconds:.2f} s: {parts}."]
     if found.trainer:
         beside = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.trainer.items())
-        lines.append(f"  The trainer, beside it: {beside}.")
+        lines.append(f"  The trainer, at the same time: {beside}.")
     return "\n".join([*lines, f"  {found.verdict}"])

@@ -39,7 +39,7 @@ def test_the_file_may_stand_anywhere(capsys: pytest.CaptureFixture[str], job_fil
         ["--resume", file, "--seed=3"],
     ):
         assert dry_run(capsys, "run", *words)["seed"] == 3
-    assert "other.toml: unexpected: the file is" in said(capsys, "run", file, "other.toml", code=2)
+    assert "other.toml: unexpected argument: the file is" in said(capsys, "run", file, "other.toml", code=2)
     assert "which file?" in said(capsys, "run", "--seed", "3", code=2)
 
 
@@ -106,7 +106,7 @@ def test_flags_and_variables_reach_into_lists(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--orchestrator.environments.1.ratio", "2"], "flags: environments has 1 entry, counted from 0"),
+        (["--orchestrator.environments.1.ratio", "2"], "flags: environments has 1 entry; there is no entry 1 (the first is 0)"),
         (["--orchestrator.environments.0.ratio", "-2"], "--orchestrator.environments.0.ratio: orchestrator.env"),
         (["--orchestrator.environments.0.args", "{"], "this is not JSON"),
         (["--orchestrator.environments=[1]", "--orchestrator.environments.0.ratio=2"], "environments.0 = 1; expected a table"),

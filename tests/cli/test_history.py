@@ -214,8 +214,8 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     assert lines == [
         "server ready",
         "server: silent since 12:00:00",
-        "server: what was wrong with it is over",
-        "server ended with exit code 1: failed; it said last: ValueError: no",
+        "server: the problem is over",
+        "server ended with exit code 1: failed; last line of its output: ValueError: no",
     ]
 
 
