@@ -1,7 +1,7 @@
 """Metrics files as they grow, and only what a metrics line may hold: a run's files may be a guest's, and hold anything.
 
-`cli.history` makes the history of a run of them. What is no line of a step is passed over, and so is any value in one that is not
-what its name says; its orchestrator says so when it repairs the file.
+`cli.history` makes a run's history of them. A line that is not a step's is skipped, and so is a value of the wrong type; the
+orchestrator says so when it repairs the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Line = dict[str, Any]
 """One step's metrics, by the names of the design's section 5."""
 
 CHUNK_BYTES = 2**24
-"""Read at once; a longer line is none of ours."""
+"""Read at once; a longer line is skipped."""
 
 BYTES_A_LOOK = 2**28
 """Read at one look at most; the rest is read at the next."""
@@ -27,7 +27,7 @@ BYTES_A_LOOK = 2**28
 MAX_REPORT_BYTES = 2**16
 
 LARGEST = 1e18
-"""Numbers beyond it are none of ours, and their sums and differences could be infinite."""
+"""Larger numbers are skipped: their sums and differences could be infinite."""
 
 
 @dataclass(slots=True)

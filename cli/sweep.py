@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Exit codes: 0 every target reads SUCCESS, or a signal came and the claim was given back; 1 some stay FAILED;
-    2 bad configuration; 130 Ctrl-C."""
+    """The command. Exit codes: 0 every target reads SUCCESS; 1 some stay FAILED, or the storage cannot be reached; 2 bad
+    configuration; 128 + the number of the signal that ended it (143, 129, 130): the claim was given back."""
     if arguments[:1] == ["status"]:
         return sweep_status.main(arguments[1:])
     if arguments[:1] in (["-h"], ["--help"]):

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 
 LONGEST_GAP_SECONDS = 2.0
-"""What counts at most between two looks at the clock."""
+"""The most that counts between two reads."""
 
 
 class RunningClock:
-    """To be looked at more often than `LONGEST_GAP_SECONDS`: of a longer time without a look, only so much counts."""
+    """Must be read more often than every `LONGEST_GAP_SECONDS`: a longer gap between two reads counts as that much."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

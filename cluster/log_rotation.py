@@ -1,7 +1,7 @@
 """Keeps what workers write from filling the disk: a log that is full is put aside, and the oldest ones are removed.
 
-A worker goes on writing to the file that it was started with, so that one is copied and then emptied. It was opened to be
-appended to, hence what comes next stands at its beginning. A line that is written between the two is lost.
+A worker goes on writing to the file that it was started with, so that file is copied and then emptied. The worker opened it
+for appending, so its next line begins the empty file. A line that is written between the copy and the emptying is lost.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ FIRST_REST_SECONDS = 0.1
 class Pace:
     """How long to rest between two looks at what peers hold: briefly at first, then twice as long each time, up to a heartbeat.
 
-    So what a peer ends is noticed after at most twice the time that it took, and one that takes hours costs a look a heartbeat.
+    So the end of a peer's target is noticed after at most twice the time that the target took, and a target that takes hours is
+    looked at once a heartbeat.
     """
 
     def __init__(self, heartbeat: float, chance: random.Random) -> None:

@@ -1,6 +1,6 @@
-"""Which of the system's errors last, so that trying again would meet them again, and which may pass.
+"""Which of the system's errors are permanent, so that another attempt would fail in the same way, and which may pass.
 
-A role that a lasting one stops ends with the exit code of a bad configuration, and its supervisor leaves it at that.
+A role that a permanent error stops ends with the exit code of a bad configuration, and its supervisor does not restart it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import errno
 LASTING = frozenset(
     {errno.EACCES, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 )
-"""Paths and permissions that somebody has to mend. A port in use, a full disk, a lock that another process holds, a file
-system that is away for a moment are none of them."""
+"""Errors of paths and permissions, which somebody has to mend. Not in the list: a port in use, a full disk, a lock that another
+process holds, a file system that is away for a moment."""
 
 
 def is_lasting(error: OSError) -> bool:

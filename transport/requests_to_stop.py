@@ -1,7 +1,7 @@
-"""Signals that ask a process to stop, counted as whoever sends them counts.
+"""Signals that ask a process to stop, counted as requests: one request may come as two signals.
 
 `timeout 100 counterpoint run` sends its signal to the process and then to the group, which is the same process again; a terminal
-that goes sends SIGHUP, and its session's end SIGTERM. Two within a second are one request.
+that closes sends SIGHUP, and the end of its session SIGTERM. Two signals within a second are one request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files that others may have written, such as those of a guest's run: read without waiting, bounded in size and in depth.
 
 What stands at a path may be a FIFO, a device, a link, gigabytes, or brackets that exhaust a parser's stack. Only a regular file
-is read, never through a link in its own place, never more than its reader allows, and no parser is given what it could not end
-with. Everything else is an `UntrustedFileError`, which says what was found; a file that is missing stays an `OSError`.
+is read, never through a link in its own place, never more than its reader allows, and nothing that would exhaust a parser is
+parsed. Everything else is an `UntrustedFileError`, which says what was found; a missing file is an `OSError`, as ever.
 """
 
 from __future__ import annotations
