@@ -18,18 +18,18 @@ from transport.records import Float32Array, Int32Array, RoutingArray
 Float64Array = npt.NDArray[np.float64]
 
 MAX_PROBE_BYTES = 1 << 20
-"""A probe is a few tokens and three digests; a larger `probe.json` is not one."""
+"""A probe has a few tokens and three digests; a larger `probe.json` is refused."""
 
 ALLOWED_SHARE = 0.1
-"""Of the spread of a probe's log-probabilities: their difference, root mean square, where the kernels are right. Rounding is in
-proportion to what is rounded: `docs/inference.md` has figures of right and wrong kernels."""
+"""The largest difference (root mean square) between log-probabilities of right kernels, as a share of the spread of the probe's
+log-probabilities. Rounding is proportional to what is rounded: `docs/inference.md` has figures of right and wrong kernels."""
 
 ALLOWED_AT_LEAST = 0.01
-"""In nats, of a policy that finds all tokens equally likely."""
+"""In nats: the least difference that is allowed, which applies if all tokens are equally likely."""
 
 DOUBT = 12.0
-"""Standard deviations by which an answer must be too near to that of the version before. With ten degrees of freedom, chance
-exceeds 6 once in 15,000 times, and 12 once in 7 million."""
+"""Standard deviations by which an answer must be nearer to the previous version's than to this one's to be refused. With ten
+degrees of freedom, chance exceeds 6 once in 15,000 times, and 12 once in 7 million."""
 
 
 class InferenceError(Exception):
@@ -50,13 +50,14 @@ class ServerUnreachable(ServerFailure):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How a completion is sampled, without a seed of its own: at `temperature`, from the whole distribution unless it is cut."""
+    """How a completion is sampled, without a seed of its own: at `temperature`, from the whole distribution unless `top_p`,
+    `top_k` or `min_p` restricts it."""
 
     temperature: float
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
-    """Strings that end a completion; the tokens that complete one are its last."""
+    """Strings that end a completion. The completion includes the string."""
     top_p: float = 1.0
     top_k: int = 0
     """0: all tokens."""
@@ -68,9 +69,7 @@ class SamplingParameters:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens = {self.max_tokens}: at least one token must be asked for")
         if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
-            raise ValueError(
-                f"top_p = {self.top_p}, min_p = {self.min_p}: they are probabilities, and top_p is above 0"
-            )
+            raise ValueError(f"top_p = {self.top_p}, min_p = {self.min_p}: expected 0 < top_p <= 1 and 0 <= min_p <= 1")
         if self.top_k < 0:
             raise ValueError(f"top_k = {self.top_k}: 0 (all tokens) or more is expected")
         if "" in self.stop:
@@ -94,7 +93,7 @@ class Completion:
 
     token_ids: Int32Array
     log_probabilities: Float32Array
-    """Of the distribution that was sampled from (temperature, top-p, top-k, min-p), natural logarithm, one a token."""
+    """The natural logarithm of each token's probability in the distribution sampled from (temperature, top-p, top-k, min-p)."""
     finish_reason: str
     routed_experts: RoutingArray | None
     """Rows `routed_experts_start ... prompt + completion - 2`, `[rows, layers, top_k]`, or None where the model has no
@@ -125,26 +124,26 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class HeldWeights:
-    """What a server computes with, as it read it back."""
+    """The weights that a server computes with, as read back from its memory."""
 
     dtype: str
-    """Its precision, to which the trainer's numbers are rounded before they are hashed."""
+    """The server's precision, to which the trainer's numbers are rounded before they are hashed."""
     layers: dict[str, str]
-    """By number of the layer, a digest (`plugin.digest`); only those that can be compared."""
+    """A digest (`plugin.digest`) for each layer number; only layers that can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a server must show to prove that it computes with the weights it was given: their digest, and its answer."""
+    """What a server must reproduce to prove that it computes with the published weights: their digest and log-probabilities."""
 
     version: int
     token_ids: list[int]
     log_probabilities: list[float]
     """Of each token after the first, given those before it, at temperature 1."""
     previous: list[float] | None = None
-    """The same of the version before, where the trainer knows it, and computes precisely enough to tell the two apart."""
+    """The previous version's log-probabilities, if the trainer knows them and computes precisely enough to tell the two apart."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By precision of a server, what `HeldWeights.layers` must be."""
+    """The expected `HeldWeights.layers` for each precision of a server."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) < 2 or len(self.log_probabilities) != len(self.token_ids) - 1:
@@ -153,7 +152,10 @@ class Probe:
                 f"and has {len(self.log_probabilities)}"
             )
         if self.previous is not None and len(self.previous) != len(self.log_probabilities):
-            raise ValueError(f"a probe's {len(self.previous)} previous log-probabilities are of other tokens")
+            raise ValueError(
+                f"a probe has {len(self.previous)} log-probabilities of the previous version; expected "
+                f"{len(self.log_probabilities)}, as of this version"
+            )
         if not np.isfinite([*self.log_probabilities, *(self.previous or ())]).all():
             raise ValueError("a probe's log-probabilities must be finite")
 
@@ -178,24 +180,24 @@ class Probe:
             raise ValueError(f"{path}: not a probe: {error!r}") from error
 
     def foreign_layers(self, held: HeldWeights) -> str | None:
-        """None if a server holds what the trainer published, in the layers that both have digests of; else what differs, for a
-        person."""
+        """None if the server's weights are those that the trainer published, in all layers of which both have digests; else a
+        message that names the layers that differ."""
         published = self.digests.get(held.dtype, {})
         others = sorted(
             layer for layer in published.keys() & held.layers.keys() if published[layer] != held.layers[layer]
         )
         if not others:
             return None
-        named = ", ".join(f"layer {layer}" if layer else "what is in no layer" for layer in others[:5])
-        return f"{len(others)} of {len(held.layers)} digests are not those that the trainer published: {named}" + (
+        named = ", ".join(f"layer {layer}" if layer else "weights outside the layers" for layer in others[:5])
+        return f"{len(others)} of {len(held.layers)} digests differ from those that the trainer published: {named}" + (
             f" and {len(others) - 5} more" if len(others) > 5 else ""
         )
 
     def mismatch(self, log_probabilities: Float32Array, tolerance: float | None) -> str | None:
-        """None if `log_probabilities` are those of this version, else what disagrees, for a person.
+        """None if `log_probabilities` are those of this version, else a message that says how they differ.
 
-        They may differ by `tolerance`, as root mean square; None allows `ALLOWED_SHARE` of the spread of those expected. And they
-        must not be the answer of the version before.
+        They may differ by `tolerance` (root mean square); None allows `ALLOWED_SHARE` of the spread of the expected ones. They
+        must not be the previous version's.
         """
         if len(log_probabilities) != len(self.log_probabilities):
             return f"{len(log_probabilities)} log-probabilities came back where {len(self.log_probabilities)} were due"
@@ -207,8 +209,8 @@ class Probe:
         if not found <= allowed:
             worst = int(difference.argmax())
             return (
-                f"its log-probabilities are {found:.4f} from the trainer's (root mean square), {allowed:.4f} allowed; that of "
-                f"probe token {worst + 1} is {log_probabilities[worst]:.4f} at the server and {expected[worst]:.4f} at the "
+                f"its log-probabilities differ from the trainer's by {found:.4f} (root mean square; at most {allowed:.4f}): that "
+                f"of probe token {worst + 1} is {log_probabilities[worst]:.4f} at the server and {expected[worst]:.4f} at the "
                 "trainer"
             )
         if self.previous is not None and _is_of_former(

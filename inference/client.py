@@ -89,7 +89,9 @@ class BinaryClient:
         match answer.get("held"):
             case {"dtype": str(dtype), "layers": dict(layers)} if all(type(value) is str for value in layers.values()):
                 return HeldWeights(dtype, layers)
-        raise ServerFailure(f"{self.url} does not say what it loaded: its version of Counterpoint is another")
+        raise ServerFailure(
+            f"{self.url} did not report which weights it loaded: it runs another version of Counterpoint"
+        )
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
         """See `ServerClient`."""

@@ -197,7 +197,7 @@ class Keeper:
         held = await self.client.load(wanted)
         if held is not None and (others := wanted.probe.foreign_layers(held)) is not None:
             raise ProbeFailed(
-                f"{self.server.url} took version {wanted.version} and computes with other weights: {others}"
+                f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
             )
         loaded = time.monotonic()
         answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)

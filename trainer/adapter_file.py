@@ -1,7 +1,7 @@
 """An adapter in PEFT's format, read into a run's slot: what `training.lora.start_from` names.
 
-The file may be anybody's: its names and shapes are compared with those of the run's own adapter before a tensor is read, and
-nothing of it is executed.
+The file is not trusted: its names and shapes are compared with those of the run's own adapter before a tensor is read, and
+nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "alpha_pattern": ({}, None),
     "modules_to_save": ([], None),
 }
-"""Keys of `adapter_config.json` that change what the weights mean, and the values that leave it as it is here."""
+"""Keys of `adapter_config.json` that change the meaning of the weights, and their values in plain LoRA."""
 
 
 def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, directory: Path) -> None:
@@ -41,7 +41,7 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
         directory: with `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
-        ValueError: there is no adapter, or it is another than this run could have written; the message says what differs.
+        ValueError: there is no adapter, or this run could not have written it; the message says what differs.
     """
     try:
         _check_description(read_json(directory / "adapter_config.json", MAX_DESCRIPTION_BYTES), config)
@@ -52,7 +52,9 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
                 tensor.copy_(given[name])
         for name, tensor in state().items():
             if not torch.equal(tensor.cpu(), given[name].to(tensor.dtype)):
-                raise ValueError(f"{name} cannot be kept beside the others: layers that are one here have one lora_A")
+                raise ValueError(
+                    f"{name} differs from that of a layer which this model fuses with it; fused layers share one lora_A"
+                )
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"training.lora.start_from = {str(directory)!r}: {error}") from error
 

@@ -87,8 +87,8 @@ def _look(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
     config = f"{control}/orch.toml"
     found = os.stat(config)
     if directory.is_symlink() or os.path.islink(control) or os.path.islink(config):
-        # Another run's, it may be, in whose name an answer would then be given.
-        logger.debug("%s leads elsewhere; it is no run", directory.path)
+        # The link may lead to another run's directory, and an answer would then go to that run.
+        logger.debug("%s contains a link to another place; ignored as a run", directory.path)
         return None
     changed = (found.st_mtime_ns, found.st_size, found.st_ino)
     return Sighting(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))

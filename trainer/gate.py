@@ -92,7 +92,7 @@ class Gate:
         try:
             verdict(self._output_dir, run_id)
         except OSError as error:  # deleted, or not ours to write: its own concern, as all about it is
-            logger.warning("run %s cannot be told in its directory: %s", run_id, error)
+            logger.warning("the verdict on run %s cannot be written to its directory: %s", run_id, error)
 
     def _eviction(self, run_id: str) -> str:
         path = control.run_directory(self._output_dir, run_id) / "control" / control.EVICTED

@@ -140,7 +140,7 @@ def _tried(function: Callable[[LossInputs], LossOutputs], kind: str) -> Loss:
         for name in outputs.metrics_P:
             if not _METRIC_NAME.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no name of a metric; expected letters, digits, '_', '.' and '-', at most 64"
+                    f"{name!r} is not a metric name; expected letters, digits, '_', '.' and '-', at most 64"
                 )
     except (Exception, SystemExit) as error:  # as above
         raise ValueError(

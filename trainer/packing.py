@@ -1,11 +1,11 @@
-"""Whether a model keeps the samples of a packed row apart: shown by a computation when it is loaded, not by its name.
+"""Tests by computation, when a model is loaded, whether the samples of a packed row influence each other.
 
-Attention is kept within each sample by us (`trainer/attention.py`), but a model may have layers that look back in other ways:
-convolutions, state spaces, linear attention. So a few random samples are computed three times: by transformers' own forward
-pass, one sample at a time; by ours, one at a time; and by ours in rows in which every sample stands first once. The first two
-differ where the model is another function under our attention, and it must not be trained. What stands first in a row cannot see
-another sample, so its difference from itself alone is that of rounding, on this device and at this precision; the samples behind
-it may differ by little more, or the model is trained one sample a row.
+Our attention (`trainer/attention.py`) stays within each sample, but a model may have other layers that look back: convolutions,
+state spaces, linear attention. So a few random samples are computed three times: by transformers' own forward pass, one sample
+at a time; by ours, one at a time; and by ours in packed rows, each sample once at the beginning of a row. If the first two
+differ, the model computes another function under our attention and must not be trained. The first sample of a row cannot see
+another sample, so it differs from the same sample alone only by rounding, on this device and at this precision. If the other
+samples differ by much more, the model is trained with one sample a row.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trainer.model import log_probabilities
 logger = logging.getLogger(__name__)
 
 LENGTHS = (5, 12, 1, 9, 3)
-"""Of the samples, in tokens: shorter than any window of attention, and none as long as another."""
+"""Lengths of the samples in tokens: shorter than any attention window, and all different."""
 
 LEAST_BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Nats: the root mean square of what samples in a row and alone may differ by, where rounding is not found to do more."""
+"""Nats, root mean square: how much packed samples may differ from the same samples alone, even if rounding differs by less."""
 
 ROUNDING_FACTOR = 3.0
 """How much more than the first sample of a row the others may differ."""
@@ -38,10 +38,10 @@ _SEED = 20_240_229
 
 
 def prove_packing(model: nn.Module) -> None:
-    """Finds out how `model`, as `load_model` returned it, is to be trained, which `can_pack` then says.
+    """Tests `model`, as `load_model` returned it, and stores the result on it for `can_pack`.
 
     Raises:
-        ValueError: it cannot be trained at all, since it is another function here than in transformers.
+        ValueError: it cannot be trained, because it computes another function here than in transformers.
     """
     generator = torch.Generator().manual_seed(_SEED)
     samples = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
@@ -71,7 +71,7 @@ def prove_packing(model: nn.Module) -> None:
     if model.one_sample_a_row:
         logger.warning(
             "%s does not keep the samples of a row apart: packed, their log-probabilities differ by %.2g nats from those alone "
-            "(root mean square; at most %.2g). It is trained one sample a row, which is right, and slower",
+            "(root mean square; at most %.2g). It is trained with one sample a row, which is correct but slower",
             type(model).__name__, found, bound,
         )  # fmt: skip
     else:

@@ -197,9 +197,7 @@ class Reception:
         held = sum(batch.nbytes for batch in run.waiting.values())
         if held <= share or len(run.waiting) == 1:
             return None
-        return (
-            f"its {len(run.waiting)} batches that wait take {held} bytes, and a run's share is {share}, as it was told"
-        )
+        return f"its {len(run.waiting)} waiting batches take {held} bytes; a run may use at most {share}, as the trainer told it"
 
     # --- runs without a place ---
 

@@ -1,10 +1,10 @@
-"""Trains rows so that what one run's samples raise is the fault of that run's step alone.
+"""Trains rows so that an exception caused by one run's samples fails only that run's step.
 
-A row that raises may have left half of its gradients behind. So the steps in it begin anew on this rank: their gradients and
-sums are cleared, and what they had trained is trained again. The row itself is tried again in smaller pieces, until the run is
-found: after a lack of memory in pieces of half its tokens, else run by run. A step has a fault, which `trainer/step.py` makes
-known to all ranks when it is finished, if a single sample does not fit into memory or a row of its own samples raises. All of
-this is one rank's own business: no collective call lies between two rows.
+A row that raises may leave a part of its gradients behind. So the steps in it begin anew on this rank: their gradients and
+sums are cleared, and their earlier rows are trained again. The row itself is tried again in smaller pieces, until the run that
+fails is found: in pieces of half its tokens after a lack of memory, otherwise run by run. A step gets a fault if a single sample
+does not fit into memory or a row of its own samples raises; `trainer/step.py` tells all ranks of it when the step is finished.
+Each rank does this by itself: no collective call lies between two rows.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Rows:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = self._most = max_tokens
-        """Of one row; halved where memory does not suffice. A longer sample is tried alone."""
+        """Most tokens of one row; halved if memory does not suffice. A longer sample is tried alone."""
 
     def train(self, row: StepRow, train_row: Callable[[StepRow], None]) -> None:
         """Trains a row by `train_row`, in one or more pieces; steps with a fault are left out.
 
-        Raises what an accelerator says of itself (`torch.AcceleratorError`): after it, nothing works in this process.
+        Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator.
         """
         waiting = deque(self._pieces(row))
         while waiting:
@@ -58,12 +58,12 @@ class Rows:
             waiting.extend(smaller for part in again for smaller in self._pieces([part]))
 
     def _smaller(self, piece: StepRow, failure: _Failure) -> list[StepRow]:
-        """What to try in place of a piece that failed; nothing, and a fault, where the run is found."""
+        """The pieces to try instead of one that failed; none if the run that fails is found, whose step then gets a fault."""
         lengths = [step.length(sample) for step, samples in piece for sample in samples]
         if failure.out_of_memory and len(lengths) > 1:
             self.max_tokens = min(self.max_tokens, sum(lengths) // 2)
             logger.warning(
-                "a row of %d tokens does not fit into memory: from now on rows have %d; lower the trainer's max_tokens",
+                "a row of %d tokens does not fit into memory: rows have at most %d from now on; lower the trainer's max_tokens",
                 sum(lengths), self.max_tokens,
             )  # fmt: skip
             return self._pieces(piece)
@@ -91,7 +91,7 @@ class Rows:
 
 
 def _attempt(piece: StepRow, train_row: Callable[[StepRow], None]) -> _Failure | None:
-    """Trains a piece. What it raised is gone when this returns, and with it the memory that its frames held."""
+    """Trains a piece. The exception is released before this returns, and with it the memory that its frames held."""
     try:
         train_row(piece)
     except Exception as error:  # whatever a model, or an operator's loss, may raise

@@ -178,7 +178,7 @@ def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs 
         outputs, gradient_P = step.run.loss(inputs, step.trained_tokens)
         if (names := tuple(sorted(outputs.metrics_P))) != step.run.loss.metrics:
             raise ValueError(
-                f"metrics_P names {', '.join(names)}; when it was loaded, {', '.join(step.run.loss.metrics)}"
+                f"metrics_P has {', '.join(names)}; expected {', '.join(step.run.loss.metrics)}, as when it was loaded"
             )
     except (Exception, SystemExit) as error:  # an operator's loss may fail in any way
         if is_out_of_memory(error):

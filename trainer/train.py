@@ -73,7 +73,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     """
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         logger.error(
-            "%s is from an earlier training; --resume (in a file: resume = true) goes on from it, or use another output_dir",
+            "%s is from an earlier training; continue it with --resume (in a file: resume = true), or use another output_dir",
             found,
         )
         return 2

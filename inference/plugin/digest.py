@@ -1,10 +1,10 @@
-"""The digest of weights: what the trainer publishes of those it writes, and a server of those it computes with.
+"""The digest of weights: the trainer publishes it for the weights it writes, and a server computes it from those it uses.
 
-Every element, as a number of the server's precision, is hashed by its bits, and the hashes of a layer are added up modulo 2^64.
+Every element, rounded to the server's precision, is hashed by its bits, and the hashes of a layer are added up modulo 2^64.
 A sum does not depend on how an engine fuses, shards, pads (zeros add nothing) or reorders a layer's elements for its kernels.
-A change of any element changes the sum, however small the step was. The names of a checkpoint and of an engine agree on
-little more than a layer's number, so sums are named by that. The digest does not notice an exchange of elements within a layer;
-the probe does. This file needs torch and nothing of vLLM: the trainer uses it, too.
+A change of any element changes the sum, however small the step was. Checkpoints and engines name tensors differently but number
+layers alike, so there is one sum for each layer number. The digest does not detect an exchange of elements within a layer; the
+probe does. This file needs torch but not vLLM, because the trainer uses it, too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 """The precisions a server may compute in."""
 
 Digest = dict[str, str]
-"""By number of the layer, `""` for what is in none: a sum as 16 hexadecimal digits."""
+"""A sum as 16 hexadecimal digits for each layer number; `""` stands for the weights outside the layers."""
 
 _ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 22}
-"""Hashed at once: what torch computes in one thread, since several would wait for one another on a busy machine at each of ten
-passes; and what keeps a GPU busy and takes it 100 MB."""
+"""Elements hashed at once. CPU: few enough that torch uses one thread, since several would wait for one another on a busy machine
+at each of ten passes. CUDA: enough to keep a GPU busy, with 100 MB of its memory."""
 
 _MODULUS = 1 << 64
 
@@ -33,8 +33,8 @@ def hash_sum(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = N
     default where the tensor is.
 
     Zero, of either sign, is hashed to 0. The hash multiplies and shifts as in Steele et al., "Fast splittable pseudorandom
-    number generators", 2014. Two numbers share a hash with a probability of about 2^-63 (torch's shift keeps the sign, so it is
-    no bijection as theirs is).
+    number generators", 2014. Two numbers share a hash with a probability of about 2^-63 (torch's shift keeps the sign, so
+    the hash is not a bijection as theirs is).
     """
     device = device or tensor.device
     total = torch.zeros((), dtype=torch.int64, device=device)

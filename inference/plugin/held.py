@@ -1,12 +1,12 @@
-"""What a worker of vLLM holds, as sums of hashes (`digest`): an extension of the worker, called through `collective_rpc`.
+"""Sums of hashes (`digest`) of the weights that a vLLM worker holds: an extension of the worker, called through `collective_rpc`.
 
-Full weights are read from where the kernels read them. That is the parameter itself, except on a CPU, where linear weights are
-packed and the parameter is empty or no longer what is computed with; there they are read through the kernel, a one-hot input
-for each column, which gives each weight exactly. An adapter is read from the slot it computes in.
+Full weights are read from where the kernels read them. That is the parameter itself, except on a CPU: there linear weights are
+packed, the parameter is empty or unused, and the weights are read through the kernel with a one-hot input for each column,
+which gives each weight exactly. An adapter is read from the slot it computes in.
 
-A worker says what it holds by part: one sum for each matrix that a fused layer consists of. Ranks that hold the same part
-(replicated norms, routers, key and value heads) say the same of it, ranks that share one say different things: so the
-sums that differ add up to the whole (`join_ranks`).
+A worker reports one sum for each part: each matrix that a fused layer consists of. Ranks with a replica of a part (norms,
+routers, key and value heads) report equal sums, and ranks with shards of it report different sums. So the distinct sums add up
+to the whole (`join_ranks`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inference.plugin.weights import read_tensors
 logger = init_logger(__name__)
 
 COLUMNS_AT_ONCE = 512
-"""Read through a kernel at once."""
+"""Columns read through a kernel at once."""
 
 Held = dict[str, int]
 """`hash_sum`s by name of the part."""
@@ -39,11 +39,11 @@ class WeightReader:
     device: torch.device
 
     def counterpoint_held(self, dtype: str) -> Held:
-        """Of the whole model, rounded to `dtype`."""
+        """The sums of the whole model, rounded to `dtype`."""
         return _wait_for(held_weights(self.model_runner.model, DTYPES[dtype]))
 
     def counterpoint_written(self, directory: str, dtype: str, tied: bool) -> Held:
-        """Of the checkpoint in `directory`, by tensor, on rank 0; hashed on this device, which may be much quicker."""
+        """The sums of the checkpoint in `directory`, by tensor, on rank 0; hashed on this device, which may be much faster."""
         if self.rank:
             return {}
         return _wait_for(written_weights(Path(directory), DTYPES[dtype], self.device, tied))
@@ -68,21 +68,21 @@ def join_ranks(ranks: Iterable[Held]) -> Digest:
 
 
 def provable_layers(written: Digest, held: Digest, what: str) -> frozenset[str]:
-    """The layers of which an engine computes with just the numbers it was given. Logs the others of `what`."""
+    """The layers in which an engine computes with exactly the numbers it was given. Logs the other layers of `what`."""
     equal = frozenset(layer for layer, value in written.items() if held.get(layer) == value)
     if others := sorted(written.keys() - equal):
-        named = ", ".join(f"layer {layer}" if layer else "what is in no layer" for layer in others[:5])
+        named = ", ".join(f"layer {layer}" if layer else "weights outside the layers" for layer in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         logger.warning(
-            "Of %s, %s%s cannot be proven by a digest: vLLM computes with other numbers than it is given. The probe alone "
-            "says whether they are current",
+            "%s: %s%s cannot be proven by a digest, because vLLM computes with other numbers than it is given. Only the probe "
+            "shows whether they are current",
             what, named, more,
         )  # fmt: skip
     return equal
 
 
 def restrict(digest: Digest, layers: frozenset[str]) -> Digest:
-    """Of these layers only."""
+    """The digest of these layers only."""
     return {layer: value for layer, value in digest.items() if layer in layers}
 
 

@@ -52,7 +52,9 @@ def test_a_digest_is_compared_in_the_servers_precision_where_both_know_it() -> N
     assert probe.foreign_layers(HeldWeights("bfloat16", {"": "cc", "0": "dd"})) is None
     assert probe.foreign_layers(HeldWeights("bfloat16", {"0": "dd"})) is None, "a layer may be beyond comparison"
     assert str(probe.foreign_layers(HeldWeights("bfloat16", {"": "cc", "0": "bb"}))).endswith("published: layer 0")
-    assert str(probe.foreign_layers(HeldWeights("float32", {"": "cc"}))).endswith("published: what is in no layer")
+    assert str(probe.foreign_layers(HeldWeights("float32", {"": "cc"}))).endswith(
+        "published: weights outside the layers"
+    )
 
 
 def test_an_answer_of_the_version_before_fails_however_small_the_step() -> None:
@@ -95,7 +97,7 @@ def test_without_a_tolerance_a_tenth_of_the_spread_is_allowed() -> None:
     probe = Probe(1, list(range(5)), [-4.0, -8.0, -4.0, -8.0])
     shifted = np.asarray(probe.log_probabilities, dtype=np.float32)
     assert probe.mismatch(shifted + np.float32(0.19), None) is None
-    assert "0.2000 allowed" in str(probe.mismatch(shifted + np.float32(0.21), None))
+    assert "at most 0.2000" in str(probe.mismatch(shifted + np.float32(0.21), None))
 
 
 def test_a_probe_passes_within_the_tolerance_and_names_what_differs() -> None:

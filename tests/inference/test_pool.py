@@ -245,7 +245,7 @@ async def test_a_server_that_fails_the_probe_takes_no_traffic_and_says_so() -> N
         deaf.old_kernels = True
         await pool.update_weights(weight_update(1))
         assert states(pool) == ["out", "serving"]
-        assert "failed its probe: its log-probabilities are 1.0000 from the trainer's" in pool.status()[0].reason
+        assert "failed its probe: its log-probabilities differ from the trainer's by 1.0000" in pool.status()[0].reason
         assert {(await generate(pool, str(index))).server for index in range(4)} == {good.url}
 
 
@@ -257,7 +257,7 @@ async def test_a_server_that_keeps_the_weights_of_a_version_that_answers_alike_t
         await pool.update_weights(replace(update, probe=replace(update.probe, log_probabilities=[-1.0015, -1.0])))
         assert states(pool) == ["out", "serving"]
         reason = pool.status()[0].reason
-        assert reason.endswith("1 of 2 digests are not those that the trainer published: layer 0")
+        assert reason.endswith("1 of 2 digests differ from those that the trainer published: layer 0")
 
 
 async def test_a_server_that_failed_the_probe_returns_once_it_passes() -> None:

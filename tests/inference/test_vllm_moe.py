@@ -205,7 +205,7 @@ async def test_a_server_is_refused_for_one_bit_that_no_answer_shows(moe_server: 
     save_file(tensors, tmp_path / "almost" / "model.safetensors", metadata={"format": "pt"})
     async with pool_at(moe_server) as pool:
         with pytest.raises(
-            InferenceError, match=r"took version 0 and computes with other weights: 1 of 3 .*: layer 1$"
+            InferenceError, match=r"accepted version 0 but computes with other weights: 1 of 3 .*: layer 1$"
         ):
             await pool.update_weights(replace(update_to(moe_server, 0), directory=tmp_path / "almost"))
 

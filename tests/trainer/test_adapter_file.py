@@ -116,7 +116,7 @@ UP = "base_model.model.model.layers.0.mlp.experts.1.up_proj.lora_A.weight"
         (tensors(lambda loaded: loaded.pop(NAME)), f"lacks 1, such as {NAME}"),
         (tensors(lambda loaded: loaded.update(x=torch.zeros(1))), "has 1 more, such as x"),
         (tensors(lambda loaded: loaded.update({NAME: loaded[NAME][:, :-1].clone()})), r"has the shape \[4, "),
-        (tensors(lambda loaded: loaded[UP].add_(1)), "cannot be kept beside the others"),
+        (tensors(lambda loaded: loaded[UP].add_(1)), "fused layers share one lora_A"),
         (lambda directory: (directory / "adapter_model.safetensors").write_bytes(b"x" * 99), "header"),
         (lambda directory: (directory / "adapter_config.json").write_text("["), "this is not JSON"),
         (lambda directory: (directory / "adapter_config.json").unlink(), "No such file"),

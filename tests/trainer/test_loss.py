@@ -109,7 +109,7 @@ def test_the_names_of_a_losss_own_metrics_are_known_before_they_are_needed() -> 
 
     assert load({"clipped": 1.0, "above": 2.0}).metrics == ("above", "clipped")
     assert load({}).metrics == load_loss(LossConfig()).metrics == ()
-    with pytest.raises(ValueError, match=r"'a/b' is no name of a metric"):
+    with pytest.raises(ValueError, match=r"'a/b' is not a metric name"):
         load({"a/b": 1.0})
 
 

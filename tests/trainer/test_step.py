@@ -117,7 +117,7 @@ def test_a_loss_reports_metrics_of_its_own(dense_directory: Path, tmp_path: Path
     batch = make_batch(2)
     batch.advantages_T[trained] = 6.0
     with pytest.raises(
-        InvalidBatch, match=r"metrics_P names advantage, other; when it was loaded, advantage, constant"
+        InvalidBatch, match=r"metrics_P has advantage, other; expected advantage, constant, as when it was loaded"
     ):
         lone.train(batch)
 
