@@ -48,7 +48,8 @@ def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
         source = EnvSettingsSource(
             _settings_of(model), env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=NESTED_DELIMITER
         )
-        source.env_vars = {name: text for name, text in source.env_vars.items() if name.upper() not in entries}
+        reaching = {name.lower() for name in entries}
+        source.env_vars = {name: text for name, text in source.env_vars.items() if name.lower() not in reaching}
         table: Table = source()
     except SettingsError as error:
         for name in _variables():

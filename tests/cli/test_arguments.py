@@ -86,6 +86,14 @@ def test_a_flag_that_does_not_exist_is_answered_with_one_that_does(
     dry_run(capsys, "run", meant, *value, str(job_file))
 
 
+def test_a_variable_in_small_letters_reaches_into_lists(
+    capsys: pytest.CaptureFixture[str], job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COUNTERPOINT_orchestrator__environments__0__name", "renamed")
+    resolved = dry_run(capsys, "run", str(job_file))
+    assert resolved["orchestrator"]["environments"][0]["name"] == "renamed"  # type: ignore[index]
+
+
 def test_flags_and_variables_reach_into_lists(
     capsys: pytest.CaptureFixture[str], job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
