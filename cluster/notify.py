@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 LONGEST_PERIOD_SECONDS = 5.0
 """Between two beats of a heart, however long a silence would be borne: so that it can be shown soon."""
 
+_failure = ""
+"""Why the last message could not be handed over; empty where it could."""
+
 _ready_unsaid = False
 """Whether this process is ready and could not say so."""
 
@@ -35,8 +38,9 @@ def notify(state: str) -> bool:
     newlines).
 
     Never blocks, so that it may be called on an event loop. Returns whether it was handed over: False without
-    `$NOTIFY_SOCKET`, and, with a warning, when the listener is gone or does not keep up.
+    `$NOTIFY_SOCKET`, and when the listener is gone or does not keep up; the first of such failures in a row is logged.
     """
+    global _failure
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False
@@ -44,8 +48,11 @@ def notify(state: str) -> bool:
         try:
             sender.sendto(state.encode(), socket.MSG_DONTWAIT, _path(address))
         except OSError as error:
-            logger.warning("cannot notify the supervisor at $NOTIFY_SOCKET of %r: %s", state, error.strerror)
+            if error.strerror != _failure:
+                logger.warning("cannot notify the supervisor at $NOTIFY_SOCKET of %r: %s", state, error.strerror)
+            _failure = error.strerror or ""
             return False
+    _failure = ""
     return True
 
 

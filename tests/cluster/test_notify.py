@@ -40,9 +40,18 @@ def test_a_supervisor_that_has_gone_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "@counterpoint-nobody-listens-here")
+    monkeypatch.setattr("cluster.notify._failure", "")
     with caplog.at_level(logging.WARNING):
         assert notify("READY=1") is False
-    assert "READY=1" in caplog.text
+        assert notify("WATCHDOG=1") is False
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["READY=1"], "once"
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    assert notify("STATUS=back")
+    listener.close()
+    with caplog.at_level(logging.WARNING):
+        assert notify("STATUS=gone") is False
+    assert "STATUS=gone" in caplog.text
 
 
 def test_a_supervisor_that_does_not_keep_up_never_blocks_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
