@@ -58,7 +58,7 @@ def pattern_of(path: str, keys: dict[str, Key]) -> str:
     parts: list[str] = []
     for part in path.split("."):
         above = keys.get(".".join(parts))
-        is_entry = part.isdigit() and above is not None and above.type.startswith("list")
+        is_entry = part.isdecimal() and above is not None and above.type.startswith("list")
         parts.append(ITEM if is_entry else part)
     return ".".join(parts)
 

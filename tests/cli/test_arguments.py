@@ -120,6 +120,7 @@ def test_flags_and_variables_reach_into_lists(
         (["--orchestrator.environments=[1]", "--orchestrator.environments.0.ratio=2"], "environments.0 = 1; expected a table"),
         (["--orchestrator.environments=null", "--orchestrator.environments.0.ratio=2"], "environments.0 = None; expected"),
         (["--orchestrator.environments.0.ratio"], "a value must follow"),
+        (["--orchestrator.environments.².ratio=2"], "there is no key orchestrator.environments.².ratio"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_list_is_told(
