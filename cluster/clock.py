@@ -1,7 +1,7 @@
 """The supervisor's clock: seconds during which the supervisor itself ran.
 
-A deadline that passed while the machine was suspended, its container frozen or the supervisor stopped says nothing about a
-worker, which could not be heard meanwhile, or did not run either.
+If a deadline passed while the machine was suspended, its container frozen or the supervisor stopped, that is no evidence against
+a worker: its messages could not be received, or it did not run either.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class State(StrEnum):
     RESTARTING = "restarting"
     RUNNING = "running"
     STUCK = "stuck"
-    """It does not answer, and is being killed."""
+    """It does not respond and is being killed."""
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -32,8 +32,8 @@ ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
 ASKED_TO_END = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
-"""Exit codes of a process that a signal asked to end before its work was complete: by itself, in order, or, where it did not
-listen yet, by the kernel."""
+"""Exit codes of a process that a signal ended before its work was complete: it ended in order, or, if it had no handler yet, the
+kernel ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Worker:
     """Longest time from SIGTERM to its end; then it is killed."""
     silence_timeout_seconds: float | None = None
     """Longest time without `WATCHDOG=1` from its first one on, or from `READY=1`; then it is killed, and started again as after
-    any death. Unset: it need not be heard of."""
+    any death. Unset: it need not send any."""
     nice: int = 0
     """Added to the niceness: above 0 it yields the CPU to the others."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The worker has said `STOPPING=1`: it ends by itself, and need not be heard of any more."""
+    """The worker has said `STOPPING=1`: it ends by itself, and need not send heartbeats any more."""
 
     worker: str
     at: float
@@ -132,7 +132,7 @@ class StopRequested:
 
     reason: str
     code: int
-    """Exit code of the job, should the workers stop cleanly before its work is complete."""
+    """Exit code of the job if the workers stop cleanly before its work is complete."""
     at: float
 
 

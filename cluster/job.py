@@ -45,10 +45,10 @@ from cluster.process import Process
 logger = logging.getLogger(__name__)
 
 PULSE_SECONDS = 1.0
-"""Longest time between two looks at the clock."""
+"""Longest time between two reads of the clock."""
 
 SHOWN_SILENCE_SECONDS = 15.0
-"""Of a worker that is to be heard of every 5 s."""
+"""Silence of a worker, which should send a heartbeat every 5 s, before it is shown."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell's."""
@@ -79,7 +79,7 @@ class WorkerView:
     last_words: str = ""
     """The last line of its output when it died last."""
     trouble: str = ""
-    """What is wrong with it while it lives, in words: what it says itself, or that it says nothing. Empty when nothing is."""
+    """What is wrong with it while it lives, in words: a problem that it reports, or its silence. Empty if nothing is wrong."""
 
 
 class Job:
@@ -95,7 +95,7 @@ class Job:
     ) -> None:
         """`on_change` is called, on the loop, after anything that `views` shows has changed. `guests` names who makes use of the
         services without being one of the workers; it is asked before the services are stopped for want of tasks,
-        which they never are if they are to `stay`. What either raises is logged, and ends nothing."""
+        which they never are if they are to `stay`. An exception of either is logged and does not end the job."""
         self.lifecycle = Lifecycle(workers, stay)
         self._on_change = on_change
         self._guests = guests
@@ -182,8 +182,8 @@ class Job:
                 process.log_until = None if process.log_until is None else 0
 
     def harmless(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """What somebody who watches the job answers, `otherwise` where it fails: that is no reason to end the job. It is logged,
-        once for each reason."""
+        """The result of a callback that only observes the job, or `otherwise` if it raises. The exception does not end the job;
+        it is logged once for each reason."""
         try:
             return look()
         except Exception as error:
@@ -197,7 +197,7 @@ class Job:
             signal.SIGCHLD: self._collect_exits,
             signal.SIGINT: lambda: self.stop("interrupted by Ctrl-C", INTERRUPTED),
             signal.SIGTERM: lambda: self.stop("stopped by SIGTERM", 128 + signal.SIGTERM),
-            signal.SIGHUP: lambda: self.stop("the terminal has gone", 128 + signal.SIGHUP),
+            signal.SIGHUP: lambda: self.stop("the terminal was closed (SIGHUP)", 128 + signal.SIGHUP),
         }
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup: meant to outlive its terminal
             del handlers[signal.SIGHUP]
@@ -206,8 +206,8 @@ class Job:
         return list(handlers)
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception in a callback, a fault of ours, ends the job in order: it would wait for what never comes. Where that
-        fails, too, everything is killed."""
+        """Ends the job in order after an exception in a callback, which is a bug of ours: the job might otherwise wait for ever.
+        If that fails, too, everything is killed."""
         loop.default_exception_handler(context)
         error = context.get("exception") or RuntimeError(context["message"])
         try:
@@ -230,7 +230,7 @@ class Job:
         self.harmless(lambda: self._on_change(self), otherwise=None)
 
     def _handle(self, event: Event) -> list[Event]:
-        """Does what the event asks for; what has come of that already."""
+        """Carries out the instructions for an event; returns the events that this caused at once."""
         before = dict(self.lifecycle.states)
         instructions = self.lifecycle.handle(event)
         for name, state in self.lifecycle.states.items():
@@ -296,7 +296,7 @@ class Job:
         self._timer = self._loop.call_later(delay, self._on_time)
 
     def _on_time(self) -> None:
-        """A deadline may have passed; or it is time to look at the clock."""
+        """Reports a deadline that may have passed; reads the clock."""
         deadline, now = self.lifecycle.deadline, self._clock.read()
         if deadline is not None and deadline <= now:
             self._apply(Tick(now))

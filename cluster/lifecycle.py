@@ -90,11 +90,11 @@ class Lifecycle:
         """The tasks whose work is complete, or never will be: they failed."""
         self._deadlines: dict[str, float] = {}
         self._silence: dict[str, float] = {}
-        """Until when a worker must have been heard of again."""
+        """For each worker, the time by which its next heartbeat must arrive."""
         self._leaving: set[str] = set()
-        """Those that have said that they end."""
+        """Workers that have announced their end (`STOPPING=1`)."""
         self._stuck: dict[str, str] = {}
-        """In words, what those have not done that are killed for it."""
+        """For workers that are being killed, what they failed to do, in words."""
         self._ready_since: dict[str, float] = {}
         self._deaths_in_a_row = dict.fromkeys(self.workers, 0)
         self._killed: set[str] = set()
@@ -176,12 +176,12 @@ class Lifecycle:
             self._silence[name] = at + timeout
 
     def silent_for(self, name: str, at: float) -> float:
-        """Seconds since the worker was heard of; 0 for one that need not be."""
+        """Seconds since the worker's last heartbeat; 0 for a worker that need not send any."""
         timeout = self.workers[name].silence_timeout_seconds
         return 0.0 if timeout is None or name not in self._silence else at - (self._silence[name] - timeout)
 
     def _leaves(self, event: Leaving) -> list[Instruction]:
-        """It has as long to end as if it had been told to."""
+        """It has as long to end as if it had been asked to end."""
         name = event.worker
         if self.states[name] in (State.STARTING, State.READY) and name not in self._leaving:
             self._leaving.add(name)
@@ -190,7 +190,7 @@ class Lifecycle:
         return []
 
     def _got_stuck(self, name: str, words: str, at: float) -> list[Instruction]:
-        """Kills a worker that does not do what it should; its death is then like any other."""
+        """Kills a worker that missed a deadline; its death is then handled like any other."""
         self.states[name] = State.STUCK
         self._stuck[name] = words
         self._silence.pop(name, None)
@@ -227,7 +227,7 @@ class Lifecycle:
         return self._died(name, code, words, ready_since, event.at)
 
     def _spawn_failed(self, event: SpawnFailed) -> list[Instruction]:
-        """Counts as a death: what was in the way (a full disk, no memory) may be gone at the next attempt."""
+        """Counts as a death, since the cause (a full disk, no memory) may be gone at the next attempt."""
         name = event.worker
         self._deadlines.pop(name, None)
         self._ready_since.pop(name, None)
@@ -303,7 +303,9 @@ class Lifecycle:
         if self.states[name] is State.RESTARTING:
             return [self._spawn(name, at)]
         if name in self._leaving:
-            return self._got_stuck(name, f"did not end within {worker.stop_timeout_seconds:g} s of saying so", at)
+            return self._got_stuck(
+                name, f"did not end within {worker.stop_timeout_seconds:g} s of announcing its end", at
+            )
         if self.states[name] is State.STUCK:
             self.states[name] = State.FAILED
             self.last_deaths[name] = f"{self._stuck.pop(name)} and could not be killed"
@@ -364,8 +366,8 @@ class Lifecycle:
         return instructions
 
     def _conclusion(self) -> Outcome:
-        """How the job has ended, all told. One that was asked to end when its work was over, or about to be, is as if nobody had
-        asked; one that stays never is."""
+        """How the job has ended. If its work was complete, a request to end does not count, except for a job that stays, which
+        has no end of its own."""
         assert self._verdict is not None
         over = self._settled >= {name for name, worker in self.workers.items() if worker.task} and not self._stay
         return (self._failed_task or DONE) if over and not _is_failure(self._verdict) else self._verdict

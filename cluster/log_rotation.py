@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
-"""Of a worker's output, and how many full logs are kept beside it, as `<name>.1` (the newest) and so on."""
+"""Size at which a worker's log is rotated, and how many old logs are kept, as `<name>.1` (the newest) and so on."""
 
 
 def put_aside_if_full(log_file: Path) -> bool:
-    """Whether the log was full, and is empty now. Anything but a regular file is left alone. Raises `OSError`."""
+    """Rotates the log if it is full; returns whether it was. Ignores anything but a regular file. Raises `OSError`."""
     try:
         descriptor = os.open(log_file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def put_aside_if_full(log_file: Path) -> bool:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size < LOG_BYTES:
             return False
-        copy = _copy(file, log_file)  # first: where the disk has no room for it, the old logs stay as they are
+        copy = _copy(file, log_file)  # first: if the disk has no room for it, the old logs stay as they are
         for number in range(OLD_LOGS - 1, 0, -1):
             if (old := _old(log_file, number)).exists():
                 old.replace(_old(log_file, number + 1))
@@ -36,9 +36,9 @@ def put_aside_if_full(log_file: Path) -> bool:
 
 
 def _copy(file: BinaryIO, log_file: Path) -> Path:
-    """A copy of the log beside it. Raises `OSError`; then nothing is left of the copy."""
+    """Copies the log to a file beside it. Raises `OSError`, after removing the partial copy."""
     path = log_file.with_name(f"{log_file.name}.partial")
-    path.unlink(missing_ok=True)  # of a supervisor that was killed
+    path.unlink(missing_ok=True)  # left by a supervisor that was killed
     try:
         with path.open("xb") as copy:
             shutil.copyfileobj(file, copy)

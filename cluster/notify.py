@@ -20,13 +20,13 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 LONGEST_PERIOD_SECONDS = 5.0
-"""Between two beats of a heart, however long a silence would be borne: so that it can be shown soon."""
+"""Longest time between two heartbeats, even if the supervisor allows a longer one, so that silence can be shown soon."""
 
 _failure = ""
 """Why the last message could not be handed over; empty where it could."""
 
 _ready_unsaid = False
-"""Whether this process is ready and could not say so."""
+"""Whether this process is ready but could not send `READY=1`."""
 
 MAX_DATAGRAM = 4096
 CREDENTIALS = struct.Struct("3i")
@@ -57,34 +57,35 @@ def notify(state: str) -> bool:
 
 
 def notify_ready() -> None:
-    """Says `READY=1`; where that cannot be handed over, as when the listener does not keep up, a `Heartbeat` says it again."""
+    """Sends `READY=1`. If that fails, as when the listener does not keep up, the next `Heartbeat` sends it again."""
     global _ready_unsaid
     _ready_unsaid = not notify("READY=1") and "NOTIFY_SOCKET" in os.environ
 
 
 def watchdog_seconds() -> float | None:
-    """How long a silence the supervisor bears, by `$WATCHDOG_USEC`; None where it does not listen for anything."""
+    """The supervisor's limit on silence, from `$WATCHDOG_USEC`; None if it expects no heartbeat."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     return int(microseconds) / 1e6 if microseconds.isdigit() and int(microseconds) > 0 else None
 
 
 class Heartbeat:
-    """Says `WATCHDOG=1`, and what is wrong: to be called from the part of a role that shows that it lives."""
+    """Sends `WATCHDOG=1`, and any problem. Call it from the part of a role whose progress shows that the role is alive."""
 
     def __init__(self) -> None:
         asked = watchdog_seconds()
         self.period = None if asked is None else min(asked / 3, LONGEST_PERIOD_SECONDS)
-        """Seconds between two beats; None where nobody asks for any."""
+        """Seconds between two heartbeats; None if no supervisor expects any."""
         self._beaten = -math.inf
         self._trouble = ""
 
     def tell(self, trouble: str) -> None:
-        """Says what keeps the role from its work, in one line for people; empty once nothing does. Says nothing twice."""
+        """Sends the problem that keeps the role from its work, in one line for people; empty once it is over. Sends only
+        changes."""
         if trouble != self._trouble and notify(f"X_TROUBLE={' '.join(trouble.split())}"):
             self._trouble = trouble
 
     def beat(self) -> None:
-        """To be called at least once a `period`; does nothing when called sooner."""
+        """Sends a heartbeat if a `period` has passed since the last one. Call it at least that often."""
         now = time.monotonic()
         if self.period is not None and now - self._beaten >= self.period:
             self._beaten = now
@@ -95,8 +96,8 @@ class Heartbeat:
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Beats from a thread while the block lasts: for a role whose loop may rightly take minutes for one step. It shows that the
-    process runs, not that its loop goes on."""
+    """Sends heartbeats from a thread while the block runs, for a role whose loop may take minutes for one step. They show that
+    the process runs, not that its loop makes progress."""
     heartbeat, stop = Heartbeat(), threading.Event()
 
     def beat() -> None:

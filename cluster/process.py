@@ -43,7 +43,7 @@ class Process:
         """The last `STATUS=` it sent."""
         self._extension = 0.0
         self.trouble = ""
-        """What it says is wrong with it, by `X_TROUBLE=`."""
+        """The problem that it last reported by `X_TROUBLE=`."""
         self.log_from = _size(worker.log_file)
         """Where its output begins in the log, which earlier sessions may have begun. In bytes."""
         self.log_until: int | None = None
@@ -98,7 +98,7 @@ class Process:
             os.kill(self.guardian_pid, number)
 
     def listen(self) -> set[str]:
-        """Takes what the worker has said; returns which of `READY`, `WATCHDOG` and `STOPPING` were among it."""
+        """Reads the worker's notifications; returns which of `READY`, `WATCHDOG` and `STOPPING` it sent."""
         said: set[str] = set()
         while (message := self.notifications.receive()) is not None:
             said |= {word for word in ("READY", "WATCHDOG", "STOPPING") if message.get(word) == "1"}
@@ -138,7 +138,7 @@ def last_lines(log_file: Path, count: int = 20, start: int = 0, end: int | None 
 
 
 def _size(file: Path) -> int:
-    """0 for a file that cannot be looked at: a position in a log is for people, and no reason to leave a worker alone."""
+    """The size of a log; 0 if it cannot be read, since this is only for display and must not disturb the supervision."""
     try:
         return file.stat().st_size
     except OSError:

@@ -51,14 +51,14 @@ class SweepTarget(Generic[C]):
 
 
 class BodyExited(Exception):
-    """A body ended with an exception that is no `Exception`, such as `SystemExit`, and nobody had asked its worker to end. Its
-    attempt has failed; the exception is the cause."""
+    """A body raised a `BaseException` that is not an `Exception`, such as `SystemExit`, although the worker was not asked to end.
+    The attempt has failed; the exception is the cause."""
 
 
 Call = Callable[[SweepTarget[C], Claim], Any]
 Body = Call[C] | Callable[[SweepTarget[C]], Any]
-"""Runs a target: a function, or a coroutine function, of the target and, if it takes two arguments, the claim. What it returns is
-dropped."""
+"""Runs a target: a function, or a coroutine function, of the target and, if it takes two arguments, the claim. Its result is
+ignored."""
 
 
 class SweepFailed(ExceptionGroup[Exception]):
@@ -247,15 +247,15 @@ def _call(run_fn: Call[C], target: SweepTarget[C], keeper: Keeper, interruptions
 
 @contextlib.contextmanager
 def _contained(interruptions: Interruptions) -> Iterator[None]:
-    """Makes `BodyExited` of what would end the worker though nobody asked for that: one body after another would end one worker
-    after another."""
+    """Raises `BodyExited` instead of an exception that would end the worker although it was not asked to end. Otherwise one bad
+    body would end one worker after another."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, Exception) or interruptions.caused(error):
             raise
         raise BodyExited(
-            f"it raised {type(error).__name__}: {error}; a body returns, or raises an Exception"
+            f"it raised {type(error).__name__}: {error}; a body must return or raise an Exception"
         ) from error
 
 

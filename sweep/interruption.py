@@ -17,14 +17,14 @@ from types import FrameType
 from typing import Any, NoReturn
 
 DEFAULTS: dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-"""The handlers that are replaced. A signal that is ignored is left as it is."""
+"""The default handlers, which are replaced. An ignored signal stays ignored."""
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that ask for an end. A handler that the program has set for one is called, and that is noted."""
+"""Signals that ask the worker to end. The program's own handler for one is still called, and the signal is noted."""
 
 
 class Interruptions:
-    """Watches the signals for as long as its block runs, in the main thread; in any other it does nothing."""
+    """Watches the signals while its block runs in the main thread; in another thread it does nothing."""
 
     def __init__(self, takes_over: bool = True) -> None:
         """`takes_over`: whether the default handlers are replaced, too, so that a signal is heeded only where it can be."""
@@ -33,7 +33,7 @@ class Interruptions:
         self._passed_on = False
         self._heeding = False
         self._replaced: dict[signal.Signals, tuple[Any, Any]] = {}
-        """By signal, the handler before and ours."""
+        """For each signal, the handler before and ours."""
 
     def __enter__(self) -> Interruptions:
         if threading.current_thread() is threading.main_thread():
@@ -54,8 +54,8 @@ class Interruptions:
                 signal.signal(number, before)
 
     def caused(self, error: BaseException) -> bool:
-        """Whether a body that ended with it was interrupted, by what the worker was asked to do; else the body has failed.
-        `sys.exit` of a body's own is a failure."""
+        """Whether a body that ended with this exception was interrupted because the worker was asked to end. Otherwise the body
+        has failed, as after a `sys.exit` of its own."""
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | GeneratorExit):
             return True
         return not isinstance(error, Exception) and (self._passed_on or self._asked is not None)

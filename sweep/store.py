@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 SCHEMES = "a local path, file://, memory://, s3:// and gs://"
 BUSY_TRIES = 5
-"""How often `prove` makes a request where the store asks for patience, pausing twice as long each time."""
+"""How often `prove` tries a request while the store answers `Busy`; each pause is twice as long as the one before."""
 
 
 class StoreError(OSError):
@@ -24,7 +24,7 @@ class StoreError(OSError):
 
 
 class Busy(StoreError):
-    """The store asks for patience: nothing was done."""
+    """The store refused a request because of its rate limit: nothing was written."""
 
 
 class Conflict(Exception):
@@ -51,7 +51,7 @@ class Store(Protocol):
     readers: int
     """How many reads at once are worth it."""
     write_interval: float
-    """Seconds that are to lie between two writes of one object."""
+    """Least time in seconds between two writes of one object."""
 
     def read(self, key: str) -> Stored | None:
         """The object, or None."""
@@ -125,7 +125,7 @@ def _proven(root: str, process: int) -> Store:
 
 
 def prove(store: Store) -> None:
-    """Has the store refuse what it must refuse and do what it must do, on an object of our own. Six requests.
+    """Tests on an object of our own that the store does the writes it must do and refuses those it must refuse. Six requests.
 
     Raises `UnsafeStoreError` saying which promise it broke, `StoreError` when it cannot be reached or may not be written.
     """
@@ -144,7 +144,7 @@ def prove(store: Store) -> None:
 
 
 def _write(store: Store, key: str, data: bytes, version: str | None) -> str:
-    """At the store's pace, and again where it asks for patience. Raises as `Store.write` does."""
+    """Writes no faster than the store allows, and tries again if it is busy. Raises as `Store.write` does."""
     pause = store.write_interval
     for _ in range(BUSY_TRIES - 1):
         time.sleep(pause)

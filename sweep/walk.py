@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FIRST_REST_SECONDS = 0.1
-"""For each open target, between two passes at first: an idle worker asks the storage for 20 records a second at most."""
+"""First pause between two passes, for each open target. An idle worker reads at most 20 records a second."""
 
 
 class Pace:
-    """How long to rest between two looks at what peers hold: briefly at first, then twice as long each time, up to a heartbeat.
+    """How long to rest between two passes over targets that peers hold: briefly at first, then twice as long each time, up to a
+    heartbeat.
 
     So the end of a peer's target is noticed after at most twice the time that the target took, and a target that takes hours is
     looked at once a heartbeat.
@@ -28,12 +29,13 @@ class Pace:
         self._looks = 0
 
     def quicken(self) -> None:
-        """Something has happened: more may."""
+        """Resets the pause after a change, since others may follow."""
         self._looks = 0
 
     def rest(self, targets: int, soonest: float) -> float:
-        """Seconds, with jitter: workers that wait for the same thing would otherwise all look at the same moment. `targets` are
-        looked at each time; none is known to change before `soonest`, unless a peer ends it."""
+        """Seconds to rest, with jitter, since workers that wait for the same target would otherwise all look at the same moment.
+
+        `targets` is the number of targets that a pass looks at. None of them changes before `soonest` unless a peer ends it."""
         first = min(FIRST_REST_SECONDS * targets, self._heartbeat)
         pause = min(first * 2.0 ** min(self._looks, 32), self._heartbeat)
         self._looks += 1

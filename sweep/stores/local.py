@@ -37,7 +37,7 @@ GUARD_SECONDS = 5.0
 """How long a guard is waited for."""
 MARK_BYTES = 16
 MARKS = 1024
-"""How many objects replaced last a guard lists, newest first: those of minutes, where a cache keeps a lookup for one at most."""
+"""How many recently replaced objects a guard lists, newest first. They cover minutes; a cache keeps a lookup for one at most."""
 ABANDONED_SECONDS = 3600.0
 """After which the partial file of a process that was killed is removed."""
 

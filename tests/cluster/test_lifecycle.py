@@ -391,7 +391,7 @@ def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() ->
     job.handle(Leaving("task", 1.0))
     assert job.handle(Tick(31.0)) == [Kill("task")]
     job.handle(Exited("task", 137, 31.1))
-    assert job.last_deaths["task"] == "did not end within 30 s of saying so and was killed"
+    assert job.last_deaths["task"] == "did not end within 30 s of announcing its end and was killed"
 
 
 def test_a_worker_that_leaves_and_cannot_be_killed_fails_the_job() -> None:
@@ -402,7 +402,9 @@ def test_a_worker_that_leaves_and_cannot_be_killed_fails_the_job() -> None:
     assert job.deadline == 80.0 + KILL_GRACE_SECONDS, "it has had its time"
     assert job.handle(Tick(80.0 + KILL_GRACE_SECONDS)) == [Terminate("trainer")]
     end(job, "trainer", "server")
-    assert job.outcome == Outcome(1, "task did not end within 30 s of saying so and could not be killed", "task")
+    assert job.outcome == Outcome(
+        1, "task did not end within 30 s of announcing its end and could not be killed", "task"
+    )
 
 
 def test_a_worker_that_says_that_it_is_ready_after_it_has_begun_to_leave_keeps_its_deadline() -> None:
