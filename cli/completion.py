@@ -1,6 +1,6 @@
-"""`counterpoint completion SHELL`: a script that has the shell complete commands, flags and files.
+"""`counterpoint completion SHELL`: prints a script with which the shell completes commands, flags and files.
 
-The flags are those that each command's own help shows. The script holds them all, so that completing starts nothing.
+The flags are those that each command's help shows. The script contains them all, so completion starts no process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cli.main import COMMANDS
 
 USAGE = """usage: counterpoint completion bash|zsh|fish
 
-Prints a script for that shell. To have it in every session:
+Prints a completion script for that shell. To install it:
   bash   counterpoint completion bash > ~/.local/share/bash-completion/completions/counterpoint
   zsh    counterpoint completion zsh > DIRECTORY/_counterpoint, with DIRECTORY in $fpath before compinit
   fish   counterpoint completion fish > ~/.config/fish/completions/counterpoint.fish"""
@@ -42,7 +42,7 @@ def words_of_commands() -> dict[str, list[str]]:
 
 
 def _flags(command: str) -> list[str]:
-    """The flags in a command's help; of keys of a list's entries none, since their number is not known."""
+    """The flags in a command's help, except those for entries of a list, whose number is not known."""
     module, shown = importlib.import_module(COMMANDS[command][0]), io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         module.main(["--help", "all"])
@@ -102,7 +102,7 @@ def _fish(words: dict[str, list[str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For all three shells; our summaries hold no backslash."""
+    """The text quoted for any of the three shells; it must not contain a backslash."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

@@ -15,6 +15,6 @@ class UserError(Exception):
 
 
 class Obstructed(UserError):
-    """What is in the way now and may be gone at the next attempt: a port in use, a directory in which another process works."""
+    """An obstacle that may be gone at the next attempt: a port in use, a directory in which another process works."""
 
     code = 1

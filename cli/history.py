@@ -12,7 +12,7 @@ from cli.metrics_lines import Follower, Line, read_losses
 from transport.untrusted import UntrustedFileError
 
 MAX_STEPS = 200_000
-"""Of a run that are known; more are none that it made."""
+"""Most steps of a run; a file with more was not written by our orchestrator."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class History:
     lost: Line = field(default_factory=dict)
     """What the run says it has lost since the last shipped step (`orchestrator.losses.Report`); empty where it says nothing."""
     unreadable: str = ""
-    """What of it could not be read at the last look, and why; empty where everything could."""
+    """Why the last refresh could not read a part of the run; empty if it read everything."""
     _run_dir: Path = Path()
     _followers: list[tuple[Follower, dict[int, Line]]] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class History:
         return fresh
 
     def _take_in(self, follower: Follower, steps: dict[int, Line]) -> list[Line]:
-        """What the file has gained; of the shipped steps those that are new."""
+        """Reads the lines appended to the file; returns the newly shipped steps."""
         fresh: list[Line] = []
         replaced, lines = follower.new_lines()
         known = set(steps)
@@ -106,7 +106,7 @@ class History:
         return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
 
     def seconds_of(self, step: int) -> float | None:
-        """How long a shipped step took; None where that is not known."""
+        """The seconds that a shipped step took; None if unknown."""
         line = self.shipped.get(step)
         return None if line is None else _seconds(line, self.shipped.get(step - 1, {}))
 

@@ -44,8 +44,8 @@ class ServersConfig(InferenceConfig):
     """The vLLM servers, all alike."""
 
     replicas: int = Field(default=1, ge=0)
-    """Servers, each with the whole model, on `port` and the ports after it. 0 starts none: `[orchestrator.inference]` then says
-    where servers are that run already, and `max_model_len` and `lora` what they were started with."""
+    """Servers, each with the whole model, on `port` and the ports after it. 0 starts none: `[orchestrator.inference]` then names
+    running servers, and `max_model_len` and `lora` must be what they were started with."""
 
 
 class SharedRunConfig(OrchestratorConfig):

@@ -1,7 +1,7 @@
-"""Where in a TOML file a key stands, so that an error can quote its line: `tomllib` tells only what the file means.
+"""Finds the line of a key in a TOML file, so that an error can quote it: `tomllib` returns values without positions.
 
-The text is cut into statements, each as many lines as parse together, and each is parsed by `tomllib` alone. So strings,
-comments and quoting are its business, and a key is searched only in the lines that are known to set it.
+The text is cut into statements, each the fewest lines that parse together, and `tomllib` parses each by itself. So strings,
+comments and quoting are handled by `tomllib`, and a key is searched only in the lines that set it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Line:
     """A place in a file."""
 
     number: int
-    """From 1, as the next."""
+    """Counted from 1, as the next."""
     column: int
     text: str
 
@@ -33,13 +33,14 @@ def lines_of(text: str) -> list[str]:
 
 
 class Lines:
-    """The lines of a file that parses. Of an empty text, no key is found."""
+    """The lines of a valid TOML text. In an empty text no key is found."""
 
     def __init__(self, text: str) -> None:
         self._lines = lines_of(text)
 
     def of(self, location: Sequence[str | int]) -> Line | None:
-        """Where the value at `location` is set; where its table begins if it is not itself set; None if nothing says of it."""
+        """The place where the value at `location` is set, or, if it is not set, where its table begins; None if neither
+        exists."""
         place = tuple(location)
         while place:
             if place in self._places:
@@ -52,7 +53,7 @@ class Lines:
         places: dict[Location, Line] = {}
         table: Location = ()
         tables: dict[Location, int] = {}
-        """Of each `[[list of tables]]`, how many there are so far."""
+        """For each `[[list of tables]]`, the number of its tables so far."""
         for first, statement, content in self._statements():
             header = statement.lstrip().startswith("[")
             if header:
@@ -65,7 +66,7 @@ class Lines:
         return places
 
     def _statements(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """The position of its first line, the text and the content of each."""
+        """For each statement, the position of its first line, its text and its content."""
         first = 0
         while first < len(self._lines):
             statement, content = self._statement(first)
@@ -83,7 +84,7 @@ class Lines:
         return self._lines[first], {}
 
     def _line(self, first: int, last: int, path: Location) -> Line:
-        """The first line from `first` to `last` in which the last name of `path` is set; `first` where that is not seen."""
+        """The first line from `first` to `last` that sets the last name of `path`; `first` if none is found."""
         name = next((part for part in reversed(path) if isinstance(part, str)), "")
         sets = re.compile(rf"""(?<![\w-])["']?{re.escape(name)}["']?\s*[=.\]]""")
         for position in range(first, last + 1):

@@ -73,7 +73,7 @@ def validate(model: type[Model], values: Table, origin: str, layers: Mapping[str
 
 
 def _repeats(details: ErrorDetails, places: set[tuple[int | str, ...]], values: Table) -> bool:
-    """Whether it is about a value that nobody set there, but that was filled in from the top, where it is as wrong."""
+    """Whether the error concerns a value that was copied from the top of the file, where the same error is reported."""
     return details["loc"][1:] in places and not _holds(values, list(details["loc"]))
 
 

@@ -1,4 +1,4 @@
-"""Metrics files as they grow, and only what a metrics line may hold: a run's files may be a guest's, and hold anything.
+"""Follows growing metrics files and checks every line, since a run's files may be written by a guest and hold anything.
 
 `cli.history` makes a run's history of them. A line that is not a step's is skipped, and so is a value of the wrong type; the
 orchestrator says so when it repairs the file.
@@ -22,7 +22,7 @@ CHUNK_BYTES = 2**24
 """Read at once; a longer line is skipped."""
 
 BYTES_A_LOOK = 2**28
-"""Read at one look at most; the rest is read at the next."""
+"""Most bytes read in one call; the rest is read in the next."""
 
 MAX_REPORT_BYTES = 2**16
 
@@ -32,15 +32,15 @@ LARGEST = 1e18
 
 @dataclass(slots=True)
 class Follower:
-    """Reads the whole lines that a JSON Lines file has gained since the last look."""
+    """Reads the complete lines appended to a JSON Lines file since the last call."""
 
     path: Path
     _offset: int = 0
     _inode: int = 0
 
     def new_lines(self) -> tuple[bool, list[Line]]:
-        """Whether the file was replaced, as by a resume that takes steps back, and its new lines: then, all. Raises `OSError`,
-        and `UntrustedFileError` where no regular file stands there."""
+        """Whether the file was replaced, as by a resume that takes steps back, and its new lines, which are then all its lines.
+        Raises `OSError`, and `UntrustedFileError` for anything but a regular file."""
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
@@ -65,7 +65,7 @@ class Follower:
 
 
 def step_of(text: bytes) -> Line:
-    """The line of a step, without values that are none of a metric's; empty for what is no such line."""
+    """The line of a step, without values that no metric can have; empty for anything but the line of a step."""
     try:
         values = parse_json(text)
     except UntrustedFileError:
@@ -80,8 +80,7 @@ def step_of(text: bytes) -> Line:
 
 
 def read_losses(run_dir: Path) -> Line:
-    """What a run says that it has lost (`orchestrator.losses.Report`); empty where it says nothing that can be used. Raises
-    `OSError`."""
+    """The losses that a run reports (`orchestrator.losses.Report`); empty if there is no usable report. Raises `OSError`."""
     try:
         values = read_json(run_dir / LOSSES_FILE, MAX_REPORT_BYTES)
     except (FileNotFoundError, UntrustedFileError):
@@ -93,7 +92,7 @@ def read_losses(run_dir: Path) -> Line:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one that a metric may be."""
+    """Whether it is a value that a metric can have."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

@@ -19,11 +19,11 @@ COMPUTE_NICE = 10
 them nothing changes."""
 
 SILENCE_SECONDS = 60.0
-"""After which an orchestrator, whose loop beats, or a server's keeper is taken for stuck."""
+"""Silence after which an orchestrator, whose event loop sends the heartbeats, or a server's keeper counts as stuck."""
 
 TRAINER_SILENCE_SECONDS = 300.0
-"""A trainer's step may take longer, and so a thread of its beats; but a single call may keep that from running, too, as one that
-writes a large checkpoint to a slow disk."""
+"""The same for a trainer. A thread sends its heartbeats, since a step may take longer, but a single call may block this thread,
+too, such as one that writes a large checkpoint to a slow disk."""
 
 
 def worker_of(config: JobConfig, run: OrchestratorConfig) -> str:

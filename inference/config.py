@@ -96,8 +96,8 @@ class PoolConfig(Config):
     """The servers an orchestrator sends rollouts to, and how it treats them."""
 
     urls: list[str] = ["http://127.0.0.1:8000"]
-    """Base URLs, one a server, `http` or `https`. Empty unless set where `dns` or `urls_file` is; all that are set count
-    together."""
+    """Base URLs, one a server, `http` or `https`. Empty by default if `dns` or `urls_file` is set; servers from all three are
+    used together."""
 
     dns: str | None = None
     """`http://NAME:PORT`, where every address that NAME resolves to is a server, looked up again and again."""
@@ -114,7 +114,8 @@ class PoolConfig(Config):
     """A file holding the bearer token to send."""
 
     ca_file: Path | None = None
-    """Certificates (PEM) of the authorities that servers under `https` are trusted by. Unset: those that this machine trusts."""
+    """PEM file with the certificate authorities that may sign the servers' certificates (`https`). Unset: the machine's own
+    list."""
 
     max_concurrent_requests_per_server: int = Field(default=256, ge=1)
     """Requests in flight to one server; further ones wait in the pool. With `capacity = "adaptive"` the most there may be."""
@@ -142,8 +143,8 @@ class PoolConfig(Config):
     """Deadline of one weight update of one server."""
 
     probe_tolerance: float | None = Field(default=None, gt=0)
-    """Largest difference of a probe's log-probabilities between trainer and server, as root mean square, in nats. Unset: a tenth
-    of the spread of these log-probabilities, which suits every precision."""
+    """Largest root mean square difference between the trainer's and a server's log-probabilities of a probe, in nats. Unset: a
+    tenth of the spread of these log-probabilities, which suits every precision."""
 
     @model_validator(mode="after")
     def _has_a_source(self) -> PoolConfig:

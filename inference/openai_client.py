@@ -118,8 +118,8 @@ class OpenAIClient:
             logger.info("Adapter %s was not unloaded: %s", name, error)
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
-        """See `ServerClient`. Each token is asked for as the next one after those before it: `prompt_logprobs` ends vLLM 0.30 on
-        a CPU where requests of adapters run beside it (`PunicaWrapperCPU.add_lora_logits`, which counts one row a request)."""
+        """See `ServerClient`. One request for each token asks for the next token after those before it. `prompt_logprobs` would
+        crash vLLM 0.30 on a CPU while adapter requests run (`PunicaWrapperCPU.add_lora_logits` expects one row a request)."""
         targets = token_ids[1:]
         asked = sorted(set(targets))
         fields = {

@@ -171,8 +171,8 @@ def _on_cpu() -> bool:
 
 
 def address_of(host: str) -> str:
-    """The one address of `host` that vLLM is to listen on, and that is looked at: of a name that has several the first of IPv4,
-    which vLLM takes, too. Raises `OSError` for a name that has none."""
+    """The address of `host` that vLLM listens on and that is checked: the first IPv4 address of a name with several, which vLLM
+    chooses, too. Raises `OSError` for a name without an address."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] is not socket.AF_INET)[4][0])
 
@@ -205,12 +205,12 @@ class _Signals:
     def __init__(self) -> None:
         self._requests = RequestsToStop()
         self.exit_code = 0
-        """128 + the first one's number."""
+        """128 + the number of the first signal."""
         self._before: dict[int, Any] = {}
 
     @property
     def received(self) -> int:
-        """How many, repetitions left out."""
+        """The number of signals, without repetitions."""
         return self._requests.count
 
     def __enter__(self) -> _Signals:
@@ -282,7 +282,7 @@ def _watch(
 
 
 def _trouble(child: subprocess.Popen[bytes]) -> str:
-    """What keeps vLLM from working although it runs; empty for nothing that can be seen."""
+    """What keeps a running vLLM from working; empty if nothing is found."""
     stopped = stopped_members(child.pid)
     return f"vLLM does not run: process {', '.join(map(str, stopped))} is stopped (SIGSTOP)" if stopped else ""
 
@@ -299,7 +299,7 @@ def _listens(host: str, port: int) -> bool:
 def _healthy(config: InferenceConfig) -> bool:
     host = "127.0.0.1" if config.host == "0.0.0.0" else config.host
     if config.scheme == "https":
-        # It is our own child at its address, for which its certificate need not be.
+        # It is our own child, addressed by IP, and its certificate need not cover that address.
         unverified = ssl._create_unverified_context()
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
             host, config.port, timeout=5, context=unverified

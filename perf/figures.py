@@ -57,11 +57,11 @@ class Case:
 
     @property
     def held(self) -> bool:
-        """Whether no bound is broken that can be judged."""
+        """Whether every bound that can be judged holds."""
         return all(self.verdict(figure) != "broken" for figure in self.figures)
 
     def verdict(self, figure: Figure) -> Verdict | None:
-        """Of one of its figures; None where there is no bound. A bound that is kept beside others is kept without them."""
+        """The verdict on one of its figures; None without a bound. Noise can only break a bound, so one that holds is judged."""
         if figure.held is None:
             return None
         if figure.held:

@@ -68,9 +68,9 @@ class LagTrace:
         return time.perf_counter() - self._began
 
     def distribution(self, *spans: Span) -> LagDistribution:
-        """Of the lags whose wait overlapped any of `spans`; of all without one. A sample is that of the time that it waited, so
-        one taken just after a span may belong to it, as may those of the same stall that were due in the span. Raises
-        `ValueError` where there is none."""
+        """The distribution of the lags whose wait overlapped any of `spans`, or of all lags without `spans`. A sample belongs to
+        the time that it waited, so one taken just after a span may count for it, as may those of the same stall that were due in
+        the span. Raises `ValueError` if there is no sample."""
         lags = [
             lag
             for moment, latest in zip(self.times, self.lags, strict=True)

@@ -1,7 +1,6 @@
-"""What other processes took of the machine's CPU while a benchmark ran: whether what it found can be judged.
+"""Measures how much CPU other processes use while a benchmark runs, to decide whether its figures can be judged.
 
-From the kernel's own counts: of the whole machine, and of this process with its descendants, those that it has waited for and
-those that still live.
+It uses the kernel's counters of the whole machine, of this process, and of its descendants, both ended and living.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from cluster.launch import descendants
 
 TOO_NOISY = 0.1
-"""Share of the machine's CPU that others may take for a broken bound to count."""
+"""Largest share of the machine's CPU that other processes may use; above it, a broken bound on time is not judged."""
 
 _JIFFIES_A_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""How well a server's proof tells right weights from wrong ones, with a real vLLM on tiny models.
+"""Measures how well a server's proof distinguishes right weights from wrong ones, with a real vLLM on tiny models.
 
     python -m perf.weight_proof [--trials 5] [--json]
 
@@ -51,7 +51,7 @@ TOKENS = 256
 
 
 def main() -> None:
-    """Measures in one process an engine, and prints the table."""
+    """Measures each engine in a process of its own, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trials", type=int, default=5, help="updates for each learning rate")
     parser.add_argument("--json", action="store_true", help="print each verdict as a JSON line instead of the table")

@@ -82,7 +82,8 @@ class Broadcaster:
                 remove_directory(self.directory / f"step_{newer}")
 
     def _refuse_what_is_anothers(self) -> None:
-        """Raises `OSError` where the directory is a link that leads to something else of this job. To another disk it may."""
+        """Raises `OSError` if the directory is a link to another place in this job's directory. A link to another disk is
+        allowed."""
         job, found = self.directory.parents[1].resolve(), self.directory.resolve()
         if found.is_relative_to(job) and found != job / self.directory.parent.name / self.directory.name:
             raise OSError(errno.ELOOP, f"leads to {found}; expected a directory of its own", str(self.directory))
@@ -95,7 +96,7 @@ class Broadcaster:
 
 
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without repetitions: of several names for the same memory, only the first, as in the file that is written."""
+    """The tensors without repetitions: of several names for the same memory only the first is kept, as in the written file."""
     named = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     return {name: tensors[name] for name in named.values()}
 

@@ -50,8 +50,8 @@ class TrainerConfig(Config):
     """Highest rank of a run's adapter."""
 
     max_waiting_bytes: int | None = Field(default=None, gt=0)
-    """Memory for batches that wait to be trained, of all runs together; unset: half of this machine's. A run sends no more than
-    its share, which is this over `max_runs`, but for one batch, which it may send whatever its size; one that does is evicted."""
+    """Memory for the waiting batches of all runs together; unset: half of this machine's. A run's share is this divided by
+    `max_runs`. A run may always send one batch, whatever its size; a run that otherwise exceeds its share is evicted."""
 
     stay: bool = False
     """Stay when every run is finished, until told to stop: others may come. False: end by itself then."""

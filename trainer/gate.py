@@ -33,8 +33,8 @@ class Admissible:
 
 
 class Gate:
-    """The verdicts on the runs of one job. Writes `control/config_validation_error.txt`, with which the orchestrator ends, and
-    removes it when a configuration passes."""
+    """The verdicts on the runs of one job. Writes `control/config_validation_error.txt`, on which the orchestrator ends, and
+    removes the file when a configuration passes."""
 
     def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir

@@ -52,8 +52,8 @@ class LossOutputs:
     masked_P: Tensor
     """bool `[P]`: trained tokens that the loss leaves out. For the metrics."""
     metrics_P: dict[str, Tensor] = field(default_factory=dict)
-    """`[P]` each, without gradient: metrics of the loss's own. `trainer/metrics.jsonl` has their means over the step's trained
-    tokens as `custom_loss/<name>`. Always the same names."""
+    """The loss's own metrics, `[P]` each, without gradient; every call must return the same names. `trainer/metrics.jsonl` has
+    their means over the step's trained tokens as `custom_loss/<name>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Loss:
     def __call__(self, inputs: LossInputs, tokens: int = 1) -> tuple[LossOutputs, Tensor]:
         """The outputs, and the gradient `[P]` of their sum, divided by `tokens`, by the trainer's log-probabilities.
 
-        Raises whatever an operator's function raises, and `ValueError` or `TypeError` for outputs that are not what they must be.
+        Raises whatever an operator's function raises, and `ValueError` or `TypeError` for invalid outputs.
         """
         log_probabilities_P = inputs.trainer_log_probabilities_P
         outputs = self.function(inputs)

@@ -26,8 +26,8 @@ class MetricsFile:
         append_line(self.path, line)
 
     def truncate(self, run_id: str, step: int) -> None:
-        """Removes the lines of `run_id` beyond `step`, whose training is to be repeated, and torn ones since its line of `step`.
-        No more than was written since then is held. Raises `OSError`."""
+        """Removes the lines of `run_id` beyond `step`, whose training will be repeated, and incomplete lines after its line of
+        `step`. Holds in memory only what was written since then. Raises `OSError`."""
         first = None
         for start, _, line in lines_from_end(self.path):
             if line is not None and line.get("run_id") == run_id and not _beyond(line, run_id, step):

@@ -50,7 +50,7 @@ _STORE = "RANKS_STORE"
 """Environment variable: the file through which the ranks meet."""
 
 _FAULT_BYTES = 1024
-"""Of the text in which a rank tells the others what is wrong; the wire tells an orchestrator no more, either."""
+"""Most bytes of the message about a fault that a rank sends to the others; the wire has the same limit."""
 
 _BUCKET_ELEMENTS = 2**24
 """Gradients are added in buffers of this many float32, 64 MiB: few calls, little memory."""
@@ -91,7 +91,7 @@ class Ranks:
                 tensor.copy_(summed.view_as(tensor))
 
     def faults(self, own: str | None) -> list[str]:
-        """What the ranks have found to be wrong, the same list on every rank; `own` is this one's, None where nothing is."""
+        """The faults of all ranks, in the same order on every rank; `own` is this rank's, None if it has none."""
         if self.count == 1:
             return [own] if own is not None else []
         data = torch.zeros(_FAULT_BYTES, dtype=torch.uint8)

@@ -148,7 +148,8 @@ class Reception:
             self.calls = True
 
     def _is_deleted(self, run_id: str) -> bool:
-        """Whether the run that has the place was deleted since the last discovery: the caller may be another run of that id."""
+        """Whether the run that holds the place was deleted since the last discovery: the caller may be another run with the same
+        id."""
         index = self._manager.index_of(run_id)
         return index is not None and self._manager.is_deleted(index)
 

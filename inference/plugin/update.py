@@ -99,8 +99,8 @@ class Updater:
         return join_ranks(await self._engine.collective_rpc("counterpoint_held", args=(self._dtype,)))
 
     async def _find_provable(self, model: Path, tied: bool) -> frozenset[str]:
-        """Looks at what the engine made of the checkpoint that it was started with: where it computes with something else than
-        the tensors given (quantised, or derived from them), no digest of them can prove anything."""
+        """Compares the engine's weights with the checkpoint that it was started with. Layers in which the engine computes with
+        other numbers (quantised or derived ones) cannot be proven by a digest."""
         arguments = (str(model), self._dtype, tied)
         written = join_ranks(await self._engine.collective_rpc("counterpoint_written", args=arguments))
         return provable_layers(written, await self._held(), "the model")

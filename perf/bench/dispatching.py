@@ -1,6 +1,5 @@
-"""The daemon's scheduler, dispatcher and step boundary as they are, for benchmarks: without a tokenizer, beside a trainer that
-has trained a step as soon as it has it.
-"""
+"""The daemon's scheduler, dispatcher and step boundary for benchmarks, without a tokenizer and with a trainer that takes no
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage: what memory 12,000 rollouts of an ordinary environment take, whose objects refer to each other in circles.
+"""Garbage: the memory of 12,000 rollouts of an environment whose objects form reference cycles.
 
 Only the cyclic collector finds those. The daemon's policy for it (`orchestrator/collector.py`) stands beside Python's own, each
 in a process of its own: peak of the resident size, and how long the collections held the loop.
@@ -42,7 +42,7 @@ NODES, NODE_TEXT = (
     400,
     "an observation of a hundred characters, as tools and sandboxes give them, one to each node of the tree ",
 )
-"""Of each rollout's tree: some 300 KB."""
+"""Size of each rollout's tree: some 300 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Measured:
     peak: int
     """Bytes of resident size, over those before the first rollout."""
     pauses: Sequence[float]
-    """CPU seconds of each collection but those of the youngest objects."""
+    """CPU seconds of each collection of more than the youngest generation."""
 
 
 def measure(size: Size) -> list[Case]:
