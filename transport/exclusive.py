@@ -22,6 +22,10 @@ _FLOCK = struct.Struct("hhqqi0q")
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
+LONGEST_PID = 7
+"""Digits: the kernel's own limit is 4,194,304."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who holds a lock."""
@@ -59,7 +63,8 @@ def holder_of(lock_path: Path) -> Holder | None:
         return None
     if kind == fcntl.F_UNLCK:
         return None
-    return Holder(int(words[0]), words[1]) if len(words) == 2 and words[0].isdigit() else Holder(0, "")
+    says_who = len(words) == 2 and words[0].isdecimal() and len(words[0]) <= LONGEST_PID
+    return Holder(int(words[0]), words[1]) if says_who else Holder(0, "")
 
 
 def lock_listener(lock_path: Path, place: str) -> int:

@@ -53,6 +53,7 @@ def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path) -> None:
 def test_what_the_file_says_is_believed_only_when_it_can_be(tmp_path: Path) -> None:
     path = tmp_path / "place.lock"
     descriptor = lock_place(path, "taken")
-    os.truncate(path, 0)
-    assert holder_of(path) == Holder(0, "")
+    for words in ("", "² host", "9" * 400 + " host", "12", "-1 host"):
+        path.write_text(words)
+        assert holder_of(path) == Holder(0, "")
     os.close(descriptor)
