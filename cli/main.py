@@ -7,6 +7,7 @@ import os
 import sys
 
 from cli.errors import INTERRUPTED, UserError
+from transport.printable import printable
 
 COMMANDS = {
     "run": ("cli.run", "a whole job: inference, trainer and orchestrator, from one file"),
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
     except UserError as error:
-        print(f"counterpoint: error: {error}", file=sys.stderr)
+        print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (
         OSError
     ) as error:  # a full disk, a directory that went away: the message names it, and a traceback adds nothing
-        print(f"counterpoint: error: {error}", file=sys.stderr)
+        print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
         return 1
 
 

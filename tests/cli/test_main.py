@@ -215,3 +215,7 @@ def test_ctrl_c_while_the_model_is_built_says_that_nothing_was_lost(job_file: Pa
     assert "interrupted while the model tiny-moe was found or built" in said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
+
+
+def test_an_error_cannot_steer_the_terminal() -> None:
+    assert refused("run", "\x1b[2J.toml") == "counterpoint: error: \\x1b[2J.toml: there is no such file\n"
