@@ -29,7 +29,12 @@ def is_running(directory: Path) -> bool:
 
 def orchestrator_of(directory: Path, run_id: str) -> Holder | None:
     """The run's orchestrator, whoever started it; None when it does not run."""
-    return holder_of(directory / f"run_{run_id}" / "orchestrator.lock")
+    return holder_of(lock_file_of(directory, run_id))
+
+
+def lock_file_of(directory: Path, run_id: str) -> Path:
+    """What the run's orchestrator has locked while it runs."""
+    return directory / f"run_{run_id}" / "orchestrator.lock"
 
 
 def own_runs(job: dict[str, Any]) -> list[dict[str, Any]]:

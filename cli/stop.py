@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from cli.record import (
     JOB_FILE,
     PROCESSES_FILE,
     is_running,
+    lock_file_of,
     orchestrator_of,
     own_runs,
     read_json,
@@ -141,13 +143,27 @@ def _terminate(directory: Path, run_id: str, holder: Holder) -> None:
         return
     try:
         if orchestrator_of(directory, run_id) == holder:  # still: so it is that process, and none that got its number
+            if not _has_open(holder.pid, lock_file_of(directory, run_id)):
+                raise UserError(
+                    f"the lock of run {run_id} names process {holder.pid}, which does not hold it: it was not stopped"
+                )
             signal.pidfd_send_signal(process, signal.SIGTERM)
     except PermissionError:
         raise UserError(f"run {run_id} (process {holder.pid}) belongs to another user; stop it as that one") from None
-    except ProcessLookupError:
+    except (ProcessLookupError, FileNotFoundError):
         return
     finally:
         os.close(process)
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether the process has the file open. A lock's file may name any: it may be a guest's. Raises `PermissionError`."""
+    found = path.stat()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+            if os.path.samestat(descriptor.stat(), found):
+                return True
+    return False
 
 
 def _shutdown_timeout(directory: Path, run_id: str) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from cli.errors import UserError
 from cli.history import History
 from cli.metrics_lines import CHUNK_BYTES
 from cli.plot import plot
@@ -23,10 +26,12 @@ from cli.record import orchestrator_of, run_ids_in, steps_of, written_config
 from cli.standing import verdict_on
 from cli.status import look
 from cli.stop import _shutdown_timeout
+from cli.stop import main as stop
 from cli.summary import print_summary, summarise, summarise_runs
 from cluster.process import last_lines
 from orchestrator.offences import METRIC
 from tests.cli.conftest import shipped_line
+from transport.exclusive import lock_place
 
 NAMES = st.sampled_from(
     [
@@ -170,3 +175,16 @@ def test_a_directory_that_is_no_runs_is_none(tmp_path: Path) -> None:
     for name in ("run_guest", "run_[", "run_a b", "run_[bold]"):
         (tmp_path / name).mkdir()
     assert run_ids_in(tmp_path) == ["guest"]
+
+
+def test_stop_signals_no_process_that_does_not_hold_the_runs_lock(tmp_path: Path) -> None:
+    """A guest writes into its lock what it likes, such as a process of ours."""
+    lock_file = tmp_path / "run_guest" / "orchestrator.lock"
+    lock = lock_place(lock_file, "taken")
+    with subprocess.Popen(["sleep", "600"]) as ours:
+        lock_file.write_text(f"{ours.pid} {socket.gethostname()}\n")
+        with pytest.raises(UserError, match=f"names process {ours.pid}, which does not hold it"):
+            stop(["guest", "--job", str(tmp_path)])
+        assert ours.poll() is None
+        ours.kill()
+    os.close(lock)
