@@ -35,7 +35,7 @@ CHAOS = "kill processes of a real job of several runs, round after round, and au
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns 1 when a bound is broken. A bound that other processes may have broken is not judged."""
+    """The command. Returns 1 when a bound is broken. A bound on time that other processes may have broken is not judged."""
     if arguments[:1] == ["chaos"]:
         command = [sys.executable, "-P", "-m", "perf.bench.chaos", *arguments[1:]]
         return subprocess.run(guarded(command), check=False).returncode

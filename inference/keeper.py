@@ -31,7 +31,7 @@ SLOW_CHECKS_IN_A_ROW = 3
 
 
 class ProbeFailed(RequestRefused):
-    """The server took the weights and does not compute with them, as its digest or its answers show."""
+    """The server accepted the weights but does not compute with them, as its digest or its log-probabilities show."""
 
 
 class Keeper:

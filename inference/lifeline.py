@@ -51,8 +51,8 @@ def bound_command(command: list[str]) -> list[str]:
 
 
 def end_group(group: int) -> None:
-    """Kills what is left of a process group. Python's resource trackers come last: each removes the shared memory and the
-    semaphores of those that are gone, which would stay in /dev/shm for ever, and then ends by itself."""
+    """Kills the remaining processes of a process group. Python's resource trackers are killed last: each removes the shared
+    memory and semaphores of the killed processes, which would stay in /dev/shm for ever, and then ends by itself."""
     trackers_until = time.monotonic() + TRACKER_SECONDS
     while members := _members(group):
         others = [pid for pid in members if not _is_resource_tracker(pid)]

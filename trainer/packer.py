@@ -70,7 +70,7 @@ class MicroBatch:
     environments_P: Tensor
     """Index into the sorted names of the environments of the token's batch."""
     temperatures_P: Tensor
-    """float32: what the token was sampled at, and its logits are divided by."""
+    """float32: the temperature that the token was sampled at, by which its logits are divided."""
     routed_experts_TLK: Tensor | None
     has_record_T: Tensor
 

@@ -2,11 +2,11 @@
 weights give them.
 
 A server that has loaded the weights must show the digest and reproduce the probe before it takes traffic; `docs/inference.md`
-says what each of them sees. Beside the log-probabilities are those of the version before, for a server whose kernels still
-compute with that; a model in bfloat16 publishes none, since its answers to N and N-1 differ by rounding as much as by the
-step. The tokens come from a fixed set of seeded random sequences. For a mixture of experts, the sequence is chosen whose
-routing is the least in doubt: where two experts are nearly equal, rounding alone may send a token elsewhere in another engine,
-and right weights would fail the probe.
+says what each of them detects. The previous version's log-probabilities are published, too, to detect a server whose kernels
+still compute with that version; a model in bfloat16 publishes none, since rounding changes its log-probabilities as much as a
+step does. The tokens come from a fixed set of seeded random sequences. For a mixture of experts, the sequence with the clearest
+routing is chosen: if two experts are nearly equal, rounding alone may route a token differently in another engine, and right
+weights would fail the probe.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Rank 0's side of the wire: who calls, what they are told, and which of their batches wait to be trained.
 
-Nothing here trains or decides about places. A run that has one is told `READY`, which opens a session, and may send as many
-batches as its credit; one without hears every few seconds what it waits for, or why it is sent away. A batch is trained once
-the run has said in the same session that its step is committed; what is not committed when the session ends is forgotten, as
-it may never be. Each pass takes in only what comes within a moment, so that no flood of one peer's messages keeps the others'
-steps from going on.
+Nothing here trains or decides about places. A run with a place gets `READY`, which opens a session, and may send as many batches
+as its credit. A run without one gets a message every few seconds that says what it waits for, or why it is sent away. A batch is
+trained after the run has reported in the same session that its step is committed. Batches that are not committed when the session
+ends are dropped, since they may never be committed. Each pass receives only for a moment, so that a flood of one peer's messages
+does not delay the others' steps.
 """
 
 from __future__ import annotations

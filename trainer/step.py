@@ -2,9 +2,9 @@
 
 A row may hold samples of several runs: one forward and one backward pass of the frozen model for all of them, with each
 run's own adapter and loss over its own tokens, at the temperature that each sample was generated at. Steps are finished one by
-one, when their last sample is trained; nothing of a run changes before its whole step is known to be finite, so that a step that
-is refused leaves its weights, optimizer and counters as they were, and what is broken in one run is in none of the others. All
-ranks open the same steps, train their shares of the samples, and finish in the same order with the same metrics.
+one, when their last sample is trained. A run changes only after its whole step is known to be finite, so a refused step leaves
+its weights, optimizer and counters as they were, and a broken run does not affect the others. All ranks open the same steps,
+train their shares of the samples, and finish in the same order with the same metrics.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from transport.records import Batch
 logger = logging.getLogger(__name__)
 
 _MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share")
-"""The first columns of the metric sums, one row an environment: means over trained tokens. Then come those of the loss's own
-metrics, and the number of tokens."""
+"""Metrics that are means over trained tokens. Their sums are the first columns of the metric sums, which have one row for each
+environment; the columns of the loss's own metrics and the number of tokens follow."""
 
 
 class OpenStep:
@@ -53,7 +53,7 @@ class OpenStep:
         self.samples = trained_samples(batch)
         """Indices of the samples to train, those that have a trained token. Which still are is for the caller to know."""
         self.fault: str | None = None
-        """Why the step must be refused, when it must; its samples are then no longer trained."""
+        """Why the step must be refused; None otherwise. The samples of a step with a fault are no longer trained."""
         self.trained_rows: list[Sequence[int]] = []
         """The samples that this rank has trained, row by row."""
         self.environments = environment_names(batch)

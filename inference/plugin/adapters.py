@@ -92,8 +92,8 @@ class Adapters:
                 del self._in_use[name]
 
     async def load(self, name: str, version: int, directory: Path) -> HeldWeights:
-        """Loads the PEFT adapter in `directory` as `name`, in place of an older version, and returns what the engine computes
-        with afterwards. Raises `UpdateRefused`."""
+        """Loads the PEFT adapter in `directory` as `name`, in place of an older version, and returns the digest of the weights
+        that the engine then computes with. Raises `UpdateRefused`."""
         if self._models.is_base_model(name):
             raise UpdateRefused(
                 f"adapter {name!r}: the base model is served under this name, and would answer; take another"
