@@ -179,7 +179,7 @@ async def one_batch(end: Feeder) -> None:
         (outside_the_vocabulary, {}, "step 1: sample 0 (1-0), token 3: id 1000000 is outside"),
         (not_a_number, {}, "step 1: sample 0 (1-0): advantages_T is nan"),
         (a_reward_that_is_not_a_number, {}, "step 1: sample 0 (1-0): reward is nan"),
-        (more_than_its_share, {}, "and a run's share is 50000"),
+        (more_than_its_share, {}, "a run may use at most 50000"),
         (beyond_its_credit, {}, "step 28: this trainer trains step 1 next and holds 4 batches, as it was told 8 times"),
         (one_batch, {"loss": {"kind": f"{__name__}:raises"}}, "the loss of step 1 raised KeyError"),
     ],
