@@ -42,17 +42,19 @@ class LagTrace:
         self.lags = array("d")
         """How late it was, in seconds; `lags[i]` belongs to `times[i]`."""
         self.spans: list[Span] = []
+        self._over = False
 
     async def __aenter__(self) -> LagTrace:
         self._began = time.perf_counter()
         self._task = asyncio.create_task(self._sample(), name="lag trace")
+        await asyncio.sleep(0)  # the first sample waits already when the block begins
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        self._over = True
+        await asyncio.wait([self._task])  # the last sample covers a span that ended just now
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -88,3 +90,5 @@ class LagTrace:
             woken = time.perf_counter()
             self.times.append(woken - self._began)
             self.lags.append(max(0.0, woken - asked - INTERVAL_SECONDS))
+            if self._over:
+                return

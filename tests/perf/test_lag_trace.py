@@ -28,6 +28,13 @@ async def test_a_block_is_seen_in_its_span() -> None:
     assert trace.distribution(blocked).median >= slept / 3
 
 
+async def test_a_span_at_the_very_end_has_a_sample() -> None:
+    async with LagTrace() as trace:
+        with trace.span("short"):
+            pass
+    assert trace.distribution(*trace.spans).n >= 1
+
+
 def test_a_sample_belongs_to_the_spans_that_its_wait_overlaps() -> None:
     trace = LagTrace()
     trace.times.extend([1.0, 2.0, 3.0, 4.0])

@@ -99,7 +99,7 @@ def test_code_that_a_dump_names_runs_only_when_the_dump_is_trusted(
     header.write_text(json.dumps(values))
     assert main([*command, str(tmp_path / "foreign")]) == 2
     said = capsys.readouterr().err
-    assert "names the advantage 'named_by_a_dump:advantage'" in said
+    assert "names the advantage function 'named_by_a_dump:advantage'" in said
     assert "--trust" in said
     assert not (tmp_path / "named_by_a_dump.ran").exists()
 
