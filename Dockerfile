@@ -13,8 +13,11 @@ COPY cli cli
 COPY cluster cluster
 COPY environments environments
 COPY inference inference
+COPY job job
+COPY models models
 COPY orchestrator orchestrator
 COPY perf perf
+COPY run run
 COPY sweep sweep
 COPY trainer trainer
 COPY transport transport

@@ -43,10 +43,10 @@ demo: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
 
 demo-multi: $(INSTALLED)
-	$(BIN)/python -m perf.demo_multi $(ARGS)
+	$(BIN)/python -m perf.demos.demo_multi $(ARGS)
 
 demo-sweep: $(INSTALLED)
-	$(BIN)/python -m perf.demo_sweep
+	$(BIN)/python -m perf.demos.demo_sweep
 
 test: $(INSTALLED)
 	$(BIN)/pytest $(ARGS)

@@ -1,4 +1,4 @@
-"""`counterpoint attribute DUMP`: says which phases of a step boundary block the loop (`perf/attribute.py`)."""
+"""`counterpoint attribute DUMP`: says which phases of a step boundary block the loop (`job/replay/attribute.py`)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from cli.errors import UserError
 from cli.replay import add_arguments, console_for_tables, lag_cells, opened, say_whole_step, settings_of
-from orchestrator.dump import Dump
-from orchestrator.threads import in_thread
-from perf.attribute import Attribution, attribute
-from perf.boundary import Recording
-from perf.replay import Settings, on_daemons_loop
+from job.errors import UserError
+from job.replay.attribute import Attribution, attribute
+from job.replay.boundary import Recording
+from job.replay.replay import Settings, on_daemons_loop
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.rollouts.dump import Dump
 
 
 def main(arguments: list[str]) -> int:

@@ -11,9 +11,9 @@ import json
 import subprocess
 import sys
 
-from cli.errors import UserError
 from cli.replay import console_for_tables
 from cluster.process import guarded
+from job.errors import UserError
 from perf.bench.command import Size, add_arguments, size_of
 from perf.figures import Case
 

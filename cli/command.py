@@ -12,10 +12,10 @@ from typing import Generic
 
 from pydantic import BaseModel
 
-from cli.errors import UserError
-from cli.layers import Table, flag_path
-from cli.load import Model, load, read_toml, to_toml
-from cli.schema import ITEM, Key, keys_of, nearest, pattern_of
+from job.configuration.layers import Table, flag_path
+from job.configuration.load import Model, load, read_toml, to_toml
+from job.configuration.schema import ITEM, Key, keys_of, nearest, pattern_of
+from job.errors import UserError
 
 SWITCHES = {
     "resume": "go on from the newest checkpoint",
@@ -132,10 +132,10 @@ def _read(name: str, arguments: list[str], switches: Sequence[str], joins: bool,
 
 def _whose(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
     """The kind of the file and the command for it, if its sections show that it is not a file of `model`."""
-    from cli.job import JobConfig
-    from cli.sweep_targets import SweepConfig
     from inference.config import InferenceConfig
-    from orchestrator.config import OrchestratorConfig
+    from job.config import JobConfig
+    from job.sweep.targets import SweepConfig
+    from run.config import OrchestratorConfig
     from trainer.config import TrainerConfig
 
     try:

@@ -11,8 +11,8 @@ import io
 import re
 from collections.abc import Callable
 
-from cli.errors import UserError
 from cli.main import COMMANDS
+from job.errors import UserError
 
 USAGE = """usage: counterpoint completion bash|zsh|fish
 

@@ -1,4 +1,4 @@
-"""`counterpoint import-dump FILE.pkl OUT`: the reference system's pickled rollouts as a dump (`perf/import_dump.py`)."""
+"""`counterpoint import-dump FILE.pkl OUT`: the reference system's pickled rollouts as a dump (`job/replay/import_dump.py`)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from cli.counted import counted
-from cli.errors import UserError
+from cli.display.progress_bar import counted
 from cli.synthesize import refuse_existing, written
-from orchestrator.dump import DumpError, write_dump
-from perf.import_dump import ImportedRollouts
-from perf.restricted_pickle import PickleError
+from job.errors import UserError
+from job.replay.import_dump import ImportedRollouts
+from job.replay.restricted_pickle import PickleError
+from orchestrator.rollouts.dump import DumpError, write_dump
 
 SHOWN = 5
 """Rollouts that could not be read, of which the reason is shown."""

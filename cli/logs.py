@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.errors import UserError
-from cli.record import JOB_FILE, read_json, run_ids_in
-from transport.untrusted import UntrustedFileError, open_regular
+from job.directory import JOB_FILE, read_json, run_ids_in
+from job.errors import UserError
+from transport.files.untrusted import UntrustedFileError, open_regular
 
 POLL_SECONDS = 0.2
 CHUNK_BYTES = 64 * 1024

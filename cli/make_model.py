@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli.errors import INTERRUPTED, UserError
 from cluster.process import SYSTEMD_VARIABLES, guarded
+from job.errors import INTERRUPTED, UserError
 
 USAGE = """usage: counterpoint make-model NAME...
 
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        from trainer.make_model import resolve_model
+        from models.make_model import resolve_model
     except ModuleNotFoundError as error:
         raise UserError(f"making a model needs {error.name}; install the extra `cpu`, `gpu` or `train`") from None
     for name in arguments:

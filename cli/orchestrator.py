@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cli.check import check_run
 from cli.command import Command, parse
-from cli.join import check_joins, values_of_job
 from cli.make_model import resolve
 from cluster.notify import notify_ready
-from orchestrator.config import OrchestratorConfig
+from job.check import check_run
+from job.join import check_joins, values_of_job
+from run.config import OrchestratorConfig
 
 
 def main(arguments: list[str]) -> int:

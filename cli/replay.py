@@ -1,4 +1,5 @@
-"""`counterpoint replay DUMP`: runs the daemon's own step boundary over a dump and shows what it takes (`perf/replay.py`)."""
+"""`counterpoint replay DUMP`: runs the daemon's own step boundary over a dump and shows what it takes
+(`job/replay/replay.py`)."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cli.errors import UserError
-from cli.summary import milliseconds
-from cli.whole_step import in_words, whole_step
-from orchestrator.dump import Dump, DumpError, open_dump
-from orchestrator.lag import LagDistribution
-from perf.blame_table import blame_table
-from perf.replay import Replay, Settings, replay_dump
+from cli.display.blame_table import blame_table
+from job.errors import UserError
+from job.replay.replay import Replay, Settings, replay_dump
+from job.replay.whole_step import in_words, whole_step
+from job.summary import milliseconds
+from orchestrator.loop_health.lag import LagDistribution
+from orchestrator.rollouts.dump import Dump, DumpError, open_dump
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
         show(found, dump)
         say_whole_step(dump)
     if given.timeline is not None:
-        from perf.timeline import draw
+        from job.replay.timeline import draw
 
         draw(found.trace, given.timeline, f"{dump.directory}: {found.nbytes / 1e6:,.0f} MB")
     return 0

@@ -14,27 +14,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.check import check_imports, check_run, check_templates
 from cli.command import Command, parse
-from cli.console import lasting
-from cli.errors import UserError
-from cli.history import History
-from cli.job import JobConfig
-from cli.layers import forget_environment
+from cli.display.console import lasting
+from cli.display.progress import Progress, choose
 from cli.make_model import resolve
-from cli.metrics_lines import Line
-from cli.output import check_output, check_ports, claim, write_job
-from cli.progress import Progress, choose
-from cli.record import PROCESSES_FILE, orchestrator_of, run_ids_in, steps_of
-from cli.standing import how_a_guest_stands, how_it_ended, is_finished, verdict_on
-from cli.summary import SUMMARY_FILE, as_text, print_summary, summarise, summarise_runs
-from cli.workers import needs_servers, worker_of, workers_of
 from cluster.events import ENDED, Outcome, State, Worker
 from cluster.job import Job, WorkerView
 from cluster.notify import Heartbeat, notify, notify_ready
 from cluster.process import last_lines
-from inference.sources import Sources
-from transport.atomic import write_atomically
+from inference.pool.sources import Sources
+from job.check import check_imports, check_run, check_templates
+from job.config import JobConfig
+from job.configuration.layers import forget_environment
+from job.directory import PROCESSES_FILE, orchestrator_of, run_ids_in, steps_of
+from job.errors import UserError
+from job.history import History
+from job.metrics_lines import Line
+from job.output import check_output, check_ports, claim, write_job
+from job.run_state import how_a_guest_stands, how_it_ended, is_finished, verdict_on
+from job.summary import SUMMARY_FILE, as_text, print_summary, summarise, summarise_runs
+from job.workers import needs_servers, worker_of, workers_of
+from transport.files.atomic import write_atomically
 
 POLL_SECONDS = 0.5
 
@@ -274,7 +274,7 @@ class JobOnScreen:
         if self._config.orchestrator.run_dir.exists() and not self._config.runs:
             paths["run"] = self._config.orchestrator.run_dir
         if any(history.shipped for history in histories):
-            from cli.plot import plot
+            from cli.display.plot import plot
 
             try:
                 paths["curves"] = plot(histories, directory / "curves.png", directory.name)

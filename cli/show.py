@@ -20,11 +20,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cli.errors import UserError
-from cli.record import run_ids_in
-from transport.atomic import published_steps
+from job.directory import run_ids_in
+from job.errors import UserError
+from transport.files.atomic import published_steps
+from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
 from transport.printable import printable
-from transport.untrusted import UntrustedFileError, open_regular, parse_json
 
 MAX_RECORD_BYTES = 64 * 2**20
 """Of one rollout's line."""

@@ -17,17 +17,26 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.errors import UserError
-from cli.history import History
-from cli.record import JOB_FILE, PROCESSES_FILE, is_running, orchestrator_of, own_runs, read_json, run_ids_in, steps_of
-from cli.standing import verdict_on
-from cli.summary import milliseconds, number, scientific
+from cli.display.blame_table import blame_table
 from cluster.process import last_lines
-from orchestrator.failures import failures_in_words, sum_failures
-from orchestrator.losses import in_words
-from orchestrator.offences import offences_of
-from orchestrator.phases import phases_in_words, sum_phases
-from perf.blame_table import blame_table
+from job.directory import (
+    JOB_FILE,
+    PROCESSES_FILE,
+    is_running,
+    orchestrator_of,
+    own_runs,
+    read_json,
+    run_ids_in,
+    steps_of,
+)
+from job.errors import UserError
+from job.history import History
+from job.run_state import verdict_on
+from job.summary import milliseconds, number, scientific
+from orchestrator.loop_health.slow_spots import offences_of
+from orchestrator.rollouts.failures import failures_in_words, sum_failures
+from orchestrator.step.discarded import in_words
+from orchestrator.step.phases import phases_in_words, sum_phases
 from transport.printable import printable
 
 WATCH_SECONDS = 2.0

@@ -11,9 +11,9 @@ import socket
 import time
 from pathlib import Path
 
-from cli.errors import UserError
-from cli.history import History
-from cli.record import (
+from cluster.events import ENDED
+from cluster.lifecycle import LONGEST_BACKOFF_SECONDS
+from job.directory import (
     JOB_FILE,
     PROCESSES_FILE,
     is_running,
@@ -25,13 +25,13 @@ from cli.record import (
     steps_of,
     written_config,
 )
-from cli.summary import duration
-from cluster.events import ENDED
-from cluster.lifecycle import LONGEST_BACKOFF_SECONDS
-from orchestrator.config import OrchestratorConfig
-from trainer.control import evict
+from job.errors import UserError
+from job.history import History
+from job.summary import duration
+from run.config import OrchestratorConfig
+from trainer.runs.control_files import evict
 from transport.config import IDENTIFIER_PATTERN
-from transport.exclusive import Holder
+from transport.files.lock import Holder
 
 USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
 

@@ -1,6 +1,6 @@
 """`counterpoint sweep FILE`: one worker of a sweep. Any number of them, on any machines, share out its targets among themselves.
 
-Everything that can be checked is, before the first claim. Then `sweep.claim` says which target is ours, `cli/sweep_body.py` runs
+Everything that can be checked is, before the first claim. Then `sweep.claim` says which target is ours, `job/sweep/body.py` runs
 it, and a signal gives it back. `cli/sweep_status.py` shows the whole.
 """
 
@@ -18,22 +18,24 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from cli import sweep_status
-from cli.check import check_imports
 from cli.command import Command, log_to_stderr, parse
-from cli.console import lasting
-from cli.errors import UserError
-from cli.grid import shown
-from cli.layers import forget_environment
-from cli.load import to_toml
-from cli.sweep_body import run_target
-from cli.sweep_status import console_for, looking, print_table, show_live
-from cli.sweep_targets import SweepConfig, Target, targets_of
+from cli.display.console import lasting
+from cli.sweep_status import console_for, print_table, show_live
 from cluster import launch
+from job.check import check_imports
+from job.configuration.layers import forget_environment
+from job.configuration.load import to_toml
+from job.errors import UserError
+from job.sweep.body import run_target
+from job.sweep.grid import shown
+from job.sweep.rows import looking
+from job.sweep.targets import SweepConfig, Target, targets_of
 from sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
 from sweep.lock import Claim, PreviousTaskFailed
+from sweep.open_store import open_store
 from sweep.record import RecordError
-from sweep.store import UnsafeStoreError, open_store
-from transport.requests_to_stop import RequestsToStop
+from sweep.store import UnsafeStoreError
+from transport.process.stop_requests import RequestsToStop
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.errors import UserError
-from cli.load import load
-from cli.summary import duration
-from cli.sweep_result import Result, result_of
-from cli.sweep_targets import SweepConfig, Target, targets_of
+from job.configuration.load import load
+from job.errors import UserError
+from job.summary import duration
+from job.sweep.rows import Row, looking, row_of_target
+from job.sweep.targets import SweepConfig, targets_of
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import UnsafeStoreError
 
@@ -35,21 +34,6 @@ REFRESH_SECONDS = 2.0
 
 STYLES = {"SUCCESS": "green", "RUNNING": "yellow", "FAILED": "red", "UNREADABLE": "red", "INTERRUPTED": "yellow"}
 SETTLED = frozenset({"SUCCESS", "FAILED", "UNREADABLE"})
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One target as it stands."""
-
-    status: TargetStatus
-    result: Result | None
-    """None where the sweep's file is not known."""
-    values: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        runs = None if self.result is None else [asdict(run) for run in self.result.runs]
-        return {**asdict(self.status), "values": self.values, "runs": runs}
 
 
 def main(arguments: list[str]) -> int:
@@ -70,18 +54,6 @@ def main(arguments: list[str]) -> int:
         asyncio.run(show_live(look, given.where, console, until_settled=True))
     print_table(look(), given.where, console)
     return 0
-
-
-def looking(config: SweepConfig, targets: Sequence[Target]) -> Callable[[], list[Row]]:
-    """What looks at a sweep whose file is known. It lists targets that its file has no longer, too."""
-    known = {target.target_id: target for target in targets}
-
-    def look() -> list[Row]:
-        statuses = {status.target_id: status for status in sweep_status(config.store, known)}
-        order = [*known, *(target_id for target_id in statuses if target_id not in known)]
-        return [_row(statuses[target_id], known.get(target_id)) for target_id in order]
-
-    return look
 
 
 def console_for(file: Any) -> Console:
@@ -121,11 +93,7 @@ def _look_at(where: str) -> Callable[[], list[Row]]:
             )
     except (UnsafeStoreError, ValueError, ImportError) as error:
         raise UserError(f"{where}: {error}") from None
-    return lambda: [_row(status, None) for status in sweep_status(where)]
-
-
-def _row(status: TargetStatus, target: Target | None) -> Row:
-    return Row(status, None if target is None else result_of(target), {} if target is None else target.values)
+    return lambda: [row_of_target(status, None) for status in sweep_status(where)]
 
 
 def _table(rows: Sequence[Row], title: str) -> Table:

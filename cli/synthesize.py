@@ -1,4 +1,4 @@
-"""`counterpoint synthesize OUT`: makes up a dump of any size, for `replay` and `attribute` (`perf/synthesize.py`)."""
+"""`counterpoint synthesize OUT`: makes up a dump of any size, for `replay` and `attribute` (`job/replay/synthesize.py`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 import time
 from pathlib import Path
 
-from cli.counted import counted
-from cli.errors import UserError
-from orchestrator.dump import DumpHeader, write_dump
-from perf.synthesize import Shape, header_of, synthetic_rollouts
+from cli.display.progress_bar import counted
+from job.errors import UserError
+from job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from orchestrator.rollouts.dump import DumpHeader, write_dump
 
 
 def main(arguments: list[str]) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cli.command import log_to_stderr, parse
-from cli.errors import UserError
 from cli.make_model import resolve
 from cluster.notify import notify_ready
+from job.errors import UserError
 from trainer.config import TrainerConfig
 
 

@@ -36,7 +36,7 @@ from cluster.events import (
     Worker,
     describe_exit,
 )
-from transport.requests_to_stop import RequestsToStop
+from transport.process.stop_requests import RequestsToStop
 
 KILL_GRACE_SECONDS = 15.0
 """A killed process that is still there after this is stuck in the kernel; we go on without it and say so."""

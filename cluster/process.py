@@ -16,7 +16,7 @@ from pathlib import Path
 from cluster import launch
 from cluster.events import Worker
 from cluster.notify import NotifySocket
-from transport.untrusted import UntrustedFileError, open_regular
+from transport.files.untrusted import UntrustedFileError, open_regular
 
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 """Meant for the supervisor itself when systemd runs it; a worker has its own."""

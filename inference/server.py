@@ -27,10 +27,10 @@ from typing import IO, Any
 import orjson
 
 from inference.config import InferenceConfig
-from inference.lifeline import bound_command, end_group, stopped_members
 from inference.token import read_token
-from transport.faults import is_lasting
-from transport.requests_to_stop import RequestsToStop
+from transport.process.parent_death import bound_command, end_group, stopped_members
+from transport.process.permanent_errors import is_lasting
+from transport.process.stop_requests import RequestsToStop
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def server_command(config: InferenceConfig) -> list[str]:
     command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs)]
     command += ["--max-num-batched-tokens", str(config.max_num_batched_tokens)]
     command += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
-    command += ["--worker-extension-cls", "inference.plugin.held.WeightReader"]
+    command += ["--worker-extension-cls", "inference.plugin.worker_digest.WeightReader"]
     # Log-probabilities at the sampling temperature, and no sampling settings but those a request states: a model's
     # generation_config.json may ask for top-k or top-p, which would train on another distribution than was meant.
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]

@@ -13,7 +13,7 @@ import numpy as np
 
 from inference.base import Completion, GenerateRequest, SamplingParameters, ServerFailure
 from transport.arrays import CodecError, pack_arrays, unpack_arrays
-from transport.atomic import as_bytes_view
+from transport.files.atomic import as_bytes_view
 
 GENERATE_PATH = "/counterpoint/v1/generate"
 PROBE_PATH = "/counterpoint/v1/probe"

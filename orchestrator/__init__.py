@@ -4,12 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.advantages import AdvantageInputs as AdvantageInputs
-    from orchestrator.advantages import AdvantageOutputs as AdvantageOutputs
+    from orchestrator.step.advantages import AdvantageInputs as AdvantageInputs
+    from orchestrator.step.advantages import AdvantageOutputs as AdvantageOutputs
 
 _EXPORTS = {
-    "AdvantageInputs": "orchestrator.advantages",
-    "AdvantageOutputs": "orchestrator.advantages",
+    "AdvantageInputs": "orchestrator.step.advantages",
+    "AdvantageOutputs": "orchestrator.step.advantages",
 }
 """By name, the module that has it: imported when it is asked for."""
 

@@ -22,26 +22,22 @@ from environments.chat import Chat
 from environments.mix import ExampleMix
 from environments.registry import load_environment
 from inference.base import InferenceError
-from inference.pool import InferencePool
-from orchestrator import losses, metrics
-from orchestrator.advantages import Advantage, load_advantage, try_advantage
-from orchestrator.blame import LoopBlame
-from orchestrator.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
-from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
-from orchestrator.config import OrchestratorConfig
-from orchestrator.delivery import EvictedError, MissingBatchError, RejectedError
-from orchestrator.describe_error import describe_error
+from inference.pool.pool import InferencePool
+from orchestrator import metrics
 from orchestrator.dispatcher import Dispatcher
-from orchestrator.dump import DumpHeader
 from orchestrator.ending import until_durable
-from orchestrator.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
-from orchestrator.filters import with_vocabulary
-from orchestrator.lag import EventLoopLagMonitor
 from orchestrator.logging_setup import logging_to, run_context
-from orchestrator.merge_process import MergeProcess
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, seldom_collecting, set_apart
+from orchestrator.loop_health.lag import EventLoopLagMonitor
+from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
+from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting
 from orchestrator.metrics import MetricsLine, PrometheusEndpoint
 from orchestrator.policy import ForeignBroadcastError, PolicyWatcher
-from orchestrator.rollouts import LoadedEnvironment
+from orchestrator.rollouts.describe_error import describe_error
+from orchestrator.rollouts.dump import DumpHeader
+from orchestrator.rollouts.play import LoadedEnvironment
+from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import (
     ConfigurationError,
     RunEvictedError,
@@ -53,15 +49,20 @@ from orchestrator.run_directory import (
     taken_over,
     write_config,
 )
-from orchestrator.scheduler import Scheduler
-from orchestrator.sender import Sender
+from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.signals import StopSignals
-from orchestrator.step import StepBoundary
-from orchestrator.threads import give_environments_threads, in_thread, prompt_switching
-from orchestrator.transcripts import Transcriber
-from orchestrator.watchdog import StallError, Watchdog, awaiting
-from transport.faults import is_lasting
-from transport.open import open_link
+from orchestrator.step import discarded
+from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
+from orchestrator.step.boundary import StepBoundary
+from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
+from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
+from orchestrator.step.filters import with_vocabulary
+from orchestrator.step.merge_process import MergeProcess
+from orchestrator.step.sender import Sender
+from run.config import OrchestratorConfig
+from transport.process.permanent_errors import is_lasting
+from transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)
 
@@ -297,9 +298,9 @@ class Daemon:
         metrics.log_step(line, self._config.steps)
         notify(f"STATUS=step {line['step']} of {self._config.steps}")
 
-    def _report_losses(self, report: losses.Report) -> None:
-        notify(f"STATUS=step {report['step']} of {self._config.steps}; {losses.in_words(report)}")
-        self._tasks.create_task(in_thread(losses.save, report, self._config.run_dir))
+    def _report_losses(self, report: discarded.Report) -> None:
+        notify(f"STATUS=step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
+        self._tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))
 
     def _describe(self) -> str:
         if self._scheduler is None:
@@ -312,7 +313,7 @@ def _resume(config: OrchestratorConfig) -> Checkpoint | None:
     checkpoint = load_newest(config)
     newest_step = checkpoint.step if checkpoint is not None else 0
     rewind(config.run_dir, newest_step)
-    (config.run_dir / losses.LOSSES_FILE).unlink(missing_ok=True)
+    (config.run_dir / discarded.LOSSES_FILE).unlink(missing_ok=True)
     metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
     return checkpoint
 

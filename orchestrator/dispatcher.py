@@ -16,11 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.chat import Chat
-from orchestrator.advantages import Advantage
-from orchestrator.blame import LoopBlame
-from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
-from orchestrator.config import OrchestratorConfig
-from orchestrator.events import (
+from orchestrator.logging_setup import set_context
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.lag import EventLoopLagMonitor
+from orchestrator.loop_health.resident import resident_bytes
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.metrics import MetricsLine
+from orchestrator.rollouts.play import (
+    GeneratingPool,
+    LoadedEnvironment,
+    PolicyModel,
+    play,
+    sampling_parameters,
+    score_group,
+)
+from orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
     DrainRequested,
@@ -34,18 +44,15 @@ from orchestrator.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.judge import Judge, judged
-from orchestrator.lag import EventLoopLagMonitor
-from orchestrator.logging_setup import set_context
-from orchestrator.losses import Losses, Report, is_counted, save, with_unrecorded
-from orchestrator.metrics import MetricsLine
-from orchestrator.phases import PhaseClock
-from orchestrator.resident import resident_bytes
-from orchestrator.rollouts import GeneratingPool, LoadedEnvironment, PolicyModel, play, sampling_parameters, score_group
-from orchestrator.scheduler import Scheduler
-from orchestrator.sender import Sender
-from orchestrator.step import StepBoundary
-from orchestrator.threads import in_thread
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.step.advantages import Advantage
+from orchestrator.step.boundary import StepBoundary
+from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from orchestrator.step.discarded import Losses, Report, is_counted, save, with_unrecorded
+from orchestrator.step.finalize import Judge, judged
+from orchestrator.step.phases import PhaseClock
+from orchestrator.step.sender import Sender
+from run.config import OrchestratorConfig
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestrator.config import OrchestratorConfig
-from orchestrator.sender import NoTrainerError, Sender
-from orchestrator.threads import in_thread
-from transport.atomic import published_steps
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.step.sender import NoTrainerError, Sender
+from run.config import OrchestratorConfig
+from transport.files.atomic import published_steps
 
 logger = logging.getLogger(__name__)
 

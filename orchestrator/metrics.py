@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from orchestrator.failures import PREFIX, failures_in_words, sum_failures
-from orchestrator.offences import offences_of
+from orchestrator.loop_health.slow_spots import offences_of
+from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from orchestrator.run_directory import ConfigurationError
-from transport.faults import is_lasting
-from transport.lines import lines_from_end, replace_end
+from transport.files.json_lines import lines_from_end, replace_end
+from transport.process.permanent_errors import is_lasting
 
 logger = logging.getLogger(__name__)
 

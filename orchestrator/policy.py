@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from inference.base import InferenceError, Probe, WeightUpdate
-from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
-from orchestrator.threads import in_thread
-from orchestrator.watchdog import awaiting
-from transport.atomic import STABLE, published_steps
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from transport.files.atomic import STABLE, published_steps
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 
 
 class Pool(Protocol):
-    """What the watcher needs of `inference.pool.InferencePool`."""
+    """What the watcher needs of `inference.pool.pool.InferencePool`."""
 
     async def update_weights(self, update: WeightUpdate) -> None: ...
 

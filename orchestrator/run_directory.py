@@ -14,10 +14,10 @@ from pathlib import Path
 
 import tomli_w
 
-from orchestrator.config import OrchestratorConfig
-from transport.atomic import remove_directory, write_atomically
-from transport.exclusive import lock_place
-from transport.faults import is_lasting
+from run.config import OrchestratorConfig
+from transport.files.atomic import remove_directory, write_atomically
+from transport.files.lock import lock_place
+from transport.process.permanent_errors import is_lasting
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from cluster.notify import notify
-from orchestrator.watchdog import describe_waits
-from transport.requests_to_stop import RequestsToStop
+from orchestrator.loop_health.watchdog import describe_waits
+from transport.process.stop_requests import RequestsToStop
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ import orjson
 import uvloop
 from rich.console import Console
 
-from orchestrator.blame import LoopBlame
-from orchestrator.blame_evidence import Kind
-from orchestrator.offences import Offence
-from orchestrator.threads import prompt_switching
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.blame_evidence import Kind
+from orchestrator.loop_health.slow_spots import Offence
+from orchestrator.loop_health.threads import prompt_switching
 from perf.figures import Case, Figure
 
 THRESHOLD_SECONDS = 0.02

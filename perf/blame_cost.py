@@ -2,9 +2,10 @@
 
     python -m perf.blame_cost [--rounds 40] [--json]
 
-The work is that of a daemon's loop, the synthetic tasks of `perf/traffic.py`, a fixed amount a turn. Compared is the CPU time
-of the process for one turn, each round with every variant once, in changing order; of each variant's turns the least disturbed
-quarter counts. "Without, again" is a second turn without blame; how far it is from the first is what cannot be measured here.
+The work is that of a daemon's loop, the synthetic tasks of `job/replay/traffic.py`, a fixed amount a turn. Compared is the
+CPU time of the process for one turn, each round with every variant once, in changing order; of each variant's turns the
+least disturbed quarter counts. "Without, again" is a second turn without blame; how far it is from the first is what cannot
+be measured here.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from contextlib import nullcontext
 import uvloop
 from rich.console import Console
 
-from orchestrator.blame import LoopBlame
-from orchestrator.threads import prompt_switching
+from job.replay.traffic import one_round
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.threads import prompt_switching
 from perf.figures import Case, Figure
-from perf.traffic import one_round
 
 _TASKS = 20
 _ROUNDS_A_TASK = 125

@@ -35,20 +35,20 @@ from environments.chat import Chat
 from environments.mix import ExampleMix
 from environments.registry import load_environment
 from inference.config import PoolConfig
-from inference.pool import InferencePool
-from orchestrator.config import OrchestratorConfig
-from orchestrator.judge import find_fault
-from orchestrator.rollouts import LoadedEnvironment, PolicyModel, play, sampling_parameters
+from inference.pool.pool import InferencePool
+from models.make_model import resolve_model
+from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters
+from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.run_directory import write_config
-from orchestrator.trajectories import assemble_batch, merge_rollout
+from orchestrator.step.finalize import find_fault
+from run.config import OrchestratorConfig
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
-from trainer.make_model import resolve_model
-from trainer.model import log_probabilities
+from trainer.model.load import log_probabilities
 from trainer.packer import pack, trained_samples
 from trainer.ranks import Ranks
-from trainer.runs import MultiRunManager
+from trainer.runs.manager import MultiRunManager
 from transport.records import Batch, Rollout
 
 DEMO = Path(__file__).parent.parent / "configs" / "demo.toml"

@@ -3,7 +3,7 @@
 Responses come as JSON does, with lists of numbers and routed experts in base64; each rollout is merged in a thread of
 `asyncio.gather`; records go through `json`; the batch is one msgpack message with its blobs inside, encoded on the loop and
 given to ZMQ to copy, and the same bytes are written to a file as the durable record. It ends with the same samples as
-`orchestrator/step.py` from the same rollouts, and only benchmarks use it.
+`orchestrator/step/boundary.py` from the same rollouts, and only benchmarks use it.
 """
 
 from __future__ import annotations

@@ -31,14 +31,14 @@ from torch import Tensor, nn
 from inference.base import HeldWeights, Probe
 from inference.plugin import BACKEND
 from inference.plugin.digest import DTYPES, digests_of
-from orchestrator.config import LoraConfig
+from models.tiny_models import write_untrained
+from run.config import LoraConfig
 from trainer.broadcast import own_memory
-from trainer.low_rank import MultiLora
-from trainer.model import load_model, log_probabilities
-from trainer.multi_lora import digest_adapter, export_adapter, is_target, routing, wrap_linears
+from trainer.lora.layer import MultiLora
+from trainer.lora.multi_lora import digest_adapter, export_adapter, is_target, routing, wrap_linears
+from trainer.model.load import load_model, log_probabilities
+from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
-from trainer.router_replay import RouterReplay
-from trainer.tiny_models import write_untrained
 from transport.records import Float32Array
 
 RATES = (1e-6, 1e-5, 1e-4)
@@ -163,7 +163,7 @@ class Engine:
         self._llm = LLM(
             model=str(base), dtype=dtype, enforce_eager=True, max_model_len=256, max_num_seqs=16,
             enable_prefix_caching=False, generation_config="vllm", enable_lora=adapts, max_lora_rank=LORA.rank,
-            worker_extension_cls="inference.plugin.held.WeightReader", disable_log_stats=True,
+            worker_extension_cls="inference.plugin.worker_digest.WeightReader", disable_log_stats=True,
             weight_transfer_config=None if adapts else {"backend": BACKEND},
         )  # fmt: skip
         self._worker = self._llm.llm_engine.model_executor.driver_worker.worker
@@ -174,7 +174,7 @@ class Engine:
         from vllm.lora.request import LoRARequest
 
         from inference.plugin import weights
-        from inference.plugin.held import join_ranks
+        from inference.plugin.worker_digest import join_ranks
 
         if self._adapts:
             self._adapter = LoRARequest("a", 1, str(directory))

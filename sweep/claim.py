@@ -21,9 +21,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from sweep.interruption import Interruptions
 from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
 from sweep.lock import REAL_CLOCKS, Claim, Keeper, PreviousTaskFailed, holder, keeping
+from sweep.open_store import open_proven
 from sweep.protocol import LeaseLost, Observer, Tenure, perform
 from sweep.record import RecordError, checked_id
-from sweep.store import StoreError, open_proven
+from sweep.store import StoreError
 from sweep.walk import Rest, Walk
 
 logger = logging.getLogger(__name__)

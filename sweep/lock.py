@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 from sweep.interruption import Interruptions
 from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
+from sweep.open_store import open_proven
 from sweep.protocol import Clocks, LeaseLost, Observer, Tenure, perform
 from sweep.record import Record, RecordError, checked_id
-from sweep.store import Store, StoreError, open_proven
+from sweep.store import Store, StoreError
 from sweep.walk import Pace
 
 logger = logging.getLogger(__name__)

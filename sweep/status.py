@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from sweep.open_store import open_store
 from sweep.record import Record, RecordError, checked_id
-from sweep.store import Store, open_store
+from sweep.store import Store
 
 
 @dataclass(frozen=True, slots=True)

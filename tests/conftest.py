@@ -3,10 +3,16 @@ built-in models are built once, into the user's cache, by the first test that as
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.support.jobs import JOB, shipped_line, trained_line
 
 settings.register_profile("counterpoint", deadline=None, derandomize=True, database=None)
 settings.load_profile("counterpoint")
@@ -15,7 +21,7 @@ settings.load_profile("counterpoint")
 @pytest.fixture(scope="session")
 def tiny_moe() -> Path:
     """The directory of the warmed-up `tiny-moe`. Building it takes most of a minute: mark the test slow and give it time."""
-    from trainer.make_model import make_model
+    from models.make_model import make_model
 
     return make_model("tiny-moe")
 
@@ -23,6 +29,43 @@ def tiny_moe() -> Path:
 @pytest.fixture(scope="session")
 def tiny_dense() -> Path:
     """Likewise `tiny-dense`."""
-    from trainer.make_model import make_model
+    from models.make_model import make_model
 
     return make_model("tiny-dense")
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("COUNTERPOINT_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    """A valid job whose output goes to `tmp_path / "out"`."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(output_dir=tmp_path / "out"))
+    return path
+
+
+@pytest.fixture
+def write_lines() -> Callable[[Path, list[dict[str, Any]]], None]:
+    """Appends JSON lines to a file whose directory is made if need be."""
+
+    def write(path: Path, lines: list[dict[str, Any]]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    return write
+
+
+@pytest.fixture
+def past(tmp_path: Path, write_lines: Callable[[Path, list[dict[str, Any]]], None]) -> Path:
+    """A job's directory in which 20 steps were shipped, two seconds apart, and 19 trained."""
+    output = tmp_path / "out"
+    write_lines(output / "run_test" / "metrics.jsonl", [shipped_line(step, 100.0 + 2 * step) for step in range(1, 21)])
+    write_lines(output / "trainer" / "metrics.jsonl", [trained_line(step) for step in range(1, 20)])
+    write_lines(output / "trainer" / "metrics.jsonl", [trained_line(5, "another") | {"mismatch_kl": 9.0}])
+    return output

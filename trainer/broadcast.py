@@ -13,12 +13,12 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from inference.plugin.digest import digests_of
-from trainer.control import run_directory
-from trainer.multi_lora import digest_adapter, export_adapter
+from trainer.lora.multi_lora import digest_adapter, export_adapter
+from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
-from trainer.router_replay import RouterReplay
-from trainer.runs import Run
-from transport.atomic import publish_directory, published_steps, remove_directory
+from trainer.runs.control_files import run_directory
+from trainer.runs.manager import Run
+from transport.files.atomic import publish_directory, published_steps, remove_directory
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

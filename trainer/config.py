@@ -1,4 +1,4 @@
-"""Configuration of the trainer's processes. What differs between runs is in a run's `[training]` (`orchestrator/config.py`)."""
+"""Configuration of the trainer's processes. What differs between runs is in a run's `[training]` (`run/config.py`)."""
 
 from __future__ import annotations
 

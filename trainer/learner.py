@@ -2,7 +2,7 @@
 
 Rank 0 is led by the wire (`trainer/train.py`) and leads the others: each command goes to all ranks first and is then carried out
 by all, so that collective calls inside meet. A command is msgpack, `{"kind": ...}`; a batch travels as its own wire frames.
-Which runs there are goes by the manager (`trainer/runs.py`), whose hooks make and unmake here what a run consists of.
+Which runs there are goes by the manager (`trainer/runs/manager.py`), whose hooks make and unmake here what a run consists of.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import msgpack
 import torch
 from torch import nn
 
-from orchestrator.config import OrchestratorConfig
-from trainer import checkpoint
-from trainer.adapter_file import load_adapter
+from run.config import OrchestratorConfig
 from trainer.config import TrainerConfig
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
+from trainer.lora.adapter_file import load_adapter
+from trainer.lora.multi_lora import check_targets, wrap_linears
 from trainer.loss import load_loss
 from trainer.metrics import MetricValue
-from trainer.model import load_model, trainable_parameters
-from trainer.multi_lora import check_targets, wrap_linears
+from trainer.model.load import load_model, trainable_parameters
+from trainer.model.packing_proof import can_pack, prove_packing
+from trainer.model.router_replay import RouterReplay
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
-from trainer.packing import can_pack, prove_packing
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
-from trainer.router_replay import RouterReplay
 from trainer.rows import Rows, StepRow
-from trainer.runs import MultiRunManager, Run
+from trainer.runs import checkpoint
+from trainer.runs.manager import MultiRunManager, Run
 from trainer.step import OpenStep, finish, train_row
 from transport import codec
-from transport.atomic import as_bytes_view
+from transport.files.atomic import as_bytes_view
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)

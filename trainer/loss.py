@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from environments.import_path import import_advice
-from orchestrator.config import LossConfig
+from run.config import LossConfig
 
 TRIED_TOKENS = 8
 """Of the made-up batch that a custom loss is called with when it is loaded."""

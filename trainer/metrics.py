@@ -7,8 +7,8 @@ import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
-from transport.atomic import write_atomically
-from transport.lines import append_line, lines_from_end, object_in
+from transport.files.atomic import write_atomically
+from transport.files.json_lines import append_line, lines_from_end, object_in
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config import TrainingConfig
+from run.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, steps: int, step: int) -> float:

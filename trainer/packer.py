@@ -1,8 +1,8 @@
 """Batches into micro-batches: what cannot be trained is refused, and the samples that share a row become its tensors.
 
-Whose samples share a row is decided elsewhere (`trainer/fair_share.py`). Nothing is padded, and a sample is never split or seen
-by another (`trainer/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens, each predicted
-from the position before it.
+Whose samples share a row is decided elsewhere (`trainer/fair_share.py`). Nothing is padded, and a sample is never split or
+seen by another (`trainer/model/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens,
+each predicted from the position before it.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from inference.plugin.digest import Digest
-from trainer.model import log_probabilities
-from trainer.multi_lora import routing
-from trainer.packing import can_pack
-from trainer.router_replay import RouterReplay
+from trainer.lora.multi_lora import routing
+from trainer.model.load import log_probabilities
+from trainer.model.packing_proof import can_pack
+from trainer.model.router_replay import RouterReplay
 
 
 class BrokenWeights(RuntimeError):

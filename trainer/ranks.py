@@ -29,11 +29,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cluster.launch import die_with_parent
-from cluster.notify import Heartbeat, NotifySocket, notify, notify_ready
+from cluster.notify import Heartbeat, NotifySocket
 from trainer.config import TrainerConfig
 from trainer.stop import StopRequest
-from transport.atomic import write_atomically
+from transport.files.atomic import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +162,7 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     write_atomically(file, config.model_dump_json().encode())
     meeting_place = Path(tempfile.mkdtemp(prefix="counterpoint-ranks-"))
     socket = NotifySocket()
-    command = [sys.executable, "-P", "-m", "trainer.ranks", str(os.getpid()), str(config.processes), str(file)]
+    command = [sys.executable, "-P", "-m", "trainer.rank_process", str(os.getpid()), str(config.processes), str(file)]
     command.append(str(meeting_place / "torchrun"))
     environment = os.environ | {
         "NOTIFY_SOCKET": socket.address,
@@ -227,31 +226,3 @@ def _supervise(
         )
         return 1
     return code
-
-
-def _rank_main(file: Path) -> int:
-    from trainer.train import train
-
-    config = TrainerConfig.model_validate_json(file.read_bytes())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    die_with_parent(signal.SIGKILL, os.getppid())
-    if os.environ["RANK"] != "0":
-        return train(config, lambda: None)
-    notify(f"MAINPID={os.getpid()}")
-    code = train(config, notify_ready)
-    notify(f"EXIT_STATUS={code}")
-    return code
-
-
-def _torchrun_main(parent: int, processes: str, file: str, meeting_place: str) -> None:
-    from torch.distributed.run import main
-
-    die_with_parent(signal.SIGTERM, parent)
-    rendezvous = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting_place}"]
-    main([*rendezvous, f"--nproc-per-node={processes}", "-m", "trainer.ranks", file])
-
-
-if __name__ == "__main__":
-    if inside_torchrun():
-        sys.exit(_rank_main(Path(sys.argv[1])))
-    _torchrun_main(int(sys.argv[1]), *sys.argv[2:])

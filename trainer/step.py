@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from trainer.faults import is_fatal, is_out_of_memory
+from trainer.lora.multi_lora import routing
 from trainer.loss import LossInputs, LossOutputs
 from trainer.metrics import MetricValue
-from trainer.model import log_probabilities
-from trainer.multi_lora import routing
+from trainer.model.load import log_probabilities
+from trainer.model.router_replay import RouterReplay
 from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, environment_names, pack, trained_samples
 from trainer.ranks import Ranks
-from trainer.router_replay import RouterReplay
-from trainer.runs import Run
+from trainer.runs.manager import Run
 from trainer.token_export import TokenExport
 from transport.records import Batch
 

@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-from transport.requests_to_stop import RequestsToStop
+from transport.process.stop_requests import RequestsToStop
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -14,7 +14,7 @@ import orjson
 from torch import Tensor
 
 from trainer.packer import Part
-from transport.atomic import write_atomically
+from transport.files.atomic import write_atomically
 
 
 class TokenExport:

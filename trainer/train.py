@@ -20,25 +20,26 @@ import numpy as np
 from safetensors import SafetensorError
 
 from cluster.notify import beating
-from orchestrator.config import OrchestratorConfig
-from trainer import checkpoint, control, ranks
-from trainer.attendance import Attendance
+from run.config import OrchestratorConfig
+from trainer import ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.faults import is_fatal
 from trainer.learner import Learner
 from trainer.metrics import MetricsFile, MetricValue
-from trainer.model import choose_device
+from trainer.model.load import choose_device
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
-from trainer.reception import Reception
-from trainer.runs import HookError, Progress, Run, setup_multi_run_manager
+from trainer.runs import checkpoint, control_files
+from trainer.runs.manager import HookError, Progress, Run, setup_multi_run_manager
+from trainer.runs.presence import Attendance
+from trainer.runs.sessions import Reception
 from trainer.stop import StopRequest
-from transport.atomic import published_steps
-from transport.base import BatchReceiver
-from transport.faults import is_lasting
-from transport.open import open_receiver
+from transport.files.atomic import published_steps
+from transport.process.permanent_errors import is_lasting
+from transport.wires.base import BatchReceiver
+from transport.wires.open import open_receiver
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ class Trainer:
             return
         if index in self._learner.runs:
             self._save(self._learner.runs[index])
-        if control.eviction(self._config.output_dir, run_id) is not None:
+        if control_files.eviction(self._config.output_dir, run_id) is not None:
             self._attendance.removed(run_id, "evicted")
         logger.info("run %s has no place any more", run_id)
 
@@ -329,7 +330,7 @@ class Trainer:
         if not run.intact:
             return False
         newest = checkpoint.newest_step(self._config.output_dir, run.run_id)
-        published = published_steps(control.run_directory(self._config.output_dir, run.run_id) / "broadcast")
+        published = published_steps(control_files.run_directory(self._config.output_dir, run.run_id) / "broadcast")
         if run.progress.step <= newest or run.progress.step not in published:
             return False
         with self._learner.kept_alive():

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from transport.atomic import Buffer, as_bytes_view
+from transport.files.atomic import Buffer, as_bytes_view
 
 AnyArray = npt.NDArray[Any]
 

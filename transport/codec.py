@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 
 from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
-from transport.atomic import Buffer, as_bytes_view, write_buffers
+from transport.files.atomic import Buffer, as_bytes_view, write_buffers
 from transport.messages import (
     PROTOCOL_VERSION,
     Acknowledged,

@@ -28,11 +28,11 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference.base import HeldWeights
-from inference.checkpoint import read_header, read_manifest, require_fitting_adapter
-from inference.plugin.copies import WEIGHTS, PrivateCopies
+from inference.plugin.adapter_files import WEIGHTS, PrivateCopies
+from inference.plugin.adapter_slots import AdapterTurns
+from inference.plugin.checkpoint import read_header, read_manifest, require_fitting_adapter
 from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
-from inference.plugin.held import join_ranks, provable_layers, restrict
-from inference.plugin.turns import AdapterTurns
+from inference.plugin.worker_digest import join_ranks, provable_layers, restrict
 
 logger = init_logger(__name__)
 

@@ -23,10 +23,10 @@ from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 
 from inference.base import HeldWeights
-from inference.checkpoint import read_manifest, require_same_model
 from inference.plugin.adapters import Adapters, UpdateRefused
+from inference.plugin.checkpoint import read_manifest, require_same_model
 from inference.plugin.digest import Digest
-from inference.plugin.held import join_ranks, provable_layers, restrict
+from inference.plugin.worker_digest import join_ranks, provable_layers, restrict
 
 logger = init_logger(__name__)
 

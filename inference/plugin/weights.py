@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from inference.checkpoint import read_manifest, require_same_model, weight_files
+from inference.plugin.checkpoint import read_manifest, require_same_model, weight_files
 
 
 @dataclass

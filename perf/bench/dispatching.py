@@ -8,16 +8,16 @@ from typing import Any, cast
 
 from environments.base import Environment
 from environments.chat import Chat
-from orchestrator.advantages import load_advantage
-from orchestrator.blame import LoopBlame
-from orchestrator.config import OrchestratorConfig
 from orchestrator.dispatcher import Dispatcher
-from orchestrator.events import CapacityChanged, PolicyUpdated
-from orchestrator.lag import EventLoopLagMonitor
-from orchestrator.rollouts import GeneratingPool, LoadedEnvironment
-from orchestrator.scheduler import Scheduler
-from orchestrator.sender import Sender
-from orchestrator.step import StepBoundary
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.lag import EventLoopLagMonitor
+from orchestrator.rollouts.play import GeneratingPool, LoadedEnvironment
+from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.step.advantages import load_advantage
+from orchestrator.step.boundary import StepBoundary
+from orchestrator.step.sender import Sender
+from run.config import OrchestratorConfig
 from transport.records import Batch
 
 

@@ -12,9 +12,8 @@ from array import array
 from collections import deque
 from typing import Any
 
-from orchestrator.collector import seldom_collecting, set_apart
-from orchestrator.config import ScheduleConfig
-from orchestrator.events import (
+from orchestrator.loop_health.gc_tuning import seldom_collecting, set_apart
+from orchestrator.scheduling.events import (
     BatchCommitted,
     Event,
     GroupJudged,
@@ -27,9 +26,10 @@ from orchestrator.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.scheduler import Scheduler
+from orchestrator.scheduling.scheduler import Scheduler
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
+from run.config import ScheduleConfig
 
 GROUPS = (100, 1_000, 10_000)
 EVENTS_A_GROUP = 3

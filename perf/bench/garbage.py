@@ -1,7 +1,7 @@
 """Garbage: the memory of 12,000 rollouts of an environment whose objects form reference cycles.
 
-Only the cyclic collector finds those. The daemon's policy for it (`orchestrator/collector.py`) stands beside Python's own, each
-in a process of its own: peak of the resident size, and how long the collections held the loop.
+Only the cyclic collector finds those. The daemon's policy for it (`orchestrator/loop_health/gc_tuning.py`) stands beside
+Python's own, each in a process of its own: peak of the resident size, and how long the collections held the loop.
 
     python -m perf.bench.garbage [--quick | --full]
 """
@@ -26,12 +26,12 @@ import uvloop
 from environments.base import Example, Model
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
-from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
-from orchestrator.config import OrchestratorConfig, ScheduleConfig
-from orchestrator.resident import peak_bytes, resident_bytes
+from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, seldom_collecting, set_apart
+from orchestrator.loop_health.resident import peak_bytes, resident_bytes
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.figures import Case, Figure
+from run.config import OrchestratorConfig, ScheduleConfig
 from transport.records import Int32Array, Rollout, Turn
 
 ROLLOUTS = 12_000

@@ -25,15 +25,15 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from orchestrator.resident import resident_bytes
+from orchestrator.loop_health.resident import resident_bytes
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from trainer.config import TrainerConfig
-from trainer.control import run_directory
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.ranks import Ranks
-from trainer.runs import MultiRunManager
+from trainer.runs.control_files import run_directory
+from trainer.runs.manager import MultiRunManager
 from transport.records import Batch, SampleInfo
 
 RUNS = 4

@@ -28,13 +28,13 @@ import uvloop
 
 from inference.base import SamplingParameters
 from inference.config import PoolConfig
-from inference.pool import InferencePool
-from orchestrator.collector import seldom_collecting, set_apart
-from orchestrator.lag import LagDistribution
+from inference.pool.pool import InferencePool
+from job.replay.lag_trace import INTERVAL_SECONDS, LagTrace
+from orchestrator.loop_health.gc_tuning import seldom_collecting, set_apart
+from orchestrator.loop_health.lag import LagDistribution
 from perf.bench.command import Size, show
 from perf.bench.servers import RAW_PATH, load_server
 from perf.figures import Case, Figure
-from perf.lag_trace import INTERVAL_SECONDS, LagTrace
 
 RESPONSES = 64
 LAYERS, TOP_K = 48, 8

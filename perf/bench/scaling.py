@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.dump import open_dump, write_dump
+from job.replay.boundary import Recording
+from job.replay.replay import BASELINE, BOUNDARY, Replay, Settings, on_daemons_loop, replay
+from job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from orchestrator.rollouts.dump import open_dump, write_dump
 from perf.bench.command import Size, show
-from perf.boundary import Recording
 from perf.figures import Case, Figure
-from perf.replay import BASELINE, BOUNDARY, Replay, Settings, on_daemons_loop, replay
-from perf.synthesize import Shape, header_of, synthetic_rollouts
 
 ROLLOUTS = (14, 42, 136, 544)
 """Of 7.4 MB each."""

@@ -23,16 +23,16 @@ import uvloop
 from environments.base import Example, Model
 from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
-from inference.pool import InferencePool
-from orchestrator.collector import collect_as_memory_grows, seldom_collecting, set_apart
-from orchestrator.config import OrchestratorConfig, ScheduleConfig
-from orchestrator.lag import LagDistribution
-from orchestrator.threads import prompt_switching
+from inference.pool.pool import InferencePool
+from job.replay.lag_trace import LagTrace
+from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, seldom_collecting, set_apart
+from orchestrator.loop_health.lag import LagDistribution
+from orchestrator.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
 from perf.figures import Case, Figure
-from perf.lag_trace import LagTrace
+from run.config import OrchestratorConfig, ScheduleConfig
 from transport.records import Rollout
 
 TURNS = 8

@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from orchestrator.sender import Sender
-from orchestrator.threads import in_thread
+from job.replay.consumer import bare_consumer, consumer
+from job.replay.lag_trace import LagTrace
+from job.replay.replay import on_daemons_loop, rows_of
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.step.sender import Sender
 from perf.bench.command import Size, show
-from perf.consumer import bare_consumer, consumer
 from perf.figures import Case, Figure
-from perf.lag_trace import LagTrace
-from perf.replay import on_daemons_loop, rows_of
 from transport import codec
-from transport.atomic import as_bytes_view
 from transport.config import TransportConfig
-from transport.open import open_link
+from transport.files.atomic import as_bytes_view
 from transport.records import Batch, SampleInfo
+from transport.wires.open import open_link
 
 RUN_ID = "bench"
 SAMPLES, CHUNKS, LAYERS, TOP_K = 128, 24, 48, 8

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.dump import open_dump, write_dump
-from orchestrator.threads import in_thread
+from job.replay.boundary import Recording
+from job.replay.consumer import bare_consumer
+from job.replay.lag_trace import LagTrace, Span
+from job.replay.replay import BASELINE, BOUNDARY, DELIVERY, JUDGE, Replay, Settings, on_daemons_loop, replay, rows_of
+from job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from job.replay.traffic import synthetic_traffic
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.rollouts.dump import open_dump, write_dump
 from perf import plain
 from perf.bench.command import Size, show
-from perf.boundary import Recording
-from perf.consumer import bare_consumer
 from perf.figures import Case, Figure
-from perf.lag_trace import LagTrace, Span
-from perf.replay import BASELINE, BOUNDARY, DELIVERY, JUDGE, Replay, Settings, on_daemons_loop, replay, rows_of
-from perf.synthesize import Shape, header_of, synthetic_rollouts
-from perf.traffic import synthetic_traffic
 from transport.arrays import AnyArray
 
 SYNTHETIC_TASKS = 200

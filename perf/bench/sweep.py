@@ -17,8 +17,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from perf.bench.command import Size, show
+from perf.chaos.sweep_worker import targets
 from perf.figures import Case, Figure
-from perf.sweep_worker import targets
 from sweep.claim import claim_and_run
 from sweep.lease import Terms, claimed, succeeded
 from sweep.record import State

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import cli.run
-from cli.job import JobConfig
-from cli.workers import worker_of
 from cluster.events import Worker
+from job.config import JobConfig
+from job.workers import worker_of
 
 SERVICE = """
 import signal, sys, time

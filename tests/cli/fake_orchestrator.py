@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from cluster.notify import notify_ready
-from tests.cli.conftest import shipped_line, trained_line
-from transport.exclusive import lock_place
+from tests.support.jobs import shipped_line, trained_line
+from transport.files.lock import lock_place
 
 
 def append(file: Path, line: dict[str, object]) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-import cli.sweep_body
-from cli.sweep_targets import Target
-from orchestrator.config import OrchestratorConfig
+import job.sweep.body
+from job.sweep.targets import Target
+from run.config import OrchestratorConfig
 
 
 def pretended(target: Target) -> list[str]:
@@ -25,7 +25,7 @@ def has_all_steps(run: OrchestratorConfig) -> bool:
 if __name__ == "__main__":
     behaviour = sys.argv[1]
     Target.command = property(pretended)  # type: ignore[assignment]
-    cli.sweep_body.is_finished = has_all_steps  # type: ignore[attr-defined]
+    job.sweep.body.is_finished = has_all_steps  # type: ignore[attr-defined]
     from cli.main import main
 
     sys.exit(main(["sweep", *sys.argv[2:]]))

@@ -17,21 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli.errors import UserError
-from cli.history import History
-from cli.metrics_lines import CHUNK_BYTES
-from cli.plot import plot
-from cli.progress import LiveProgress, describe_step
-from cli.record import orchestrator_of, run_ids_in, steps_of, written_config
-from cli.standing import verdict_on
+from cli.display.plot import plot
+from cli.display.progress import LiveProgress, describe_step
 from cli.status import look
 from cli.stop import _shutdown_timeout
 from cli.stop import main as stop
-from cli.summary import print_summary, summarise, summarise_runs
 from cluster.process import last_lines
-from orchestrator.offences import METRIC
-from tests.cli.conftest import shipped_line
-from transport.exclusive import lock_place
+from job.directory import orchestrator_of, run_ids_in, steps_of, written_config
+from job.errors import UserError
+from job.history import History
+from job.metrics_lines import CHUNK_BYTES
+from job.run_state import verdict_on
+from job.summary import print_summary, summarise, summarise_runs
+from orchestrator.loop_health.slow_spots import METRIC
+from tests.support.jobs import shipped_line
+from transport.files.lock import lock_place
 
 NAMES = st.sampled_from(
     [

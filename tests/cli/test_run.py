@@ -16,20 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from cli.job import JobConfig
-from cli.load import load
-from cli.output import write_job
-from cli.record import is_running
 from cli.run import how_to_go_on
-from cli.standing import is_finished
-from cli.workers import workers_of
 from cluster.notify import NotifySocket
-from orchestrator.checkpoint import Checkpoint, identity_of, write_checkpoint
-from orchestrator.config import OrchestratorConfig
-from tests.cli.conftest import shipped_line
+from job.config import JobConfig
+from job.configuration.load import load
+from job.directory import is_running
+from job.output import write_job
+from job.run_state import is_finished
+from job.workers import workers_of
+from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from run.config import OrchestratorConfig
+from tests.support.jobs import shipped_line
 from trainer.config import TrainerConfig
-from transport.atomic import publish_directory
-from transport.exclusive import lock_place
+from transport.files.atomic import publish_directory
+from transport.files.lock import lock_place
 
 pytestmark = pytest.mark.slow
 

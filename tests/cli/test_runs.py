@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import UserError
-from cli.job import JobConfig
-from cli.load import load, to_toml
-from cli.output import check_ports
-from cli.workers import sections_of, workers_of
 from inference.config import InferenceConfig
+from job.config import JobConfig
+from job.configuration.load import load, to_toml
+from job.errors import UserError
+from job.output import check_ports
+from job.workers import sections_of, workers_of
 
 RUNS = """
 output_dir = "{output_dir}"

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cli.errors import UserError
 from cli.orchestrator import main as orchestrator
-from cli.record import is_running, orchestrator_of
 from cli.status import main as status
 from cli.stop import main as stop
+from job.directory import is_running, orchestrator_of
+from job.errors import UserError
 
 pytestmark = pytest.mark.slow
 

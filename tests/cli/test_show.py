@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 import pytest
 
-from cli.errors import UserError
 from cli.show import main
 from environments.chat import Chat
-from orchestrator.records import write_records
-from orchestrator.transcripts import Transcriber
+from job.errors import UserError
+from orchestrator.rollouts.transcripts import Transcriber
+from orchestrator.step.records import write_records
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_model import make_toy_model
-from transport.atomic import publish_directory
+from transport.files.atomic import publish_directory
 from transport.printable import printable
 from transport.records import Rollout
 

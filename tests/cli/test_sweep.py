@@ -18,20 +18,22 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from cli.errors import UserError
-from cli.job import JobConfig
-from cli.load import load
 from cli.main import main
-from cli.record import orchestrator_of
 from cli.sweep import main as sweep
-from cli.sweep_status import Row, show_live
 from cli.sweep_status import main as status_of
-from cli.sweep_targets import SweepConfig, Target, targets_of
+from cli.sweep_status import show_live
+from job.config import JobConfig
+from job.configuration.load import load
+from job.directory import orchestrator_of
+from job.errors import UserError
+from job.sweep.rows import Row
+from job.sweep.targets import SweepConfig, Target, targets_of
 from sweep.lock import step_lock
+from sweep.open_store import open_store
 from sweep.status import TargetStatus, sweep_status
-from sweep.store import StoreError, open_store
-from transport.exclusive import lock_place
-from transport.requests_to_stop import REPETITION_SECONDS
+from sweep.store import StoreError
+from transport.files.lock import lock_place
+from transport.process.stop_requests import REPETITION_SECONDS
 
 DEADLINE_SECONDS = 120.0
 

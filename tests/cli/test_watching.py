@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import UserError
 from cli.logs import growth, logs_in
 from cli.logs import main as logs
 from cli.status import main as status
-from tests.cli.conftest import shipped_line
-from tests.cli.test_history import of_a_job
+from job.errors import UserError
+from tests.job.test_history import of_a_job
+from tests.support.jobs import shipped_line
 
 
 def test_status_for_programs_has_what_the_tables_have(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments.chat import Chat
-from trainer.tiny_tokenizer import write_tokenizer
+from models.tiny_tokenizer import write_tokenizer
 
 
 @pytest.fixture(scope="session")

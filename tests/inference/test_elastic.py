@@ -14,9 +14,9 @@ import pytest
 from inference import wire
 from inference.base import InferenceError
 from inference.config import PoolConfig
-from inference.pool import InferencePool
+from inference.pool.pool import InferencePool
 from tests.inference.fake_server import FakeServer, weight_update
-from tests.inference.test_pool import generate, pool_of, states, until
+from tests.inference.pool.test_pool import generate, pool_of, states, until
 
 
 class Listing:
@@ -183,7 +183,7 @@ async def test_a_run_unloads_its_adapter_at_its_end_and_full_weights_stay() -> N
 
 
 async def test_a_server_that_is_gone_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.pool.UNLOAD_SECONDS", 0.05)
+    monkeypatch.setattr("inference.pool.pool.UNLOAD_SECONDS", 0.05)
     async with FakeServer() as gone, FakeServer() as hanging:
         async with pool_of(gone, hanging) as pool:
             await pool.update_weights(weight_update(1, "run"))

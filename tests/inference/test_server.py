@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from inference import server
 from inference.config import InferenceConfig
-from inference.lifeline import bound_command
 from tests.inference.conftest import free_port, live_processes, wait_until
+from transport.process.parent_death import bound_command
 
 HEALTHY = """
 import http.server, sys
@@ -277,7 +277,7 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> 
 def test_a_bound_process_dies_with_the_one_that_started_it() -> None:
     parent = f"""
 import subprocess, time
-from inference.lifeline import bound_command
+from transport.process.parent_death import bound_command
 child = subprocess.Popen(bound_command([{sys.executable!r}, "-c", {SILENT!r}]))
 print(child.pid, flush=True)
 time.sleep(600)

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from inference import server
 from inference.base import InferenceError, SamplingParameters
+from inference.clients.http_sessions import Connections
 from inference.config import InferenceConfig, PoolConfig
-from inference.connection import Connections
-from inference.pool import InferencePool
+from inference.pool.pool import InferencePool
 from tests.inference.fake_server import FakeServer, weight_update
 from tests.inference.test_server import HEALTHY, config_of, stand_in, stop_this_process
 

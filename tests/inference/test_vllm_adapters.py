@@ -21,10 +21,10 @@ import pytest
 
 from inference import wire
 from inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
-from inference.client import BinaryClient
+from inference.clients.client import BinaryClient
+from inference.clients.http_sessions import Connections
 from inference.config import PoolConfig
-from inference.connection import Connections
-from inference.pool import InferencePool
+from inference.pool.pool import InferencePool
 from tests.inference.conftest import PROBE_TOKENS, ServerProcess
 from tests.inference.tiny_model import log_probabilities, make_adapter, write_probe
 from transport.records import Int32Array, Turn

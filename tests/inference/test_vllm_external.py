@@ -10,11 +10,11 @@ import pytest
 import tomli_w
 
 from cli.status import look
-from inference.client import BinaryClient
+from inference.clients.client import BinaryClient
+from inference.clients.http_sessions import Connections
 from inference.config import PoolConfig
-from inference.connection import Connections
 from tests.inference.conftest import ServerProcess
-from tests.job.jobs import RunningJob, assert_nothing_is_left, settings
+from tests.whole_job.jobs import RunningJob, assert_nothing_is_left, settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

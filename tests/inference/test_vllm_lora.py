@@ -17,10 +17,10 @@ import pytest
 
 from inference import wire
 from inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
-from inference.client import BinaryClient
+from inference.clients.client import BinaryClient
+from inference.clients.http_sessions import Connections
 from inference.config import PoolConfig
-from inference.connection import Connections
-from inference.pool import InferencePool
+from inference.pool.pool import InferencePool
 from tests.inference.conftest import ServerProcess, live_processes, wait_until
 from tests.inference.tiny_model import log_probabilities
 from transport.records import Turn

@@ -25,11 +25,11 @@ from inference.base import (
     ServerFailure,
     WeightUpdate,
 )
-from inference.client import BinaryClient
+from inference.clients.client import BinaryClient
+from inference.clients.http_sessions import Connections
+from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
-from inference.connection import Connections
-from inference.openai_client import OpenAIClient
-from inference.pool import InferencePool
+from inference.pool.pool import InferencePool
 from tests.inference.conftest import PROBE_TOKENS, ServerProcess
 from tests.inference.tiny_model import END, log_probabilities, misshape, routing
 from transport.records import Float32Array, Int32Array, Turn

@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from inference.base import Completion, GenerateRequest, SamplingParameters
-from inference.client import BinaryClient, ServerClient
+from inference.clients.client import BinaryClient, ServerClient
+from inference.clients.http_sessions import Connections
+from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
-from inference.connection import Connections
-from inference.openai_client import OpenAIClient
 from tests.inference.conftest import ServerProcess
 from tests.inference.tiny_model import END
 from transport.records import Float32Array

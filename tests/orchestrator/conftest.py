@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from environments.config import EnvironmentConfig, SamplingConfig
-from orchestrator.config import OrchestratorConfig, ScheduleConfig
+from run.config import OrchestratorConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.toy_model import make_toy_model

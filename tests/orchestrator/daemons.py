@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from orchestrator.config import OrchestratorConfig
-from transport.atomic import published_steps
+from run.config import OrchestratorConfig
+from transport.files.atomic import published_steps
 
 STEPS = 5
 
@@ -41,7 +41,7 @@ def started(config: OrchestratorConfig, fault: str = "") -> Iterator[subprocess.
     directory = config.output_dir.parent
     (directory / "config.json").write_text(config.model_dump_json())
     program = fault + (
-        "import sys, pathlib; from orchestrator.config import OrchestratorConfig; from orchestrator.daemon import run; "
+        "import sys, pathlib; from run.config import OrchestratorConfig; from orchestrator.daemon import run; "
         "sys.exit(run(OrchestratorConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
     )
     command = [sys.executable, "-c", program, str(directory / "config.json")]

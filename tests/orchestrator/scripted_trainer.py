@@ -13,12 +13,12 @@ from types import TracebackType
 
 import orjson
 
-from transport.atomic import publish_directory, published_steps, remove_directory
-from transport.base import BatchReceiver
 from transport.config import TransportConfig
+from transport.files.atomic import publish_directory, published_steps, remove_directory
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
-from transport.open import open_receiver
 from transport.records import Batch
+from transport.wires.base import BatchReceiver
+from transport.wires.open import open_receiver
 
 
 class ScriptedTrainer:

@@ -20,17 +20,17 @@ import uvloop
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
-from orchestrator.checkpoint import Checkpoint, load_newest, write_checkpoint
-from orchestrator.config import OrchestratorConfig, ScheduleConfig
 from orchestrator.daemon import run
-from orchestrator.dump import open_dump
+from orchestrator.rollouts.dump import open_dump
 from orchestrator.run_directory import taken_over
-from orchestrator.scheduler import Scheduler
-from orchestrator.step import StepBoundary
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.step.boundary import StepBoundary
+from orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
+from run.config import OrchestratorConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started, wait_until
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from transport.atomic import published_steps
+from transport.files.atomic import published_steps
 from transport.messages import Evicted, Rejected
 from transport.records import Batch
 
@@ -358,7 +358,7 @@ def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[.
 
 SLOW_DISK = """
 import pathlib, time
-import orchestrator.step as step
+import orchestrator.step.boundary as step
 write = step.write_checkpoint
 def slowly(run_dir, checkpoint, keep):
     if checkpoint.step == 3:
@@ -429,7 +429,7 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
 
     monkeypatch.setattr("orchestrator.daemon.Scheduler", Noticed)
     monkeypatch.setattr(StepBoundary, "record", record_slowly)
-    monkeypatch.setattr("orchestrator.step.write_checkpoint", write_noticed)
+    monkeypatch.setattr("orchestrator.step.boundary.write_checkpoint", write_noticed)
     with ScriptedTrainer(config.output_dir, "one", STEPS):
         assert run(config, lambda: None) == 0
     assert [checkpoint.step for checkpoint in committed] == list(range(1, STEPS + 1))

@@ -10,11 +10,11 @@ import pytest
 
 import orchestrator.ending
 from inference.config import PoolConfig
-from orchestrator.config import OrchestratorConfig
 from orchestrator.daemon import run
+from run.config import OrchestratorConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started, wait_until
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from transport.atomic import publish_directory, published_steps
+from transport.files.atomic import publish_directory, published_steps
 from transport.messages import Acknowledged
 
 pytestmark = pytest.mark.slow

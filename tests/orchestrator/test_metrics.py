@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.metrics import PrometheusEndpoint, log_step, repair
-from transport import lines
-from transport.lines import append_line
+from transport.files import json_lines
+from transport.files.json_lines import append_line
 
 
 def steps_in(path: Path) -> list[int]:
@@ -78,9 +78,9 @@ def test_repair_leaves_the_committed_steps_once_at_the_end(
     written = [*old, *({"step": step, "written": True} for step in steps if step >= first)]
     path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in written) + torn)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "_BLOCK_BYTES", block)
+        patch.setattr(json_lines, "_BLOCK_BYTES", block)
         repair(path, newest, [{"step": step} for step in range(first, newest + 1)])
-        left = [line for _, line in lines.read_lines(path)]
+        left = [line for _, line in json_lines.read_lines(path)]
         again = path.read_bytes()
         repair(path, newest, [{"step": step} for step in range(first, newest + 1)])
     assert [line["step"] for line in left] == list(range(1, newest + 1))

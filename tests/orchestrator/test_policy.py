@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from inference.base import InferenceError, Probe, WeightUpdate
-from orchestrator.events import PolicyUpdated, PolicyUpdateStarting
 from orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher
-from transport.atomic import STABLE, publish_directory, remove_directory
+from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from transport.files.atomic import STABLE, publish_directory, remove_directory
 
 
 class RecordingPool:

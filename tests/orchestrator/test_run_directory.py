@@ -23,8 +23,8 @@ from orchestrator.run_directory import (
     taken_over,
     write_config,
 )
-from tests.orchestrator.test_checkpoint import make_config
-from transport.atomic import publish_directory, published_steps
+from tests.orchestrator.step.test_checkpoint import make_config
+from transport.files.atomic import publish_directory, published_steps
 
 
 def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:

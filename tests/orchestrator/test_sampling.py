@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from environments.config import SamplingConfig, SamplingOverrides
-from orchestrator.config import OrchestratorConfig
+from run.config import OrchestratorConfig
 
 OWN: dict[str, Any] = {
     "temperature": 0.5,

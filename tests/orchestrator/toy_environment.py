@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.base import Example, Model
-from orchestrator.advantages import AdvantageInputs, AdvantageOutputs, group_mean
+from orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs, group_mean
 from transport.records import Rollout
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from perf.s3_server import point_at, s3_application, serving
+from perf.chaos.s3_server import point_at, s3_application, serving
 from sweep.stores.gs import GoogleStore
 from tests.sweep.gcs_server import Bucket, google_server
 

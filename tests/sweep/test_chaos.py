@@ -1,4 +1,4 @@
-"""A short chaos on a disk and on S3; `python -m perf.sweep_chaos` is the long one."""
+"""A short chaos on a disk and on S3; `python -m perf.chaos.sweep_chaos` is the long one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.sweep_chaos import FAULTS, Settings, chaos
+from perf.chaos.sweep_chaos import FAULTS, Settings, chaos
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ import pytest
 import sweep
 from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
 from sweep.lock import Claim, PreviousTaskFailed, step_lock
+from sweep.open_store import open_store
 from sweep.status import sweep_status
-from sweep.store import StoreError, open_store
+from sweep.store import StoreError
 from sweep.stores.memory import MemoryStore
 
 DEADLINE_SECONDS = 30.0

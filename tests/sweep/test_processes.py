@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.sweep_worker import Witness, targets, work
+from perf.chaos.sweep_worker import Witness, targets, work
 from sweep.lock import step_lock
 from sweep.status import TargetStatus, sweep_status
 
@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 60.0
 def start(count: int, function: Callable[..., None], *arguments: object) -> list[ForkServerProcess]:
     """Processes that run it with the same arguments. They share neither memory nor an open store with us."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["perf.sweep_worker"])
+    context.set_forkserver_preload(["perf.chaos.sweep_worker"])
     processes = [context.Process(target=function, args=arguments) for _ in range(count)]
     for process in processes:
         process.start()

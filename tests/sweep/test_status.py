@@ -12,8 +12,8 @@ import pytest
 from sweep.claim import SweepTarget, claim_and_run
 from sweep.lease import Terms, claimed
 from sweep.lock import Claim, step_lock
+from sweep.open_store import open_store
 from sweep.status import TargetStatus, sweep_status
-from sweep.store import open_store
 
 
 @pytest.mark.slow

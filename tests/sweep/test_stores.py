@@ -18,9 +18,11 @@ from typing import Any
 import boto3
 import pytest
 
-from perf.s3_server import Application, s3_application, serving
+from perf.chaos.s3_server import Application, s3_application, serving
+from sweep.open_store import open_store
+from sweep.proof import prove
 from sweep.record import LARGEST_BYTES
-from sweep.store import Busy, Conflict, Stored, StoreError, UnsafeStoreError, open_store, prove
+from sweep.store import Busy, Conflict, Stored, StoreError, UnsafeStoreError
 from sweep.stores.gs import GoogleStore
 from sweep.stores.local import GUARDS, MARK_BYTES, LocalStore
 from sweep.stores.s3 import S3Store

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from orchestrator.config import OrchestratorConfig
+from run.config import OrchestratorConfig
 from transport.records import Batch, SampleInfo
 
 VOCABULARY = 96

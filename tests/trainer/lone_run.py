@@ -11,13 +11,13 @@ from torch import nn
 
 from tests.trainer.conftest import make_run_config
 from tests.trainer.orchestrator_end import write_run
-from trainer import checkpoint
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
 from trainer.ranks import Ranks
-from trainer.runs import MultiRunManager, Progress, Run
+from trainer.runs import checkpoint
+from trainer.runs.manager import MultiRunManager, Progress, Run
 from transport.records import Batch
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)

@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config import LoraConfig
+from run.config import LoraConfig
 from tests.trainer.conftest import make_run_config
+from trainer.lora.multi_lora import is_target, wrap_linears
 from trainer.loss import Loss, LossInputs, LossOutputs, load_loss
 from trainer.metrics import MetricValue
-from trainer.model import load_model
-from trainer.multi_lora import is_target, wrap_linears
+from trainer.model.load import load_model
+from trainer.model.router_replay import RouterReplay
 from trainer.optimizer import Optimizer
 from trainer.packer import ModelLimits
 from trainer.ranks import Ranks
-from trainer.router_replay import RouterReplay
-from trainer.runs import Run
+from trainer.runs.manager import Run
 from trainer.step import OpenStep, finish, train_row
 from transport.records import Batch
 

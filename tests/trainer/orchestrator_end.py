@@ -20,12 +20,12 @@ from typing import Any
 import orjson
 import tomli_w
 
-from orchestrator.config import OrchestratorConfig
+from run.config import OrchestratorConfig
 from trainer.config import TrainerConfig
-from transport.base import TrainerLink
 from transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
-from transport.open import open_link
 from transport.records import Batch
+from transport.wires.base import TrainerLink
+from transport.wires.open import open_link
 
 DEADLINE = 90.0
 """Seconds; a trainer that is not where it should be by then is stuck."""

@@ -16,7 +16,7 @@ import torch
 from trainer import ranks
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
-from trainer.runs import MultiRunManager
+from trainer.runs.manager import MultiRunManager
 
 TIMEOUT = 4.0
 

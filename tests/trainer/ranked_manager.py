@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.trainer.test_runs import write
-from trainer.runs import MultiRunManager, Progress
-from transport.atomic import write_atomically
+from tests.trainer.runs.test_manager import write
+from trainer.runs.manager import MultiRunManager, Progress
+from transport.files.atomic import write_atomically
 
 
 def main(directory: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.trainer.lone_run import make_lone_run
 from trainer.broadcast import Broadcaster
-from transport.atomic import published_steps
+from transport.files.atomic import published_steps
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o077])

@@ -1,8 +1,8 @@
 """Each committed batch is trained once and no other is, whatever is lost, late or killed between orchestrator and trainer.
 
-A random walk over both ends' own logic: `orchestrator.delivery` at one, `transport.receiver` and `trainer.reception` at the
-other. The machine plays what lies between: the link's queue, connections that break and still deliver what was on its way,
-acknowledgements that are lost, the disk of either side, and the ends of both processes.
+A random walk over both ends' own logic: `orchestrator.step.delivery` at one, `transport.wires.receiver` and
+`trainer.runs.sessions` at the other. The machine plays what lies between: the link's queue, connections that break and still
+deliver what was on its way, acknowledgements that are lost, the disk of either side, and the ends of both processes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from orchestrator.delivery import Delivery, SendBatch
-from tests.trainer.test_reception import make_run
-from trainer.attendance import Attendance
+from orchestrator.step.delivery import Delivery, SendBatch
+from tests.trainer.runs.test_sessions import make_run
 from trainer.config import TrainerConfig
-from trainer.reception import Reception
-from trainer.runs import MultiRunManager
+from trainer.runs.manager import MultiRunManager
+from trainer.runs.presence import Attendance
+from trainer.runs.sessions import Reception
 from transport import codec
-from transport.atomic import Buffer
+from transport.files.atomic import Buffer
 from transport.messages import Acknowledged, Bye, Commit, Hello, Offer, Ready, Rejected, ToOrchestrator
-from transport.receiver import Arrival, Receiver
 from transport.records import Batch, SampleInfo
+from transport.wires.receiver import Arrival, Receiver
 
 STEPS = 9
 CREDIT = 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.config import LossConfig
+from run.config import LossConfig
 from trainer.loss import Loss, LossInputs, LossOutputs, load_loss
 
 

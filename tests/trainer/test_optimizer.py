@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.config import TrainingConfig
+from run.config import TrainingConfig
 from trainer.optimizer import Optimizer, learning_rate
 
 

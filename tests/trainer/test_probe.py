@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.base import Probe
-from trainer.model import load_model
+from trainer.model.load import load_model
 from trainer.probe import write_probe
 
 

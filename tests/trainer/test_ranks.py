@@ -36,7 +36,7 @@ from tests.trainer.orchestrator_end import (
 from trainer.config import TrainerConfig
 from trainer.ranks import _buckets
 from trainer.train import EVICTED
-from transport.atomic import published_steps
+from transport.files.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Ready
 
 pytestmark = pytest.mark.slow

@@ -27,11 +27,11 @@ from tests.trainer.orchestrator_end import (
     write_run,
 )
 from trainer.config import TrainerConfig
-from trainer.model import load_model, log_probabilities
+from trainer.model.load import load_model, log_probabilities
 from trainer.train import EVICTED
-from transport.atomic import published_steps
+from transport.files.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Hello, Ready, Rejected, Waiting
-from transport.open import open_link, open_receiver
+from transport.wires.open import open_link, open_receiver
 
 pytestmark = pytest.mark.slow
 

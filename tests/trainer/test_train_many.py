@@ -28,11 +28,11 @@ from tests.trainer.orchestrator_end import (
     write_run,
 )
 from trainer.config import TrainerConfig
-from trainer.control import evict
 from trainer.loss import TRIED_TOKENS, LossInputs, LossOutputs
-from trainer.reception import MAX_REFUSALS
+from trainer.runs.control_files import evict
+from trainer.runs.sessions import MAX_REFUSALS
 from trainer.train import EVICTED
-from transport.atomic import published_steps
+from transport.files.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Ready, Waiting
 
 pytestmark = pytest.mark.slow

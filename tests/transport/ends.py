@@ -15,16 +15,16 @@ from typing import TypeVar
 
 import zmq
 
-from transport.atomic import Buffer, as_bytes_view
-from transport.base import BatchReceiver, TrainerLink
 from transport.codec import encode_message
 from transport.config import TransportConfig
-from transport.endpoint import resolve_address
-from transport.filesystem import DirectoryConnection
-from transport.link import Connected
+from transport.files.atomic import Buffer, as_bytes_view
 from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Hello, Ready, ToOrchestrator
-from transport.open import EXCHANGE, open_receiver
 from transport.records import Batch
+from transport.wires.base import BatchReceiver, TrainerLink
+from transport.wires.endpoint import resolve_address
+from transport.wires.filesystem import DirectoryConnection
+from transport.wires.link import Connected
+from transport.wires.open import EXCHANGE, open_receiver
 
 DEADLINE_SECONDS = 30.0
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.transport.batches import assert_equal, batches, make_batch
 from transport import codec
 from transport.arrays import CodecError
-from transport.atomic import as_bytes_view
 from transport.config import TransportConfig, machine_memory
+from transport.files.atomic import as_bytes_view
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected
 from transport.records import Batch
 

@@ -1,4 +1,4 @@
-"""What `transport.base` promises, over each wire: one suite, parametrised."""
+"""What `transport.wires.base` promises, over each wire: one suite, parametrised."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from tests.transport.ends import (
     wait_for,
 )
 from transport import codec
-from transport.atomic import as_bytes_view
-from transport.base import BatchReceiver, TrainerLink
 from transport.config import TransportConfig
+from transport.files.atomic import as_bytes_view
 from transport.messages import (
     Acknowledged,
     Bye,
@@ -42,8 +41,9 @@ from transport.messages import (
     ToOrchestrator,
     Waiting,
 )
-from transport.open import open_link, open_receiver
 from transport.records import Batch
+from transport.wires.base import BatchReceiver, TrainerLink
+from transport.wires.open import open_link, open_receiver
 
 
 @pytest.fixture(params=["zmq", "filesystem"])

@@ -1,0 +1,1 @@
+"""How commands show what goes on: the console, progress, tables and pictures."""

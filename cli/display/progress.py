@@ -1,0 +1,211 @@
+"""Progress of a job for whoever started it: a live panel on a terminal, plain lines elsewhere; in neither a silent minute."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cluster.events import State
+from cluster.job import WorkerView
+from job.history import History
+from job.metrics_lines import Line
+from job.summary import duration, milliseconds, number, scientific
+from orchestrator.rollouts.failures import failures_in_words, sum_failures
+
+HEARTBEAT_SECONDS = 15.0
+"""Longest silence of the plain lines."""
+
+RECENT_STEPS = 10
+"""Steps over which tokens/s is shown."""
+
+BARS = "▁▂▃▄▅▆▇█"
+COLOURS = {
+    State.READY: "green",
+    State.STARTING: "yellow",
+    State.RESTARTING: "yellow",
+    State.FAILED: "red",
+    State.STOPPING: "yellow",
+}
+
+
+class Progress(Protocol):
+    """What `run` needs of either."""
+
+    def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+        """Shows the workers as they are and the steps that are new, each with its run. Called about twice a second."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+
+
+def choose(console: Console, histories: dict[str, History]) -> Progress:
+    """Live on a terminal, plain elsewhere. `histories` are those of the runs, and may grow by those who join."""
+    return LiveProgress(console, histories) if console.is_terminal else PlainProgress(console, histories)
+
+
+def describe_step(line: Line, history: History) -> str:
+    """One step in one line."""
+    failed = int(line.get("rollouts/failed", 0))
+    words = failures_in_words(sum_failures([line]))
+    return (
+        f"step {line['step']}/{history.steps or '?'}  reward {number(line.get('reward/mean'))}  "
+        f"{'' if not failed else f'failed {failed}: {words}  ' if words else f'failed {failed}  '}"
+        f"staleness {number(line.get('staleness/mean'), 1)}  lag p99 {milliseconds(line.get('event_loop_lag/p99'))} "
+        f"max {milliseconds(line.get('event_loop_lag/max'))}  "
+        f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s  "
+        f"trained {max(history.trained, default=0)}  mismatch KL {scientific(history.last_trained.get('mismatch_kl'))}"
+    )
+
+
+def describe_worker(worker: WorkerView) -> str:
+    """A worker's state in words: `inference_0 starting for 12 s (loading)`."""
+    said = "; ".join(word for word in (worker.trouble, worker.status) if word)
+    status = f" ({said})" if said else ""
+    return f"{worker.name} {worker.state} for {duration(time.time() - worker.since)}{status}"
+
+
+class PlainProgress:
+    """A line for every change of a worker's state and every step, and a heartbeat."""
+
+    def __init__(self, console: Console, histories: dict[str, History]) -> None:
+        self._console = console
+        self._histories = histories
+        self._states: dict[str, State] = {}
+        self._statuses: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
+        self._started: dict[str, float] = {}
+        self._last_line = time.monotonic()
+
+    def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+        for worker in workers:
+            if self._states.get(worker.name) is not worker.state:
+                self._states[worker.name] = worker.state
+                self._say(self._change(worker))
+            if worker.trouble != self._troubles.get(worker.name, ""):
+                self._troubles[worker.name] = worker.trouble
+                self._say(f"{worker.name}: {worker.trouble or 'the problem is over'}")
+            if worker.state is State.STARTING and worker.status not in ("", self._statuses.get(worker.name)):
+                self._statuses[worker.name] = worker.status
+                self._say(f"{worker.name}: {worker.status}")
+        several = len(self._histories) > 1
+        width = max(map(len, self._histories), default=0)
+        for history, line in fresh:
+            self._say((f"{history.run_id:<{width}}  " if several else "") + describe_step(line, history))
+        if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
+            told = [worker for worker in workers if not several or worker.state is not State.READY] or workers[:1]
+            steps = ", ".join(
+                f"{f'{history.run_id} ' if several else ''}step {history.so_far}"
+                for history in self._histories.values()
+            )
+            self._say(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, told)))
+
+    def _change(self, worker: WorkerView) -> str:
+        if worker.state is State.STARTING:
+            self._started[worker.name] = worker.since
+        if worker.state is State.READY and worker.name in self._started:
+            return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}"
+        if worker.state in (State.RESTARTING, State.FAILED) and worker.last_death:
+            said = f"; last line of its output: {worker.last_words}" if worker.last_words else ""
+            return f"{worker.name} {worker.last_death}: {worker.state}{said}"
+        return f"{worker.name} {worker.state}"
+
+    def _say(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+class LiveProgress:
+    """A panel that is redrawn in place: the workers; of one run a bar, the newest numbers, reward and lag as small curves; of
+    several a line each."""
+
+    def __init__(self, console: Console, histories: dict[str, History]) -> None:
+        self._histories = histories
+        self._began = time.monotonic()
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+        if len(self._histories) == 1:
+            (history,) = self._histories.values()
+            panel = Group(self._workers(workers), self._bar(history), _numbers(history))
+        else:
+            panel = Group(self._workers(workers), _runs(self._histories), Text(duration(self._elapsed()), "dim"))
+        self._live.update(panel, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _workers(self, workers: list[WorkerView]) -> Text:
+        text = Text()
+        for worker in workers:
+            text.append("● ", COLOURS.get(worker.state, "dim"))
+            text.append(f"{worker.name} {worker.state}", "bold" if worker.state in COLOURS else "dim")
+            waiting = worker.state in {State.STARTING, State.STOPPING, State.RESTARTING}
+            text.append(f" {duration(time.time() - worker.since)}  " if waiting else "  ")
+            if worker.restarts:
+                text.append(f"started again {worker.restarts} times, it {worker.last_death}  ", "yellow")
+            if worker.trouble:
+                text.append(f"{worker.trouble}  ", "red")
+            if worker.status:
+                text.append(f"{worker.status}  ", "dim")
+        return text
+
+    def _bar(self, history: History) -> Table:
+        row = Table.grid(padding=(0, 1))
+        bar = ProgressBar(history.steps, history.step, width=50)
+        row.add_row(bar, f"step {history.so_far}", duration(self._elapsed()))
+        return row
+
+
+def _numbers(history: History) -> Table:
+    line, trained = history.last_shipped, history.last_trained
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("reward", number(line.get("reward/mean")), _curve(history, "reward/mean"))
+    lag = f"p99 {milliseconds(line.get('event_loop_lag/p99'))}"
+    grid.add_row("loop lag", lag, _curve(history, "event_loop_lag/p99"))
+    grid.add_row("mismatch KL", scientific(trained.get("mismatch_kl")), _curve(history, "mismatch_kl"))
+    rate = number(history.tokens_per_second(steps=RECENT_STEPS), 0)
+    grid.add_row(
+        "tokens/s", rate, f"staleness {number(line.get('staleness/mean'), 1)}, trained {trained.get('step', 0)}"
+    )
+    return grid
+
+
+def _runs(histories: dict[str, History]) -> Table:
+    """A line for each of several runs."""
+    grid = Table.grid(padding=(0, 2))
+    for history in histories.values():
+        line = history.last_shipped
+        grid.add_row(
+            Text(history.run_id, "bold"),
+            ProgressBar(history.steps, history.step, width=16),
+            f"step {history.so_far}",
+            f"reward {number(line.get('reward/mean'))}",
+            _curve(history, "reward/mean", width=24),
+            f"lag p99 {milliseconds(line.get('event_loop_lag/p99'))}",
+            f"staleness {number(line.get('staleness/mean'), 1)}",
+            f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s",
+        )
+    return grid
+
+
+def _curve(history: History, name: str, width: int = 48) -> Text:
+    """The last values as a sparkline between their minimum and maximum."""
+    values = [value for _, value in history.series(name)][-width:]
+    if not values:
+        return Text()
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return Text("".join(BARS[int((value - low) / span * (len(BARS) - 1))] for value in values), "cyan")

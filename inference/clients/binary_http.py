@@ -1,0 +1,385 @@
+"""HTTP/1.1 for model calls: one server's keep-alive connections, which read large answers straight into memory they stay in.
+
+A general client copies a body three times before its caller has it and takes a hundred microseconds of Python a request
+(`docs/performance.md`). This one knows a single kind of exchange, that of our binary route: POST, answered by a status, a
+`Content-Length` and that many bytes. Anything else is a failure of the server; sizes are checked before there is memory for them.
+What comes with its head, which a small answer does whole, is copied once.
+Administration and stock servers stay with aiohttp (`connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from inference.base import InferenceError, ServerFailure, ServerUnreachable
+from inference.clients.failures import ERROR_BYTES, failure_of
+from inference.clients.memory import LARGE_BYTES, LargeMemory
+from inference.per_tick_limiter import Turnstile
+from inference.wire import MAX_RESPONSE_BYTES
+
+HEAD_BYTES = 1 << 16
+"""Longest head of a response. An answer that fits behind its head is read with it, in one call."""
+
+READ_BYTES = 1 << 19
+"""Most that one connection reads of a body before others have their turn."""
+
+READS_A_PASS = 4
+"""Such reads in one pass of the loop: 2 MB take it less than a millisecond."""
+
+IDLE_SECONDS = 4.0
+"""How long an idle connection is used again. uvicorn, which serves vLLM, closes its own after 5 s; a request sent as it does
+is lost."""
+
+HEADS_A_PASS = 8
+"""Heads that are read in one pass."""
+
+EXTENSIONS_A_PASS = 1
+"""Calls for more memory in one pass: to hand one to a thread and to get the GIL back from it takes a third of a millisecond."""
+
+ANSWERS_A_PASS = 4
+"""Callers that are given their answer in one pass: each goes on at once and may take a quarter of a millisecond."""
+
+
+class Pace:
+    """How much all channels together do in one pass of the loop: a thousand sockets may be readable at once."""
+
+    def __init__(self) -> None:
+        self.heads = Turnstile(HEADS_A_PASS)
+        self.extensions = Turnstile(EXTENSIONS_A_PASS)
+        """Of the memory for large bodies."""
+        self.reads = Turnstile(READS_A_PASS)
+        """Further reads of bodies that do not come with their head."""
+        self.answers = Turnstile(ANSWERS_A_PASS)
+
+
+class Channel:
+    """The connections to the server at `url`. As many are opened as there are calls at once; none is closed but by the
+    server, a failure or a cancelled call."""
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        connect_timeout_seconds: float,
+        pace: Pace,
+        threads: Executor,
+        tls: Callable[[], ssl.SSLContext],
+    ) -> None:
+        """`tls` is called for an `https` URL: to read the system's certificates takes some 10 ms."""
+        parts = urlsplit(url)
+        self.url = url
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._ssl = tls() if parts.scheme == "https" else None
+        self._path = parts.path
+        lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._pace = pace
+        self._threads = threads
+        self._scratch = memoryview(bytearray(HEAD_BYTES))
+        self.idle: dict[_Connection, float] = {}
+        """Since when, by the loop's clock. The one that was used last is the last."""
+        self._open: set[_Connection] = set()
+        self._closed = False
+
+    async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
+        """The body of a 200. Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this
+        machine has no memory for it. Cancelling closes the connection, which ends the request at the server."""
+        head = (
+            f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
+            f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        try:
+            status, answer = await self._ask(head.encode("latin-1") + body)
+        except OSError as error:
+            raise ServerUnreachable(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
+        except _Malformed as error:
+            raise ServerFailure(f"{self.url}{path} {error}") from error
+        except MemoryError as error:  # which is no fault of the server's
+            raise InferenceError(f"no memory for an answer of {self.url}{path}: {error}") from error
+        if status != HTTPStatus.OK:
+            raise failure_of(self.url + path, status, bytes(answer))
+        return answer
+
+    async def _ask(self, request: bytes) -> _Answer:
+        """A server may close an idle connection just as it is used again, which says nothing about the server: then the
+        request is sent once more, by a new connection. All our requests may be repeated."""
+        connection = self._take_idle()
+        if connection is not None:
+            try:
+                return await self._exchange(connection, request)
+            except OSError:
+                if connection.answers or self._closed:
+                    raise
+        return await self._exchange(await self._connect(), request)
+
+    def _take_idle(self) -> _Connection | None:
+        """None if the one that was used last must not be used again: at most one is cut at a time."""
+        if not self.idle:
+            return None
+        connection, since = self.idle.popitem()
+        if connection.reusable and asyncio.get_running_loop().time() - since <= IDLE_SECONDS:
+            return connection
+        connection.abort()
+        return None
+
+    async def _exchange(self, connection: _Connection, request: bytes) -> _Answer:
+        try:
+            return await connection.exchange(request)
+        finally:
+            if connection.reusable:
+                self.idle[connection] = asyncio.get_running_loop().time()
+            else:
+                connection.abort()
+
+    def close(self) -> None:
+        """Cuts every connection; calls under way fail."""
+        self._closed = True
+        for connection in list(self._open):
+            connection.abort()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_seconds):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._scratch, self._pace, self._threads, self._forget),
+                    self._host,
+                    self._port,
+                    ssl=self._ssl,
+                )
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or f"no connection within {self._connect_timeout_seconds:g} s"
+            raise ServerUnreachable(f"{self.url}: {reason}") from error
+        self._open.add(connection)
+        return connection
+
+    def _forget(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        self.idle.pop(connection, None)
+
+
+_Answer = tuple[int, memoryview]
+"""Status and body."""
+
+
+class _Malformed(Exception):
+    """The server answered something that is no answer to our request; the message goes on after its URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What matters of a response's head."""
+
+    status: int
+    length: int | None
+    keep_alive: bool
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection, which is idle or has one exchange under way. The loop calls its methods without an underscore."""
+
+    def __init__(
+        self, scratch: memoryview, pace: Pace, threads: Executor, on_lost: Callable[[_Connection], None]
+    ) -> None:
+        self._scratch = scratch
+        """Where heads are read to, one buffer for all connections: it is filled and emptied within one callback."""
+        self._pace = pace
+        self._threads = threads
+        self._on_lost = on_lost
+        self._answer: asyncio.Future[_Answer] | None = None
+        self.answers = False
+        """Whether anything of the answer has come."""
+        self._head = bytearray()
+        """What has come of the head, and whatever came with it."""
+        self._body: memoryview | None = None
+        self._filled = 0
+        self._ready = 0
+        """Bytes of the body that may be filled: the pages of the others are not there yet."""
+        self._memory: LargeMemory | None = None
+        """What a large body is read into."""
+        self._status = 0
+        self._keep_alive = True
+        self._paused = False
+
+    def exchange(self, request: bytes) -> asyncio.Future[_Answer]:
+        """Sends `request`; status and body of the answer. Raises `OSError`, `_Malformed` or `MemoryError`."""
+        self._answer, self.answers = asyncio.get_running_loop().create_future(), False
+        self._transport.write(request)
+        return self._answer
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another exchange may follow: the last one is complete, and neither side is about to close."""
+        sent = not self._transport.is_closing() and self._transport.get_write_buffer_size() == 0
+        return sent and self._answer is None and self._keep_alive
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self)
+        self._fail(ConnectionResetError(str(exc) if exc else "the server closed the connection"))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is None:
+            return self._scratch
+        return self._body[self._filled : min(self._filled + READ_BYTES, self._ready)]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._answer is None:
+            self._transport.abort()  # Nothing was asked for.
+        elif self._body is None:
+            self.answers = True
+            self._head += self._scratch[:nbytes]
+            if self._pace.heads.take():
+                self._read_head()
+            else:
+                self._pause()
+                self._pace.heads.wait(self._read_head)
+        else:
+            self._advance(nbytes)
+
+    def _read_head(self) -> None:
+        if self._transport.is_closing():
+            return
+        self._resume()
+        try:
+            self._begin_body()
+        except _Malformed as error:
+            self._fail(error)
+
+    def _begin_body(self) -> None:
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._head) > HEAD_BYTES:
+                raise _Malformed(f"sends a head of more than {HEAD_BYTES} bytes")
+            return
+        head = _parse(bytes(self._head[:end]))
+        # Of an error, what is read is enough to say what it is; where there is more, the connection goes.
+        length = _body_length(head) if head.status == HTTPStatus.OK else min(head.length or 0, ERROR_BYTES)
+        self._status, self._keep_alive = head.status, head.keep_alive and length == head.length
+        present, self._head = memoryview(self._head)[end + 4 :], bytearray()
+        if len(present) > length and self._keep_alive:
+            raise _Malformed(f"sends more than the {length} bytes it announces")
+        if length < LARGE_BYTES:
+            self._fill(np.empty(length, dtype=np.uint8).data, length, present[:length])
+        else:
+            self._memory = LargeMemory(length)
+            self._extend(self._memory, present)
+
+    def _extend(self, memory: LargeMemory, present: memoryview) -> None:
+        """Reads on when there is more of `memory`."""
+        self._pause()
+        if self._pace.extensions.take():
+            self._begin_extension(memory, present)
+        else:
+            self._pace.extensions.wait(partial(self._begin_extension, memory, present))
+
+    def _begin_extension(self, memory: LargeMemory, present: memoryview) -> None:
+        if self._transport.is_closing():
+            return
+        extension = asyncio.get_running_loop().run_in_executor(self._threads, memory.extend)
+        extension.add_done_callback(partial(self._on_extended, memory, present))
+
+    def _on_extended(self, memory: LargeMemory, present: memoryview, extension: asyncio.Future[None]) -> None:
+        if self._transport.is_closing() or extension.cancelled():
+            return
+        error = extension.exception()
+        if error is None:
+            self._fill(memory.view, memory.ready, present)
+        else:
+            self._keep_alive = False
+            self._fail(error)
+
+    def _fill(self, body: memoryview, ready: int, present: memoryview) -> None:
+        """Goes on reading into `body`, up to `ready`, after `present`, which came with the head."""
+        self._body, self._ready = body, ready
+        self._body[self._filled : self._filled + len(present)] = present
+        self._resume()
+        self._advance(len(present))
+
+    def _advance(self, nbytes: int) -> None:
+        assert self._body is not None
+        self._filled += nbytes
+        if self._filled < len(self._body):
+            if self._filled == self._ready and self._memory is not None:
+                self._extend(self._memory, memoryview(b""))
+            elif not self._pace.reads.take():
+                self._pause()
+                self._pace.reads.wait(self._resume)
+            return
+        answer, body = self._answer, self._body
+        self._answer, self._body, self._memory, self._filled = None, None, None, 0
+        assert answer is not None
+        give = partial(_give, answer, (self._status, body))
+        if self._pace.answers.take():
+            give()
+        else:
+            self._pace.answers.wait(give)
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+def _give(answer: asyncio.Future[_Answer], value: _Answer) -> None:
+    if not answer.done():  # whose caller was cancelled
+        answer.set_result(value)
+
+
+def _parse(head: bytes) -> _Head:
+    """Reads a head, without the empty line that ends it. Raises `_Malformed`."""
+    status_line, *lines = head.split(b"\r\n")
+    version, _, rest = status_line.partition(b" ")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not (rest[:3].isdigit() and rest[3:4] in (b"", b" ")):
+        raise _Malformed(f"does not answer in HTTP/1.1: {status_line[:80]!r}")
+    fields: dict[bytes, bytes] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        name, value = name.lower(), value.strip()
+        contradicts = fields.setdefault(name, value) != value and name == b"content-length"
+        if not colon or not name or contradicts:
+            raise _Malformed(f"answers with a header that is none or contradicts another: {line[:80]!r}")
+    if b"transfer-encoding" in fields or b"content-encoding" in fields:
+        return _Head(int(rest[:3]), None, False)
+    announced = fields.get(b"content-length")
+    if announced is not None and not (announced.isdigit() and len(announced) < 20):
+        raise _Malformed(f"announces a length of {announced[:80]!r} bytes")
+    keep_alive = version == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
+    return _Head(int(rest[:3]), None if announced is None else int(announced), keep_alive)
+
+
+def _body_length(head: _Head) -> int:
+    """Bytes of the body of a 200. Raises `_Malformed`."""
+    if head.length is None:
+        raise _Malformed(
+            "answers without a Content-Length, chunked or compressed; does something in between rewrite answers?"
+        )
+    if head.length > MAX_RESPONSE_BYTES:
+        raise _Malformed(f"announces {head.length} bytes; at most {MAX_RESPONSE_BYTES} are read")
+    return head.length

@@ -1,0 +1,134 @@
+"""One server, as the pool speaks to it: the interface, and the client of our own plugin's routes.
+
+`openai_client` is the other implementation, for a stock server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+
+from inference import wire
+from inference.base import Completion, GenerateRequest, HeldWeights, ServerFailure, WeightUpdate
+from inference.clients.capacity import Observation
+from inference.clients.http_sessions import Connections, call
+from inference.clients.load_report import read_load
+from transport.records import Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who answers a health check."""
+
+    instance: str
+    """Names the running instance: it changes with a restart, where one can tell."""
+    draining: bool = False
+    """Whether an operator told the server that it is to get nothing new."""
+
+
+class ServerClient(Protocol):
+    """One server. Every method raises `RequestRefused`, `ServerFailure` or `ServerUnreachable`, and leaves deadlines to the
+    caller; cancelling a call ends it at the server too."""
+
+    url: str
+
+    async def identify(self) -> Identity:
+        """Returns if the server is healthy."""
+
+    async def observe(self) -> Observation | None:
+        """The server's load, or None if it does not tell it."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """One model call, its answer checked against the request."""
+
+    async def load(self, update: WeightUpdate) -> HeldWeights | None:
+        """Loads weights, keeping the requests in flight. What the server then holds, or None if it cannot tell."""
+
+    async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
+        """Log-probability of each token after the first under `model`, at temperature 1."""
+
+    async def unload(self, adapter: str) -> None:
+        """Ends what the server has under `adapter`, and lets it forget the weights."""
+
+    def close(self) -> None:
+        """Cuts this server's connections."""
+
+
+class BinaryClient:
+    """The client of `plugin.routes`."""
+
+    def __init__(self, url: str, connections: Connections) -> None:
+        self.url = url
+        self._connections = connections
+        self._channel = connections.channel(url)
+
+    async def identify(self) -> Identity:
+        """See `ServerClient`."""
+        status = await self._administer(wire.STATUS_PATH, None)
+        return Identity(str(status.get("instance")), status.get("draining") is True)
+
+    async def observe(self) -> Observation | None:
+        """See `ServerClient`."""
+        return await read_metrics(self._connections, self.url)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See `ServerClient`."""
+        body = wire.encode_request(request)
+        answer = await self._channel.post(wire.GENERATE_PATH, body, "application/msgpack")
+        completion = wire.decode_completion(answer)
+        completion.check(request)
+        return completion
+
+    async def load(self, update: WeightUpdate) -> HeldWeights:
+        """See `ServerClient`. One transaction at the server: it goes through even if this call is cancelled."""
+        fields = {"version": update.version, "directory": str(update.directory.absolute()), "adapter": update.adapter}
+        answer = await self._administer(wire.UPDATE_PATH, fields)
+        match answer.get("held"):
+            case {"dtype": str(dtype), "layers": dict(layers)} if all(type(value) is str for value in layers.values()):
+                return HeldWeights(dtype, layers)
+        raise ServerFailure(
+            f"{self.url} did not report which weights it loaded: it runs another version of Counterpoint"
+        )
+
+    async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
+        """See `ServerClient`."""
+        answer = await self._administer(wire.PROBE_PATH, {"model": model, "token_ids": token_ids})
+        return as_log_probabilities(answer.get("log_probabilities"), self.url)
+
+    async def unload(self, adapter: str) -> None:
+        """See `ServerClient`."""
+        await self._administer(wire.UNLOAD_PATH, {"adapter": adapter})
+
+    def close(self) -> None:
+        """See `ServerClient`."""
+        self._connections.forget(self._channel)
+
+    async def _administer(self, path: str, fields: dict[str, Any] | None) -> dict[str, Any]:
+        body = None if fields is None else orjson.dumps(fields)
+        return as_object(await call(self._connections.admin, self.url + path, body), self.url + path)
+
+
+async def read_metrics(connections: Connections, url: str) -> Observation | None:
+    """The load that vLLM tells under `/metrics`; None where something else answers."""
+    return read_load(await call(connections.admin, f"{url}/metrics", None))
+
+
+def as_object(body: bytes | memoryview, url: str) -> dict[str, Any]:
+    """A JSON object. Raises `ServerFailure` for anything else."""
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ServerFailure(f"{url} answered something that is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ServerFailure(f"{url} answered a JSON {type(content).__name__}, an object is expected")
+    return content
+
+
+def as_log_probabilities(values: object, url: str) -> Float32Array:
+    """A list of numbers as an array. Raises `ServerFailure` for anything else."""
+    if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+        raise ServerFailure(f"{url} answered log-probabilities that are not a list of numbers")
+    return np.asarray(values, dtype=np.float32)

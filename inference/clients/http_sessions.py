@@ -1,0 +1,139 @@
+"""HTTP to inference servers: one session for model calls, another for administration, and one reading of every failure.
+
+The two are separate so that a health check or an update never queues behind a thousand completions. Settings as the
+design's section 7 says: no limit on connections (the pool bounds requests), long keep-alive, an explicit connect deadline,
+a large read buffer. Model calls by the binary route go by a `channel` of each server instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+
+import aiohttp
+import numpy as np
+
+from inference.base import ServerFailure, ServerUnreachable
+from inference.clients.binary_http import Channel, Pace
+from inference.clients.failures import ERROR_BYTES, failure_of
+from inference.config import PoolConfig
+from inference.token import read_token
+from inference.wire import MAX_RESPONSE_BYTES
+
+KEEPALIVE_SECONDS = 600.0
+READ_BUFFER_BYTES = 1 << 20
+
+
+class Connections:
+    """The sessions, shared by the clients of all servers."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self._config = config
+        # An announced length is then that of the body as we read it; log-probabilities and routing hardly compress anyway.
+        self._headers = {"Accept-Encoding": "identity"}
+        if config.api_key_file is not None:
+            self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
+        self._own_tls = _tls_of(config.ca_file) if config.ca_file is not None else None
+        self.data: aiohttp.ClientSession
+        self.admin: aiohttp.ClientSession
+        self._pace = Pace()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
+        self._channels: list[Channel] = []
+
+    def channel(self, url: str) -> Channel:
+        """A channel to the server at `url`, closed with these connections."""
+        timeout = self._config.connect_timeout_seconds
+        channel = Channel(url, self._headers, timeout, self._pace, self._threads, lambda: self._tls)
+        self._channels.append(channel)
+        return channel
+
+    def forget(self, channel: Channel) -> None:
+        """Closes one channel now."""
+        self._channels.remove(channel)
+        channel.close()
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return self._own_tls or ssl.create_default_context()
+
+    async def __aenter__(self) -> Connections:
+        self.data, self.admin = self._open(), self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)  # A mapping may take most of a second.
+        await asyncio.gather(self.data.close(), self.admin.close())
+
+    def _open(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._own_tls or True),
+            # The pool holds the deadline of a whole request; only the connect has one here.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_seconds),
+            read_bufsize=READ_BUFFER_BYTES,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+
+def _tls_of(ca_file: Path) -> ssl.SSLContext:
+    """How servers under `https` prove who they are: by a certificate for their name. Raises `ValueError`, naming the file."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # of the file or of what it holds
+        raise ValueError(
+            f"ca_file = {str(ca_file)!r}: {error.strerror or error}; a file with certificates in PEM is expected"
+        ) from error
+
+
+async def call(
+    session: aiohttp.ClientSession, url: str, body: bytes | None, content_type: str = "application/json"
+) -> bytes | memoryview:
+    """POSTs `body`, or GETs if there is none, and returns the body of a 200.
+
+    Raises `ServerUnreachable` if the connection fails, `RequestRefused` if the server will never serve this, else
+    `ServerFailure`.
+    """
+    method, headers = ("GET", None) if body is None else ("POST", {"Content-Type": content_type})
+    try:
+        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+            if response.status == HTTPStatus.OK:
+                return await _read(response, MAX_RESPONSE_BYTES)
+            raise failure_of(url, response.status, await response.content.read(ERROR_BYTES))
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+        raise ServerUnreachable(f"{url}: {str(error) or type(error).__name__}") from error
+    except aiohttp.ClientError as error:
+        raise ServerFailure(f"{url}: {str(error) or type(error).__name__}") from error
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes | memoryview:
+    if response.content_length is None or "Content-Encoding" in response.headers:
+        return await _read_to_the_end(response, limit)
+    if response.content_length > limit:
+        raise ServerFailure(f"{response.url} announces {response.content_length} bytes; at most {limit} are read")
+    # Filled as it arrives: to join the pieces at the end would hold the loop for a millisecond for every 2 MB.
+    body = np.empty(response.content_length, dtype=np.uint8).data
+    filled = 0
+    async for chunk in response.content.iter_any():
+        body[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
+    return body
+
+
+async def _read_to_the_end(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    length = 0
+    async for chunk in response.content.iter_any():
+        length += len(chunk)
+        if length > limit:
+            raise ServerFailure(f"{response.url} sends more than {limit} bytes")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

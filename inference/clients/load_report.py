@@ -1,0 +1,48 @@
+"""Reads vLLM's `/metrics`, of which the pool needs four numbers, as `capacity` wants them.
+
+The text has thousands of lines, nearly all of them histograms, and is read on the event loop at every look: so it is searched,
+not parsed. Names and labels are those of vLLM 0.30 (`vllm/v1/metrics/loggers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inference.clients.capacity import Observation
+
+_CACHE_USE = b"vllm:kv_cache_usage_perc"
+_RUNNING = b"vllm:num_requests_running"
+_WAITING = b"vllm:num_requests_waiting"
+_WAITING_BY_REASON = b"vllm:num_requests_waiting_by_reason"
+_PREEMPTIONS = b"vllm:num_preemptions_total"
+
+
+def read_load(text: bytes | memoryview) -> Observation | None:
+    """The load in `text`, all engines of a server together; None if it is not vLLM that speaks, or not in numbers."""
+    text = bytes(text)
+    try:
+        cache_use = [value for _, value in _samples(text, _CACHE_USE)]
+        running = [value for _, value in _samples(text, _RUNNING)]
+        waiting = [value for _, value in _samples(text, _WAITING)]
+        by_reason = list(_samples(text, _WAITING_BY_REASON))
+        preemptions = [value for _, value in _samples(text, _PREEMPTIONS)]
+        if not (cache_use and running and waiting):
+            return None
+        if (
+            by_reason
+        ):  # Others are deferred, as until their adapter has a slot, which says nothing of the server's load.
+            waiting = [value for labels, value in by_reason if b'reason="capacity"' in labels]
+        return Observation(max(cache_use), int(sum(running)), int(sum(waiting)), int(sum(preemptions)))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _samples(text: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
+    """Labels and value of every sample of `name`. Raises `ValueError` for a value that is no number."""
+    start = text.find(b"\n" + name + b"{")
+    while start >= 0:
+        end = text.find(b"\n", start + 1)
+        line = text[start + 1 : end if end >= 0 else len(text)]
+        labels, _, value = line.rpartition(b" ")
+        yield labels, float(value)
+        start = text.find(b"\n" + name + b"{", start + 1)

@@ -1,0 +1,177 @@
+"""One stock vLLM server, spoken to in JSON: `/v1/completions` with token ids in and out, `/v1/load_lora_adapter`.
+
+It costs more than the binary route (text, and base64 for routed experts), so a long answer is parsed in a thread. A stock
+server can take new weights only as LoRA adapters. Each version gets an adapter name of its own, by which vLLM keys its prefix
+cache, so that no prompt meets another version's keys and values, and a request in flight ends under the version it began with.
+Since a run that is resumed, or another job, may give the same name to other weights, each client has a cache salt, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import secrets
+from typing import Any
+
+import numpy as np
+import orjson
+import pybase64
+
+from inference.base import Completion, GenerateRequest, HeldWeights, RequestRefused, ServerFailure, WeightUpdate
+from inference.clients.capacity import Observation
+from inference.clients.client import Identity, as_log_probabilities, as_object, read_metrics
+from inference.clients.http_sessions import Connections, call
+from transport.records import Float32Array, RoutingArray
+
+logger = logging.getLogger(__name__)
+
+PARSE_IN_THREAD_BYTES = 1 << 16
+"""A longer answer is parsed off the loop."""
+
+KEPT_ADAPTERS = 2
+"""Versions of an adapter that stay loaded: the current one and the one that requests in flight may still name."""
+
+
+class OpenAIClient:
+    """The client of a stock server."""
+
+    def __init__(self, url: str, connections: Connections) -> None:
+        self.url = url
+        self._connections = connections
+        self._adapters: dict[str, list[str]] = {}
+        """Names at the server of each adapter's loaded versions, oldest first."""
+        self._salt = secrets.token_hex(16)
+
+    async def identify(self) -> Identity:
+        """See `ServerClient`. A stock server has no name of its instance; that it was restarted is learnt when it is
+        unreachable."""
+        await call(self._connections.admin, f"{self.url}/health", None)
+        return Identity(self.url)
+
+    async def observe(self) -> Observation | None:
+        """See `ServerClient`."""
+        return await read_metrics(self._connections, self.url)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See `ServerClient`."""
+        body = orjson.dumps(
+            {
+                "model": self._name(request.model),
+                "prompt": np.ascontiguousarray(request.prompt_ids),
+                "max_tokens": request.sampling.max_tokens,
+                "temperature": request.sampling.temperature,
+                "top_p": request.sampling.top_p,
+                "top_k": request.sampling.top_k,
+                "min_p": request.sampling.min_p,
+                "stop": list(request.sampling.stop),
+                "repetition_penalty": 1.0,
+                "stop_token_ids": list(request.sampling.stop_token_ids),
+                "logprobs": 0,
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+                "routed_experts_prompt_start": request.routed_experts_start,
+                "cache_salt": self._salt,
+            },
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+        answer = await call(self._connections.data, f"{self.url}/v1/completions", body)
+        if len(answer) > PARSE_IN_THREAD_BYTES:
+            completion = await asyncio.to_thread(self._parse, answer)
+        else:
+            completion = self._parse(answer)
+        completion.check(request)
+        return completion
+
+    async def load(self, update: WeightUpdate) -> HeldWeights | None:
+        """See `ServerClient`."""
+        if update.adapter is None:
+            raise RequestRefused(
+                f"{self.url} is spoken to as a stock server (protocol = 'openai'), which cannot take full weights; train a LoRA "
+                "adapter, or serve with `counterpoint inference` and use protocol = 'binary'"
+            )
+        name = f"{update.adapter}@{update.version}"
+        loaded = self._adapters.setdefault(update.adapter, [])
+        load = {"lora_name": name, "lora_path": str(update.directory.absolute()), "load_inplace": True}
+        await call(self._connections.admin, f"{self.url}/v1/load_lora_adapter", orjson.dumps(load))
+        if name in loaded:
+            loaded.remove(name)
+        loaded.append(name)
+        for old in loaded[:-KEPT_ADAPTERS]:
+            loaded.remove(old)
+            await self._unload(old)
+        return None
+
+    async def unload(self, adapter: str) -> None:
+        """See `ServerClient`. A stock server lets requests end, and its engine keeps the weights until others need the room."""
+        for name in self._adapters.pop(adapter, []):
+            await self._unload(name)
+
+    def close(self) -> None:
+        """See `ServerClient`. Its connections are those of all stock servers."""
+
+    async def _unload(self, name: str) -> None:
+        try:
+            await call(self._connections.admin, f"{self.url}/v1/unload_lora_adapter", orjson.dumps({"lora_name": name}))
+        except ServerFailure as error:
+            # A restarted server has none to unload; one that keeps it wastes a slot, which its own eviction frees.
+            logger.info("Adapter %s was not unloaded: %s", name, error)
+
+    async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
+        """See `ServerClient`. One request for each token asks for the next token after those before it. `prompt_logprobs` would
+        crash vLLM 0.30 on a CPU while adapter requests run (`PunicaWrapperCPU.add_lora_logits` expects one row a request)."""
+        targets = token_ids[1:]
+        asked = sorted(set(targets))
+        fields = {
+            "model": self._name(model),
+            "prompt": [token_ids[:end] for end in range(1, len(token_ids))],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "logprobs": len(asked),
+            "logprob_token_ids": asked,
+            "return_tokens_as_token_ids": True,
+            "cache_salt": secrets.token_hex(16),
+        }
+        answer = as_object(
+            await call(self._connections.admin, f"{self.url}/v1/completions", orjson.dumps(fields)), self.url
+        )
+        try:
+            rows = [choice["logprobs"]["top_logprobs"][0] for choice in answer["choices"]]
+            values = [row[f"token_id:{token}"] for row, token in zip(rows, targets, strict=True)]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServerFailure(
+                f"{self.url} answered a probe without the log-probabilities asked for: {error!r}; a stock vLLM from 0.30 on is "
+                "expected"
+            ) from error
+        return as_log_probabilities(values, self.url)
+
+    def _name(self, model: str) -> str:
+        return self._adapters[model][-1] if self._adapters.get(model) else model
+
+    def _parse(self, answer: bytes | memoryview) -> Completion:
+        content = as_object(answer, self.url)
+        try:
+            choice = content["choices"][0]
+            experts = choice.get("routed_experts")
+            return Completion(
+                token_ids=np.asarray(choice["token_ids"], dtype=np.int32),
+                log_probabilities=np.asarray(choice["logprobs"]["token_logprobs"], dtype=np.float32),
+                finish_reason=str(choice["finish_reason"]),
+                routed_experts=None if experts is None else _decode_routing(experts),
+            )
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            raise ServerFailure(
+                f"{self.url} answered without token ids or log-probabilities: {error!r}; a stock vLLM from 0.30 on is expected"
+            ) from error
+
+
+def _decode_routing(encoded: Any) -> RoutingArray:
+    """A base64 `.npy`, read without pickle. Raises `ValueError` for anything but uint8 or uint16."""
+    array = np.load(io.BytesIO(pybase64.b64decode(encoded, validate=True)), allow_pickle=False)
+    if array.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"routed experts are {array.dtype}, uint8 or uint16 is expected")
+    return array  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Many vLLM servers as one."""

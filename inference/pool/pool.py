@@ -1,0 +1,345 @@
+"""Many servers as one: every request finds a server, every failure another, and no answer comes from weights that were not
+proven.
+
+The pool executes what `fleet` decides, the servers' `keeper`s keep them fit, and `sources` says which there are. One pool serves
+one run's orchestrator, on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from inference.base import (
+    Completion,
+    GenerateRequest,
+    InferenceError,
+    SamplingParameters,
+    ServerFailure,
+    ServerStatus,
+    WeightUpdate,
+)
+from inference.clients.client import BinaryClient, ServerClient
+from inference.clients.http_sessions import Connections
+from inference.clients.openai_client import OpenAIClient
+from inference.config import PoolConfig
+from inference.per_tick_limiter import Turnstile
+from inference.pool.fleet import Fleet, Server, State
+from inference.pool.server_monitor import Keeper
+from inference.pool.sources import Listing, Sources
+from transport.records import Int32Array, Turn
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.2
+"""Before the second retry, doubled for each further one. The first comes at once."""
+
+UNLOAD_SECONDS = 5.0
+"""How long the servers may take, when the pool closes, to forget the run's adapter."""
+
+STARTS_A_PASS = 4
+"""Requests sent in one pass of the loop: a step begins with hundreds at once, which would hold up all else."""
+
+
+class InferencePool:
+    """The servers of `config`, asked under the name `model`: the base model's name at the servers, or an adapter's."""
+
+    def __init__(self, config: PoolConfig, model: str, on_capacity: Callable[[int], None] | None = None) -> None:
+        self._config = config
+        self._model = model
+        self._on_capacity = on_capacity
+        self._capacity = 0
+        self._fleet = Fleet((), config.max_concurrent_requests_per_server)
+        self._sources = Sources(config)
+        self._connections = Connections(config)
+        self._keepers: dict[Server, Keeper] = {}
+        self._tasks: dict[Server, asyncio.Task[None]] = {}
+        """Of the keepers."""
+        self._follower: asyncio.Task[None] | None = None
+        self._opened = False
+        self._wanted: WeightUpdate | None = None
+        self._waiting: deque[_Waiter] = deque()
+        self._starts = Turnstile(STARTS_A_PASS)
+        self._changed = asyncio.Event()
+        self._updating = asyncio.Lock()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Returns when the first server is healthy. Raises `InferenceError` if none is within `startup_timeout_seconds`."""
+        await self._connections.__aenter__()
+        self._opened = True
+        await self._align(await self._sources.look())
+        if self._sources.changes:
+            self._follower = asyncio.create_task(self._follow_sources(), name="follower of the servers' sources")
+            self._follower.add_done_callback(self._follower_ended)
+        try:
+            async with asyncio.timeout(self._config.startup_timeout_seconds):
+                await self._until(lambda: bool(self._fleet.serving))
+        except TimeoutError:
+            limit = self._config.startup_timeout_seconds
+            raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
+
+    async def close(self) -> None:
+        """Ends every request, the keepers and the connections. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for waiter in self._waiting:
+            if not waiter.place.done():
+                waiter.place.set_exception(InferenceError("the inference pool is closed"))
+        tasks = [*self._tasks.values(), *([self._follower] if self._follower else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._opened:
+            await self._unload_adapter()
+            await self._connections.__aexit__(None, None, None)
+
+    def status(self) -> list[ServerStatus]:
+        """Every server, in the order in which it became known."""
+        return [server.status() for server in self._fleet.servers]
+
+    def describe_sources(self) -> str:
+        """Where the servers come from, for a person."""
+        return self._sources.describe()
+
+    async def _follow_sources(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.health_interval_seconds)
+            await self._align(await self._sources.look())
+
+    async def _align(self, listing: Listing) -> None:
+        """Takes in the servers that are new, and drains those to be drained or gone; what has gone and has no request of ours any
+        more is forgotten. (No request outlasts `request_timeout_seconds`.)"""
+        known = {server.url: server for server in self._fleet.servers}
+        for url, drained_for in listing.items():
+            server = known.pop(url, None) or self._take_in(url)
+            self._keepers[server].drain(drained_for)
+        for server in known.values():
+            self._keepers[server].drain("it is no longer among the servers")
+            if not server.in_flight:
+                await self._forget(server)
+
+    def _take_in(self, url: str) -> Server:
+        server = self._fleet.add(url)
+        kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
+        client: ServerClient = kind(url, self._connections)
+        keeper = self._keepers[server] = Keeper(server, client, self._fleet, self._config, self._model, self._on_change)
+        if self._wanted is not None:
+            keeper.want(self._wanted)
+        task = self._tasks[server] = asyncio.create_task(keeper.run(), name=f"keeper of {url}")
+        task.add_done_callback(partial(self._keeper_ended, keeper))
+        return server
+
+    async def _forget(self, server: Server) -> None:
+        self._fleet.forget(server)
+        keeper, task = self._keepers.pop(server), self._tasks.pop(server)
+        task.cancel()
+        await asyncio.wait([task])
+        keeper.client.close()
+        self._on_change()
+        logger.info("Inference server %s is forgotten", server.url)
+
+    async def _unload_adapter(self) -> None:
+        """Of a run that ends. What a server does not hear of stays until others need the room."""
+        adapter = self._wanted.adapter if self._wanted is not None else None
+        if adapter is None:
+            return
+
+        async def unload(keeper: Keeper) -> None:
+            try:
+                async with asyncio.timeout(UNLOAD_SECONDS):
+                    await keeper.client.unload(adapter)
+            except (InferenceError, TimeoutError) as error:
+                url = keeper.server.url
+                logger.info("Adapter %s was not unloaded from %s: %s", adapter, url, error or "no answer in time")
+
+        reached = [keeper for keeper in self._keepers.values() if keeper.server.state is not State.UNKNOWN]
+        await asyncio.gather(*map(unload, reached))
+
+    async def generate(
+        self,
+        prompt_ids: Int32Array | Sequence[int],
+        sampling: SamplingParameters,
+        *,
+        affinity: str,
+        routed_experts_start: int = 0,
+    ) -> Turn:
+        """One model call. `prompt_ids` is `[tokens]`; `affinity` names the rollout, whose turns share a server and its prefix.
+
+        Routing is returned from token `routed_experts_start` on. Cancelling the call ends it at the server. Raises
+        `RequestRefused` for a request that no server will ever serve, and `InferenceError` when the retries or
+        `request_timeout_seconds` are used up.
+        """
+        request = GenerateRequest(self._model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start)
+        last: ServerFailure | None = None
+        try:
+            async with asyncio.timeout(self._config.request_timeout_seconds):
+                await self._turn_to_start()
+                avoid: Server | None = None
+                for attempt in range(self._config.max_retries + 1):
+                    if attempt > 1:
+                        await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 2))
+                    server = await self._place(affinity, avoid)
+                    try:
+                        return await self._attempt(server, request)
+                    except ServerFailure as error:
+                        logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
+                        last, avoid = error, server
+                    finally:
+                        self._fleet.release(server)
+                        self._serve_waiting()
+        except TimeoutError:
+            limit = self._config.request_timeout_seconds
+            because = last or f"it waited for a server: {self._describe()}"
+            raise InferenceError(f"no answer within request_timeout_seconds = {limit:g}: {because}") from last
+        raise InferenceError(f"no answer after {self._config.max_retries + 1} attempts; the last: {last}") from last
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Returns when every reachable server holds the weights and has proven it, or is out of service. Requests in flight
+        go on.
+
+        Raises `InferenceError`, saying why, if servers were reached and none of them took the weights: no later attempt
+        will succeed where the checkpoint or its probe is wrong.
+        """
+        async with self._updating:
+            self._wanted = update
+            for keeper in self._keepers.values():
+                keeper.want(update)
+            await self._until(lambda: self._closed or self._concluded(update))
+            if self._closed:
+                raise InferenceError("the inference pool was closed during a weight update")
+            refusals = [keeper.server.reason for keeper in self._keepers.values() if keeper.refused]
+            if refusals and not self._fleet.serving:
+                raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
+
+    def _concluded(self, update: WeightUpdate) -> bool:
+        return all(keeper.concluded is update or self._tasks[server].done() for server, keeper in self._keepers.items())
+
+    async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:
+        """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
+        # The weights that a server was started with are version 0.
+        keeper, version = self._keepers[server], 0 if server.version is None else server.version
+        try:
+            completion = await self._answer(keeper, request)
+        except ServerFailure:
+            if self._fleet.failed(server):
+                # Healthy or not, it may return at its keeper's next look, no sooner.
+                keeper.take_out(f"{server.failures} requests in a row failed")
+            elif server.state is State.SERVING:
+                keeper.look_now()
+            raise
+        self._fleet.succeeded(server)
+        return _as_turn(request, completion, version, server.url)
+
+    async def _answer(self, keeper: Keeper, request: GenerateRequest) -> Completion:
+        """Raises `ServerFailure` as soon as the server is taken out, too."""
+        server = keeper.server
+        if not server.counted:  # It was taken out, and may load again, since this request got its place.
+            raise ServerFailure(f"{server.url} went out of service: {server.reason}")
+        # A deadline that only the keeper sets. To wait for the outage beside the answer would cost each request two tasks.
+        service = asyncio.timeout(None)
+        try:
+            async with service:
+                keeper.under_way.add(service)
+                completion = await keeper.client.generate(request)
+                await keeper.resolved.wait()
+        except TimeoutError:
+            raise ServerFailure(f"{server.url} went out of service: {server.reason}") from None
+        finally:
+            keeper.under_way.discard(service)
+        if service.when() is not None:
+            raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
+        return completion
+
+    async def _turn_to_start(self) -> None:
+        if not self._starts.take():
+            turn = asyncio.get_running_loop().create_future()
+            self._starts.wait(partial(_end, turn))
+            await turn
+
+    async def _place(self, affinity: str, avoid: Server | None) -> Server:
+        """A place at a server, in the order of asking."""
+        if self._closed:
+            raise InferenceError("the inference pool is closed")
+        waiter = _Waiter(affinity, avoid)
+        self._waiting.append(waiter)
+        self._serve_waiting()
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled():
+                self._fleet.release(waiter.place.result())
+            self._serve_waiting()
+            raise
+
+    def _serve_waiting(self) -> None:
+        while self._waiting:
+            waiter = self._waiting[0]
+            if not waiter.place.done():
+                server = self._fleet.acquire(waiter.affinity, waiter.avoid)
+                if server is None:
+                    return
+                waiter.place.set_result(server)
+            self._waiting.popleft()
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._serve_waiting()
+        if self._fleet.capacity != self._capacity:
+            self._capacity = self._fleet.capacity
+            if self._on_capacity is not None:
+                self._on_capacity(self._capacity)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _keeper_ended(self, keeper: Keeper, task: asyncio.Task[None]) -> None:
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("The keeper of %s failed; this is a defect", keeper.server.url, exc_info=error)
+            keeper.take_out(f"its keeper failed: {error!r}")
+
+    def _follower_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("The servers' sources are followed no more; this is a defect", exc_info=error)
+
+    def _describe(self) -> str:
+        if not self._fleet.servers:
+            return f"no server is known: {self._sources.describe()}"
+        return "; ".join(f"{status.url} is {status.state}: {status.reason or 'busy'}" for status in self.status())
+
+
+class _Waiter:
+    """A request without a server."""
+
+    def __init__(self, affinity: str, avoid: Server | None) -> None:
+        self.affinity = affinity
+        self.avoid = avoid
+        self.place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    if not turn.done():  # whose caller was cancelled
+        turn.set_result(None)
+
+
+def _as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:
+    return Turn(
+        prompt_ids=request.prompt_ids,
+        completion_ids=completion.token_ids,
+        log_probabilities=completion.log_probabilities,
+        policy_version=version,
+        finish_reason=completion.finish_reason,
+        routed_experts=completion.routed_experts,
+        routed_experts_start=request.routed_experts_start,
+        server=url,
+        temperature=request.sampling.temperature,
+    )

@@ -1,0 +1,240 @@
+"""Keeps one server fit to serve: looks at its health and its load, brings it to the current weights, has it prove them, takes
+it out when it fails.
+
+Every server of a pool has a keeper, a task that runs for the pool's life. Whatever makes a server need weights (a new
+version, a restart, a failure) takes the same way back into service: healthy, loaded, probed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from inference.base import InferenceError, RequestRefused, WeightUpdate
+from inference.clients.capacity import CapacityController
+from inference.clients.client import ServerClient
+from inference.config import PoolConfig
+from inference.pool.fleet import Fleet, Server, State
+
+logger = logging.getLogger(__name__)
+
+HEALTH_DEADLINE_SECONDS = 10.0
+"""Of one health check. Generous: a server that is starved of CPU by its neighbours is not dead."""
+
+LOAD_DEADLINE_SECONDS = 2.0
+"""Of one look at the load, which new weights may have to wait for."""
+
+SLOW_CHECKS_IN_A_ROW = 3
+"""Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
+
+
+class ProbeFailed(RequestRefused):
+    """The server accepted the weights but does not compute with them, as its digest or its log-probabilities show."""
+
+
+class Keeper:
+    """The keeper of one server."""
+
+    def __init__(
+        self,
+        server: Server,
+        client: ServerClient,
+        fleet: Fleet,
+        config: PoolConfig,
+        model: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.server = server
+        self.client = client
+        self.wanted: WeightUpdate | None = None
+        """What the server must hold to serve. None: whatever it was started with."""
+        self.concluded: WeightUpdate | None = None
+        """The last `wanted` for which it is known whether the server holds it."""
+        self.refused = False
+        """Whether it is out because it would not take the weights, or took them and failed the probe."""
+        self.under_way: set[asyncio.Timeout] = set()
+        """Of the requests at the server: each expires when it is taken out."""
+        self.resolved = asyncio.Event()
+        """Set unless the server is loading."""
+        self.resolved.set()
+        self._fleet = fleet
+        self._config = config
+        self._model = model
+        self._on_change = on_change
+        self._attention = asyncio.Event()
+        self._held: WeightUpdate | None = None
+        self._controller: CapacityController | None = None
+        """Once the server has told its load."""
+        self._load_asked = config.capacity == "fixed"
+        self._drained_for = ""
+        """Why our own side wants it drained."""
+        self._asked_to_drain = False
+        """Whether the server itself says so."""
+        self._slow_checks = 0
+        self._not_before = 0.0
+
+    def want(self, update: WeightUpdate) -> None:
+        """New weights: the keeper sees to them now, however often the server has failed before."""
+        self.wanted = update
+        self._not_before = 0.0
+        self._attention.set()
+
+    def drain(self, reason: str) -> None:
+        """No new requests while there is a reason."""
+        self._drained_for = reason
+        self._settle_draining()
+
+    def look_now(self) -> None:
+        """Something seems wrong with the server: checks its health without waiting for the next interval."""
+        self._attention.set()
+
+    async def run(self) -> None:
+        """Looks after the server until cancelled."""
+        while True:
+            self._attention.clear()
+            await self._look()
+            try:
+                async with asyncio.timeout(self._config.health_interval_seconds):
+                    await self._attention.wait()
+            except TimeoutError:
+                # Only at the regular looks: two that follow a failure at once would see the same burst twice.
+                if self._holds(self.wanted):
+                    await self._watch_load()
+
+    async def _look(self) -> None:
+        wanted = self.wanted
+        try:
+            async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
+                identity = await self.client.identify()
+        except TimeoutError:
+            self._slow_checks += 1
+            if self._slow_checks >= SLOW_CHECKS_IN_A_ROW or not self._holds(wanted):
+                self.take_out(
+                    f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times"
+                )
+        except InferenceError as error:
+            self.take_out(str(error))
+        else:
+            self._slow_checks = 0
+            self._asked_to_drain = identity.draining
+            self._settle_draining()
+            if self.server.state is State.SERVING and identity.instance != self.server.instance:
+                self.take_out("it was restarted, and holds the weights it was started with")
+            if not self._holds(wanted) and time.monotonic() >= self._not_before:
+                if not self._load_asked:
+                    await self._watch_load()
+                await self._bring_up(wanted, identity.instance)
+        if self.wanted is wanted:
+            self.concluded = wanted
+            self._on_change()
+
+    def _settle_draining(self) -> None:
+        reason = self._drained_for or ("it was told to drain" if self._asked_to_drain else "")
+        if reason == self.server.drained_for:
+            return
+        logger.info("Inference server %s %s", self.server.url, f"is drained: {reason}" if reason else "is in use again")
+        self._fleet.drain(self.server, reason)
+        self._on_change()
+
+    async def _watch_load(self) -> None:
+        """Fits the cap to the load. A server that does not tell its load, or not now, keeps the cap it has."""
+        if self._config.capacity == "fixed":
+            return
+        self._load_asked = True
+        try:
+            async with asyncio.timeout(LOAD_DEADLINE_SECONDS):
+                seen = await self.client.observe()
+        except (InferenceError, TimeoutError) as error:
+            logger.debug(
+                "Inference server %s does not tell its load: %s", self.server.url, error or "no answer in time"
+            )
+            return
+        if seen is None:
+            return
+        if self._controller is None:
+            self._controller = CapacityController(self._config.max_concurrent_requests_per_server)
+        before = self.server.cap
+        reason = self._controller.observe(seen, self.server.in_flight)
+        self._fleet.set_cap(self.server, self._controller.cap)
+        if reason:
+            logger.info(
+                "Inference server %s is given %d requests at once, after %d: %s",
+                self.server.url,
+                self.server.cap,
+                before,
+                reason,
+            )
+        if self.server.cap != before:
+            self._on_change()
+
+    def _holds(self, wanted: WeightUpdate | None) -> bool:
+        return self.server.state is State.SERVING and self._held is wanted
+
+    async def _bring_up(self, wanted: WeightUpdate | None, instance: str) -> None:
+        self._fleet.begin_loading(self.server)
+        self.resolved.clear()
+        self._on_change()
+        try:
+            async with asyncio.timeout(self._config.update_timeout_seconds):
+                if wanted is not None:
+                    await self._load_and_prove(wanted)
+        except TimeoutError:
+            limit = self._config.update_timeout_seconds
+            self.take_out(
+                f"version {self._wanted_version} was not loaded and proven within update_timeout_seconds = {limit:g}"
+            )
+        except InferenceError as error:
+            self.take_out(str(error), refused=isinstance(error, RequestRefused))
+        else:
+            self._begin_serving(wanted, instance)
+        finally:
+            self.resolved.set()
+
+    async def _load_and_prove(self, wanted: WeightUpdate) -> None:
+        began = time.monotonic()
+        held = await self.client.load(wanted)
+        if held is not None and (others := wanted.probe.foreign_layers(held)) is not None:
+            raise ProbeFailed(
+                f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
+            )
+        loaded = time.monotonic()
+        answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)
+        mismatch = wanted.probe.mismatch(answer, self._config.probe_tolerance)
+        if mismatch is not None:
+            raise ProbeFailed(f"{self.server.url} took version {wanted.version} and failed its probe: {mismatch}")
+        logger.info(
+            "Inference server %s serves version %d: loaded in %.3f s, proven in %.3f s",
+            self.server.url,
+            wanted.version,
+            loaded - began,
+            time.monotonic() - loaded,
+        )
+
+    def _begin_serving(self, wanted: WeightUpdate | None, instance: str) -> None:
+        if wanted is None:
+            logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
+        self._held, self.refused = wanted, False
+        self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
+
+    def take_out(self, reason: str, refused: bool = False) -> None:
+        """No more requests; those at the server go elsewhere."""
+        first = self.server.state is not State.OUT
+        if first:
+            level = logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR
+            logger.log(level, "Inference server %s takes no traffic: %s", self.server.url, reason)
+        self._fleet.take_out(self.server, reason)
+        self.refused = refused
+        if first:
+            self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.patience(
+                self.server
+            )
+        under_way, self.under_way = self.under_way, set()
+        for request in under_way:
+            request.reschedule(0.0)
+        self._on_change()
+
+    @property
+    def _wanted_version(self) -> int | None:
+        return None if self.wanted is None else self.wanted.version

@@ -1,0 +1,120 @@
+"""`JobConfig`: the one file that describes a whole job, and how its values reach the roles.
+
+What the roles share (directory, model, seed, wire) stands once, at the top, and is filled into their sections; what the runs
+share stands once, in `[orchestrator]`, and each of `[[runs]]` says what is its own. What one role must know of another (the
+servers' addresses, their key, the adapters' ranks) is derived in `job/derive.py`. The sections are the roles' own models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationInfo, field_validator, model_validator
+
+from inference.config import InferenceConfig
+from job.configuration.load import merge
+from job.derive import fit
+from job.sections import JobSections
+from run.config import OrchestratorConfig
+from transport.config import Config
+
+SHARED = {
+    "inference": ("model", "seed"),
+    "trainer": ("output_dir", "model", "seed", "resume", "transport"),
+    "orchestrator": ("output_dir", "model", "seed", "resume", "transport"),
+}
+"""Keys of each section that are filled from the top."""
+
+DEFAULTS: dict[str, Any] = {"seed": 0, "resume": False, "transport": {}}
+
+
+class JobConfig(JobSections):
+    """A whole job: inference, a trainer, and one run or several."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_sections(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        filled = dict(given)
+        for section, names in SHARED.items():
+            values = dict(given.get(section, {})) if isinstance(given.get(section, {}), dict) else given[section]
+            if not isinstance(values, dict):
+                continue  # not a table: its own validation says so
+            for name in names:
+                shared = given.get(
+                    name, DEFAULTS.get(name, "")
+                )  # a required one that is missing is reported once, at the top
+                if name in values and str(values[name]) != str(shared):
+                    raise ValueError(
+                        f"{section}.{name} = {values[name]!r} differs from {name} = {shared!r} at the top; "
+                        f"a job sets {name} once, at the top"
+                    )
+                values[name] = shared
+            filled[section] = values
+        return filled
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _inherit(cls, given: Any, info: ValidationInfo) -> Any:
+        """Each run with what it has from `[orchestrator]`, which is valid by itself: its errors are told once, and first."""
+        shared = info.data.get("orchestrator")
+        if not isinstance(given, list) or shared is None:
+            return given if shared is not None else []
+        inherited = shared.model_dump(exclude_unset=True, exclude={"run_id"})
+        runs = []
+        for position, run in enumerate(given):
+            if not isinstance(run, dict):
+                return given  # not tables: pydantic says so
+            if "run_id" not in run:
+                raise ValueError(f"runs[{position}].run_id is required and not set: it names the run's directory")
+            runs.append(merge(inherited, run))
+        return runs
+
+    @model_validator(mode="after")
+    def _derive(self) -> JobConfig:
+        named = {f"runs[{position}]": run for position, run in enumerate(self.runs)}
+        if self.every_run and not self.runs:
+            named = {"orchestrator": self.orchestrator}
+        fit(self, named)
+        return self
+
+    @property
+    def every_run(self) -> list[OrchestratorConfig]:
+        """The runs, of which there is at least one unless the job stays for others."""
+        if self.runs or (self.stay and not self.orchestrator.environments):
+            return self.runs
+        return [self.orchestrator]
+
+    def server(self, position: int) -> InferenceConfig:
+        """One of the servers, as its role's file has it."""
+        own = self.inference.model_dump(exclude={"replicas"}) | {"port": self.inference.port + position}
+        return InferenceConfig.model_validate(own)
+
+    def with_model(self, directory: Path) -> JobConfig:
+        """The same job as its roles get it: their model resolved to a directory, and every path absolute, since who joins the job
+        may stand elsewhere."""
+        model = {"model": str(directory)}
+        return self.model_copy(
+            update={
+                "inference": _absolute(self.inference).model_copy(update=model),
+                "trainer": _absolute(self.trainer).model_copy(update=model),
+                "orchestrator": _absolute(self.orchestrator).model_copy(update=model),
+                "runs": [_absolute(run).model_copy(update=model) for run in self.runs],
+            }
+        )
+
+
+Section = TypeVar("Section", bound=Config)
+
+
+def _absolute(section: Section) -> Section:
+    """The same section with absolute paths, in its tables, too."""
+    changed: dict[str, Any] = {}
+    for name, value in section:
+        if isinstance(value, Path):
+            changed[name] = value.absolute()
+        elif isinstance(value, Config):
+            changed[name] = _absolute(value)
+    return section.model_copy(update=changed)

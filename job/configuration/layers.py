@@ -1,0 +1,185 @@
+"""What overrides a configuration's file: `COUNTERPOINT_*` variables, and `--section.key value` flags.
+
+pydantic-settings reads them, except settings of a list's entry (`--environments.0.ratio 2`), which it does not support. Such a
+list is a table whose keys are integers, which no file can contain. `job/configuration/load.py` merges the layers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel, create_model
+from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, SettingsError
+
+from job.configuration.schema import ITEM, Key, is_known, nearest, pattern_of
+from job.errors import UserError
+
+ENVIRONMENT_PREFIX = "COUNTERPOINT_"
+NESTED_DELIMITER = "__"
+NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE"})
+"""Variables with our prefix that do not name a key: `make-model` keeps its models in this directory."""
+
+Table = dict[Any, Any]
+"""Values by name; by position if the table overrides entries of a list."""
+
+
+def forget_environment() -> None:
+    """Drops our variables from the environment. A role's keys differ from a job's, and the role's file already has its values."""
+    for name in _variables():
+        del os.environ[name]
+
+
+def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
+    """The values that our variables set. Raises `UserError` for a variable that names no key or has a malformed value."""
+    entries: dict[str, str] = {}
+    for name in _variables():
+        path = _path_of(name)
+        if not is_known(path, keys):
+            near = _with_other_delimiters(path, keys) or nearest(pattern_of(path, keys), keys)
+            advice = f"; did you mean {variable(typed(near, path))}?" if near else ""
+            raise UserError(f"environment variable {name}: there is no key {path}{advice}")
+        if ITEM in pattern_of(path, keys):
+            entries[name] = os.environ[name]
+    try:
+        source = EnvSettingsSource(
+            _settings_of(model), env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=NESTED_DELIMITER
+        )
+        reaching = {name.lower() for name in entries}
+        source.env_vars = {name: text for name, text in source.env_vars.items() if name.lower() not in reaching}
+        table: Table = source()
+    except SettingsError as error:
+        for name in _variables():
+            _require_json(f"environment variable {name}", keys.get(_path_of(name)), os.environ[name])
+        raise UserError(f"environment: {error} (a list or a table is written as JSON)") from None
+    for name, text in entries.items():
+        _put(table, _path_of(name), text, keys, f"environment variable {name}")
+    return table
+
+
+def read_flags(model: type[BaseModel], keys: dict[str, Key], flags: Sequence[str]) -> Table:
+    """What `--section.key value` and `--section.key=value` words set. Raises as `read_environment`."""
+    pairs = list(_pairs(flags, keys))
+    whole = [(path, text) for path, text in pairs if ITEM not in pattern_of(path, keys)]
+    joined = [f"--{path}={text}" for path, text in whole]  # so that a value may begin with a dash
+    try:
+        table: Table = CliSettingsSource(_settings_of(model), cli_parse_args=joined, cli_exit_on_error=False)()
+    except SettingsError as error:
+        for path, text in whole:
+            _require_json(f"--{path}", keys.get(path), text)
+        raise UserError(f"flags: {error} (a list or a table is written as JSON)") from None
+    for path, text in pairs:
+        if (path, text) not in whole:
+            _put(table, path, text, keys, f"--{path}")
+    return table
+
+
+def flag_path(word: str, keys: dict[str, Key], switches: Iterable[str] = ()) -> str:
+    """The key that a flag sets; dashes stand for underscores. Raises `UserError` for an unknown flag; the message names the
+    nearest flag or switch of the command."""
+    written = word.removeprefix("--").partition("=")[0]
+    path = written if is_known(written, keys) else written.replace("-", "_")
+    if is_known(path, keys):
+        return path
+    near = difflib.get_close_matches(written.replace("_", "-"), switches, n=1, cutoff=0.75)
+    if not near and (key := nearest(pattern_of(path, keys), keys)):
+        near = [typed(key, path)]
+    raise UserError(f"{word}: there is no key {path}" + (f"; did you mean --{near[0]}?" if near else ""))
+
+
+def typed(pattern: str, like: str) -> str:
+    """A key as written in a flag. For entries of lists it has the positions in `like`, or 0."""
+    numbers = iter([part for part in like.split(".") if part.isdigit()])
+    return ".".join(next(numbers, "0") if part == ITEM else part for part in pattern.split("."))
+
+
+def variable(path: str) -> str:
+    """The variable that sets a key."""
+    return ENVIRONMENT_PREFIX + path.replace(".", NESTED_DELIMITER).upper()
+
+
+def _variables() -> list[str]:
+    return [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_CONFIGURATION]
+
+
+def _path_of(name: str) -> str:
+    return name.removeprefix(ENVIRONMENT_PREFIX).lower().replace(NESTED_DELIMITER, ".")
+
+
+def _settings_of(model: type[BaseModel]) -> type[BaseSettings]:
+    """The model as pydantic-settings wants it."""
+    bases: Any = (model, BaseSettings)
+    return cast(type[BaseSettings], create_model("Settings", __base__=bases))
+
+
+def _with_other_delimiters(path: str, keys: dict[str, Key]) -> str | None:
+    """The key that a variable names, if the number of underscores between section and key is ignored."""
+    flat = {key.replace(".", "_"): key for key in keys if ITEM not in key}
+    close = difflib.get_close_matches(path.replace(".", "_"), flat, n=1, cutoff=0.9)
+    return flat[close[0]] if close else None
+
+
+def _pairs(flags: Sequence[str], keys: dict[str, Key]) -> Iterable[tuple[str, str]]:
+    words = iter(flags)
+    for word in words:
+        if not word.startswith("--"):
+            raise UserError(f"{word}: unexpected; a flag is written --section.key value")
+        path, (_, separator, value) = flag_path(word, keys), word.partition("=")
+        following = value if separator else next(words, None)
+        if following is None:
+            raise UserError(f"{word}: a value must follow")
+        yield path, following
+
+
+def _put(table: Table, path: str, text: str, keys: dict[str, Key], origin: str) -> None:
+    """Sets a value at `path`. An entry of a list is changed in the table's own list, or else, by position, in that of a layer
+    below."""
+    pattern = pattern_of(path, keys)
+    parts: list[Any] = [
+        int(part) if kind == ITEM else part for part, kind in zip(path.split("."), pattern.split("."), strict=True)
+    ]
+    holder: Any = table
+    for depth, part in enumerate(parts[:-1], start=1):
+        holder = entry_of(holder, part, origin) if isinstance(holder, list) else holder.setdefault(part, {})
+        is_list = isinstance(parts[depth], int)
+        if not isinstance(holder, dict | list if is_list else dict):
+            above, expected = ".".join(map(str, parts[:depth])), "a list" if is_list else "a table"
+            raise UserError(f"{origin}: {above} = {holder!r}; expected {expected}")
+    holder[parts[-1]] = _value(keys.get(pattern), text, origin)
+
+
+def entry_of(entries: Sequence[Any], position: int, name: str) -> Any:
+    """The entry of a list. Raises `UserError` when there is none."""
+    if position >= len(entries):
+        count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+        raise UserError(f"{name} has {count}; there is no entry {position} (the first is 0)")
+    return entries[position]
+
+
+def _value(key: Key | None, text: str, origin: str) -> Any:
+    if key is None:  # below a table with arbitrary keys: a number if it can be read as one
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+    _require_json(origin, key, text)
+    return json.loads(text) if _is_json(key) else None if text == "null" else text
+
+
+def _require_json(origin: str, key: Key | None, text: str) -> None:
+    """Raises `UserError` for a list or a table that is not written as JSON."""
+    if key is None or not _is_json(key):
+        return
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{origin} = {text!r}\n    this is not JSON: {error}; expected {key.type}, written as JSON"
+        ) from None
+
+
+def _is_json(key: Key) -> bool:
+    return key.is_section or key.is_free or key.type.startswith("list")

@@ -1,0 +1,141 @@
+"""How the parts of a job fit together: what one section must know of another is derived, and what cannot work is refused.
+
+`job/config.py` calls `fit` for a whole job; `job/join.py` calls `check_run` for a run that joins one. Errors are
+`ValueError`s that name both keys and their values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from inference.config import InferenceConfig, LoraServingConfig, PoolConfig
+from job.sections import JobSections
+from run.config import OrchestratorConfig
+from trainer.config import TrainerConfig
+
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+def fit(job: JobSections, runs: Mapping[str, OrchestratorConfig]) -> None:
+    """Fills in what is derived, in place, and checks the whole. `runs` are the job's, each under the name it has in the file."""
+    _check_names(runs)
+    for name, run in runs.items():
+        for key in ("output_dir", "model", "resume", "transport"):
+            if getattr(run, key) != getattr(job, key):
+                raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
+    places = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
+    job.trainer = job.trainer.model_copy(update={"max_runs": places, "stay": True})
+    _fit_adapters(job, runs)
+    for name, run in {"orchestrator": job.orchestrator, **runs}.items():
+        run.inference = _pool_of(job, f"{name}.inference", run.inference)
+    for name, run in runs.items():
+        check_run(name, run, job.inference, job.trainer)
+    if job.trainer.max_tokens < job.inference.max_model_len:
+        raise ValueError(
+            f"trainer.max_tokens = {job.trainer.max_tokens} is below inference.max_model_len = {job.inference.max_model_len}: "
+            "a sample of that length could not be trained on"
+        )
+    if job.inference.port + job.inference.replicas > 65536:
+        raise ValueError(
+            f"inference.port = {job.inference.port} leaves no ports for inference.replicas = {job.inference.replicas}, "
+            "which take those that follow it, up to 65535"
+        )
+    _fit_gpus(job)
+
+
+def check_run(name: str, run: OrchestratorConfig, servers: InferenceConfig, trainer: TrainerConfig) -> None:
+    """Whether the servers and the trainer can have this run. `name` is what stands before its keys in an error."""
+    dot = f"{name}." if name else ""
+    if not run.environments:
+        raise ValueError(f"{dot}environments is required and not set: what is the run to learn?")
+    for position, environment in enumerate(run.environments):
+        own = "" if environment.sampling.max_tokens is None else f"environments[{position}]."
+        if (longest := run.sampling_of(environment).max_tokens) >= servers.max_model_len:
+            raise ValueError(
+                f"{dot}{own}sampling.max_tokens = {longest} leaves no room for a prompt in "
+                f"inference.max_model_len = {servers.max_model_len}"
+            )
+    lora = run.training.lora
+    if lora is None and trainer.max_runs > 1:
+        raise ValueError(
+            f"{dot}training.lora is not set: runs that share a trainer (trainer.max_runs = {trainer.max_runs}) train an "
+            f"adapter each; write [{dot}training.lora]"
+        )
+    if lora is None and servers.lora is not None:
+        raise ValueError(
+            f"inference.lora is set, but {dot}training.lora is not: nothing would train an adapter; set both or neither"
+        )
+    if lora is not None and servers.lora is None:
+        raise ValueError(f"{dot}training.lora is set, but inference.lora is not: the servers would take no adapter")
+    if lora is not None and servers.lora is not None:
+        for limit, most in (
+            ("inference.lora.max_rank", servers.lora.max_rank),
+            ("trainer.max_lora_rank", trainer.max_lora_rank),
+        ):
+            if lora.rank > most:
+                raise ValueError(f"{dot}training.lora.rank = {lora.rank} is above {limit} = {most}")
+
+
+def _check_names(runs: Mapping[str, OrchestratorConfig]) -> None:
+    for run_id, count in Counter(run.run_id for run in runs.values()).items():
+        if count > 1:
+            raise ValueError(f"runs: run_id = {run_id!r} is used {count} times; each run needs its own")
+    for port, count in Counter(run.prometheus_port for run in runs.values()).items():
+        if port and count > 1:
+            raise ValueError(
+                f"prometheus_port = {port} is that of {count} runs; give each its own under [[runs]], or leave it out: each "
+                "then takes a free one"
+            )
+
+
+def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
+    """A run's idea of the servers, with what the job knows of them."""
+    servers = job.inference
+    if not servers.replicas:
+        if not pool.model_fields_set & {"urls", "dns", "urls_file"}:
+            raise ValueError(
+                f"inference.replicas = 0 starts no server, and {name} names none that runs already: write urls = "
+                f'["http://HOST:PORT"] under [{name}], or dns, or urls_file'
+            )
+        return pool
+    host = WILDCARD_HOSTS.get(servers.host, f"[{servers.host}]" if ":" in servers.host else servers.host)
+    ports = range(servers.port, servers.port + servers.replicas)
+    derived = {"urls": [f"{servers.scheme}://{host}:{port}" for port in ports], "api_key_file": servers.api_key_file}
+    for key, value in derived.items():
+        if key in pool.model_fields_set and getattr(pool, key) != value:
+            raise ValueError(
+                f"{name}.{key} = {getattr(pool, key)!r} does not fit [inference], which gives {value!r}; leave it out"
+            )
+    return pool.model_copy(update=derived)
+
+
+def _fit_adapters(job: JobSections, runs: Mapping[str, OrchestratorConfig]) -> None:
+    """What trainer and servers hold of adapters, unless the file says it: those of the largest rank, and a place at the servers
+    for each run that has one at the trainer. A job without runs is made for such as `[orchestrator]` describes."""
+    expected = list(runs.values()) or [job.orchestrator]
+    ranks = [run.training.lora.rank for run in expected if run.training.lora is not None]
+    if ranks and "max_lora_rank" not in job.trainer.model_fields_set:
+        largest = max(*ranks, job.trainer.max_lora_rank)
+        job.trainer = job.trainer.model_copy(update={"max_lora_rank": largest})
+    if ranks and job.inference.lora is None:
+        slots = max(job.trainer.max_runs, LoraServingConfig().max_adapters)
+        lora = LoraServingConfig(max_rank=max(ranks), max_adapters=slots)
+        job.inference = job.inference.model_copy(update={"lora": lora})
+    if not runs and job.inference.lora is None:
+        raise ValueError(
+            "stay = true without a run of the job's own: those who join train an adapter each; write "
+            "[orchestrator.training.lora] with the largest rank there will be"
+        )
+
+
+def _fit_gpus(job: JobSections) -> None:
+    servers = job.inference
+    each = "inference.tensor_parallel_size" + (" x inference.replicas" if servers.replicas > 1 else "")
+    needs = {
+        "inference": (each, servers.tensor_parallel_size * servers.replicas, job.gpus.inference),
+        "trainer": ("trainer.processes", job.trainer.processes, job.gpus.trainer),
+    }
+    for role, (name, needed, given) in needs.items():
+        if given is not None and len(given) < needed:
+            raise ValueError(f"gpus.{role} = {given} are fewer than {name} = {needed}")

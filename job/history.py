@@ -1,0 +1,132 @@
+"""What a run has done so far, read from its metrics file and its trainer's, as they grow.
+
+Progress, summary, curves and `status` all look through this one window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from job.metrics_lines import Follower, Line, read_losses
+from transport.files.untrusted import UntrustedFileError
+
+MAX_STEPS = 200_000
+"""Most steps of a run; a file with more was not written by our orchestrator."""
+
+
+@dataclass(slots=True)
+class History:
+    """The steps of one run, as its orchestrator shipped them and as the trainer trained them."""
+
+    run_id: str
+    steps: int | None = None
+    """How many it is to have; None where nobody said."""
+    shipped: dict[int, Line] = field(default_factory=dict)
+    trained: dict[int, Line] = field(default_factory=dict)
+    since: float = 0.0
+    """When this invocation of the job began, in Unix seconds: rates leave out the steps before it, and the pause."""
+    lost: Line = field(default_factory=dict)
+    """What the run says it has lost since the last shipped step (`orchestrator.step.discarded.Report`); empty where it says
+    nothing."""
+    unreadable: str = ""
+    """Why the last refresh could not read a part of the run; empty if it read everything."""
+    _run_dir: Path = Path()
+    _followers: list[tuple[Follower, dict[int, Line]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, output_dir: Path, run_id: str, steps: int | None = None, since: float = 0.0) -> History:
+        """The history of `run_<id>` in a job's directory; empty until `refresh`."""
+        history = cls(run_id, steps, since=since, _run_dir=output_dir / f"run_{run_id}")
+        history._followers = [
+            (Follower(history._run_dir / "metrics.jsonl"), history.shipped),
+            (Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
+        ]
+        return history
+
+    def refresh(self) -> list[Line]:
+        """Takes in what is new; returns the newly shipped steps."""
+        fresh: list[Line] = []
+        self.unreadable, self.lost = "", {}
+        try:
+            for follower, steps in self._followers:
+                fresh += self._take_in(follower, steps)
+            report = read_losses(self._run_dir)
+        except (OSError, UntrustedFileError) as error:
+            self.unreadable = str(error)
+            return fresh
+        if report.get("step") == self.step:
+            self.lost = report
+        return fresh
+
+    def _take_in(self, follower: Follower, steps: dict[int, Line]) -> list[Line]:
+        """Reads the lines appended to the file; returns the newly shipped steps."""
+        fresh: list[Line] = []
+        replaced, lines = follower.new_lines()
+        known = set(steps)
+        if replaced:
+            steps.clear()
+        for line in lines:
+            if line.get("run_id", self.run_id) != self.run_id:  # the trainer's file is of all its runs
+                continue
+            if len(steps) >= MAX_STEPS and line["step"] not in steps:
+                continue
+            if steps is self.shipped and line["step"] not in known:
+                fresh.append(line)
+            steps[line["step"]] = line
+        return fresh
+
+    @property
+    def step(self) -> int:
+        """The newest shipped step; 0 before the first."""
+        return max(self.shipped, default=0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all the steps it is to have are shipped and trained."""
+        return self.steps is not None and min(self.step, max(self.trained, default=0)) >= self.steps
+
+    @property
+    def so_far(self) -> str:
+        """`7/20`; `7/?` where nobody said how many it is to be."""
+        return f"{self.step}/{self.steps or '?'}"
+
+    @property
+    def last_shipped(self) -> Line:
+        """The newest shipped step's line; empty before the first."""
+        return self.shipped[max(self.shipped)] if self.shipped else {}
+
+    @property
+    def last_trained(self) -> Line:
+        """The newest trained step's line; empty before the first."""
+        return self.trained[max(self.trained)] if self.trained else {}
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """A metric over steps, from whichever of the two files has it; steps without it are left out."""
+        lines = self.shipped if any(name in line for line in self.shipped.values()) else self.trained
+        return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
+
+    def seconds_of(self, step: int) -> float | None:
+        """The seconds that a shipped step took; None if unknown."""
+        line = self.shipped.get(step)
+        return None if line is None else _seconds(line, self.shipped.get(step - 1, {}))
+
+    def tokens_per_second(self, steps: int | None = None) -> float | None:
+        """Completion tokens a second, over the last `steps` steps, or all, of this invocation; pauses between sessions are left
+        out."""
+        lines = [line for _, line in sorted(self.shipped.items())]
+        tokens, seconds = 0, 0.0
+        for before, line in list(zip([{}, *lines], lines, strict=False))[-steps if steps else None :]:
+            took = _seconds(line, before)
+            if took is not None and line["time"] - took >= self.since:
+                tokens += line.get("tokens/completion", 0)
+                seconds += took
+        return tokens / seconds if seconds > 0 else None
+
+
+def _seconds(line: Line, before: Line) -> float | None:
+    """How long a step took: since the one before, or since its session began to generate if that is later; None if not known."""
+    known = [line["uptime_seconds"]] if "uptime_seconds" in line else []
+    if before:
+        known.append(line["time"] - before["time"])
+    return min(known, default=None)

@@ -1,0 +1,113 @@
+"""Follows growing metrics files and checks every line, since a run's files may be written by a guest and hold anything.
+
+`job.history` makes a run's history of them. A line that is not a step's is skipped, and so is a value of the wrong type; the
+orchestrator says so when it repairs the file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.loop_health.slow_spots import METRIC, Offence
+from orchestrator.step.discarded import LOSSES_FILE
+from transport.files.untrusted import UntrustedFileError, open_regular, parse_json, read_json
+
+Line = dict[str, Any]
+"""One step's metrics, by the names of the design's section 5."""
+
+CHUNK_BYTES = 2**24
+"""Read at once; a longer line is skipped."""
+
+BYTES_A_LOOK = 2**28
+"""Most bytes read in one call; the rest is read in the next."""
+
+MAX_REPORT_BYTES = 2**16
+
+LARGEST = 1e18
+"""Larger numbers are skipped: their sums and differences could be infinite."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """Reads the complete lines appended to a JSON Lines file since the last call."""
+
+    path: Path
+    _offset: int = 0
+    _inode: int = 0
+
+    def new_lines(self) -> tuple[bool, list[Line]]:
+        """Whether the file was replaced, as by a resume that takes steps back, and its new lines, which are then all its lines.
+        Raises `OSError`, and `UntrustedFileError` for anything but a regular file."""
+        try:
+            file = open_regular(self.path)
+        except FileNotFoundError:
+            return False, []
+        with file:
+            stat = os.fstat(file.fileno())
+            replaced = stat.st_ino != self._inode or stat.st_size < self._offset
+            if replaced:
+                self._inode, self._offset = stat.st_ino, 0
+            steps: list[Line] = []
+            until = self._offset + BYTES_A_LOOK
+            while self._offset < until:
+                file.seek(self._offset)
+                chunk = file.read(CHUNK_BYTES)
+                whole, newline, _ = chunk.rpartition(b"\n")
+                steps += [step for line in whole.splitlines() if (step := step_of(line))]
+                passed = len(whole) + len(newline) or (len(chunk) if len(chunk) == CHUNK_BYTES else 0)
+                if passed == 0:
+                    break
+                self._offset += passed
+        return replaced, steps
+
+
+def step_of(text: bytes) -> Line:
+    """The line of a step, without values that no metric can have; empty for anything but the line of a step."""
+    try:
+        values = parse_json(text)
+    except UntrustedFileError:
+        return {}
+    line = {name: value for name, value in values.items() if is_number(value)}
+    if type(line.get("step")) is not int or line["step"] < 0 or "time" not in line:
+        return {}
+    if isinstance(values.get("run_id"), str):
+        line["run_id"] = values["run_id"]
+    line[METRIC] = [fields for fields in _items(values.get(METRIC)) if _is_offence(fields)]
+    return line
+
+
+def read_losses(run_dir: Path) -> Line:
+    """The losses that a run reports (`orchestrator.step.discarded.Report`); empty if there is no usable report. Raises
+    `OSError`."""
+    try:
+        values = read_json(run_dir / LOSSES_FILE, MAX_REPORT_BYTES)
+    except (FileNotFoundError, UntrustedFileError):
+        return {}
+    report: Line = {name: value for name, value in values.items() if is_number(value)}
+    if not {"step", "lost"} <= report.keys() or not isinstance(values.get("reason"), str):
+        return {}
+    return report | {"reason": values["reason"], "notable": values.get("notable") is True}
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a value that a metric can have."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_offence(fields: object) -> bool:
+    if not isinstance(fields, dict):
+        return False
+    try:
+        offence = Offence.of_json(fields)
+    except (KeyError, TypeError, ValueError):
+        return False
+    numbers = (offence.seconds, offence.worst, offence.count, offence.place.line)
+    words = (offence.callback, offence.thread, offence.place.function, offence.place.file, offence.place.inside)
+    return all(map(is_number, numbers)) and all(isinstance(word, str) for word in words)

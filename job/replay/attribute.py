@@ -1,0 +1,90 @@
+"""Which phases of a step boundary block the loop, and which only take time: each alone, then together with those before it.
+
+    counterpoint attribute DUMP [--synthetic-traffic 200] [--gather-chunk-size N] [--quick] [--process-pool]
+
+Every round takes a whole step, since a phase needs what those before it made; only the phase or the phases in question are
+measured, with a pause around them. An idle baseline, on the same loop beside the same traffic, comes before each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from job.replay.boundary import Recording, Rig
+from job.replay.lag_trace import LagTrace
+from job.replay.replay import BASELINE, JUDGE, PAUSE_SECONDS, Row, Settings, rows_of, stage
+
+FELT_SECONDS = 0.005
+"""A lag below this blocks nobody, however quiet the idle loop is: threads take turns with it by the millisecond."""
+
+Phase = tuple[str, Callable[[], Awaitable[None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """One phase's part: `alone`, and `together` with all phases before it."""
+
+    phase: str
+    alone: Row
+    together: Row
+    idle: Row
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the loop feels the phase: at its worst twice as late as when idle, and more than `FELT_SECONDS`."""
+        return self.alone.lag.max > max(2 * self.idle.lag.max, FELT_SECONDS)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "phase": self.phase,
+            "blocks": self.blocks,
+            "alone": {"seconds": self.alone.seconds, "event_loop_lag": asdict(self.alone.lag)},
+            "together": {"seconds": self.together.seconds, "event_loop_lag": asdict(self.together.lag)},
+        }
+
+
+async def attribute(recording: Recording, settings: Settings) -> list[Attribution]:
+    """Measures on the running loop, each phase in its order."""
+    async with stage(recording, settings) as (trace, parts):
+        count, step = len(_phases(parts, recording.header.step)), recording.header.step
+        for _ in range(settings.rounds):
+            for index in range(count):
+                for first in {index, 0}:
+                    phases = _phases(parts, step)
+                    with trace.span(BASELINE):
+                        await asyncio.sleep(settings.baseline_seconds)
+                    await _measure(trace, phases, first, index + 1)
+                    await parts.deliver(step)
+                    step += 1
+    rows = {row.phase: row for row in rows_of(trace)}
+    names = [name for name, _ in phases]
+    return [
+        Attribution(name, rows[_label(names[index : index + 1])], rows[_label(names[: index + 1])], rows[BASELINE])
+        for index, name in enumerate(names)
+    ]
+
+
+def _phases(parts: Rig, step: int) -> list[Phase]:
+    """Those of one step, ready to be taken."""
+    return [(JUDGE, parts.judge), *parts.begin(step).phases.items()]
+
+
+async def _measure(trace: LagTrace, phases: Sequence[Phase], first: int, stop: int) -> None:
+    """Takes all of `phases`, and measures `first` to `stop - 1` as one."""
+    for _, phase in phases[:first]:
+        await phase()
+    await asyncio.sleep(PAUSE_SECONDS)  # so that nothing of what came before is still felt
+    with trace.span(_label([name for name, _ in phases[first:stop]])):
+        for _, phase in phases[first:stop]:
+            await phase()
+    await asyncio.sleep(PAUSE_SECONDS)
+    for _, phase in phases[stop:]:
+        await phase()
+
+
+def _label(names: Sequence[str]) -> str:
+    return " + ".join(names)

@@ -1,0 +1,129 @@
+"""Drives the daemon's own step boundary outside the daemon: its judge, its `StepBoundary`, its sender and wire, with a consumer
+process at the other end.
+
+Nothing of the boundary is written a second time here. What is missing is what surrounds it: scheduler, dispatcher, inference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from job.replay.consumer import consumer
+from orchestrator.metrics import MetricsLine
+from orchestrator.rollouts.dump import DumpHeader
+from orchestrator.step.advantages import load_advantage
+from orchestrator.step.boundary import StepBoundary, Taking
+from orchestrator.step.checkpoint import Checkpoint
+from orchestrator.step.finalize import Judge, judged
+from orchestrator.step.merge_process import MergeProcess
+from orchestrator.step.sender import Sender
+from transport.config import TransportConfig
+from transport.records import Rollout
+from transport.wires.open import open_link
+
+_READY_SECONDS = 30.0
+_DELIVERY_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What arrives at a step boundary, and the configuration that says what becomes of it."""
+
+    header: DumpHeader
+    rollouts: Sequence[Rollout]
+    """Those that ship, in order, and then those lost since the step before, which are recorded only."""
+
+    @property
+    def shipped(self) -> Sequence[Rollout]:
+        """The rollouts of the groups that ship."""
+        return self.rollouts[: self.header.shipped]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays of the rollouts."""
+        return sum(
+            turn.prompt_ids.nbytes
+            + turn.completion_ids.nbytes
+            + turn.log_probabilities.nbytes
+            + (turn.routed_experts.nbytes if turn.routed_experts is not None else 0)
+            for rollout in self.rollouts
+            for turn in rollout.turns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """The parts around one recording. Made by `rig`."""
+
+    recording: Recording
+    boundary: StepBoundary
+    sender: Sender
+    judge_group: Judge
+    judged: list[Rollout]
+    """Those that ship, as `judge` left them."""
+
+    async def judge(self) -> None:
+        """Judges every group anew, as the daemon does whenever one has finished; here all have at once."""
+        groups: dict[int, list[Rollout]] = {}
+        for rollout in self.recording.shipped:
+            rollout.advantage, rollout.filtered_by = 0.0, None
+            groups.setdefault(rollout.group_id, []).append(rollout)
+        scored_as_one = self.recording.header.group_scoring
+        judgements = await asyncio.gather(
+            *(judged(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
+        )
+        self.judged[:] = [rollout for judgement in judgements for rollout in judgement.rollouts]
+
+    def begin(self, step: int) -> Taking:
+        """The step boundary of `step`, its phases to be taken one after the other."""
+        others = self.recording.rollouts[self.recording.header.shipped :]
+        return self.boundary.begin(step, self.judged, others, snapshot, self.sender)
+
+    async def deliver(self, step: int) -> None:
+        """Until the consumer has read the batch of `step`. Raises `TimeoutError`."""
+        async with asyncio.timeout(_DELIVERY_SECONDS):
+            await self.sender.wait_durable(step)
+
+
+def snapshot(line: MetricsLine) -> Checkpoint:
+    """A commit of nothing but the step's metrics: no scheduler, nothing that waits."""
+    return Checkpoint(int(line["step"]), {}, {}, {}, [], line)
+
+
+@asynccontextmanager
+async def rig(
+    recording: Recording,
+    output_dir: Path,
+    gather_chunk_size: int | None = None,
+    process_pool: bool = False,
+) -> AsyncIterator[Rig]:
+    """The parts, connected to their consumer. Steps count from the recorded one. Everything is written below `output_dir`.
+
+    Raises `ValueError` for a configuration that names nothing, `NoTrainerError` when the consumer does not answer.
+    """
+    header, transport = recording.header, TransportConfig()
+    run_dir = output_dir / f"run_{header.run_id}"
+    async with AsyncExitStack() as resources:
+        resources.enter_context(consumer(transport, output_dir, header.step))
+        merge_chunk = await resources.enter_async_context(MergeProcess()) if process_pool else None
+        link = open_link(transport, output_dir, header.run_id)
+        sender = Sender(link, run_dir, header.run_id, header.step - 1, transport.largest_batch)
+        resources.push_async_callback(sender.close)
+        tasks = await resources.enter_async_context(asyncio.TaskGroup())
+        serving = tasks.create_task(sender.run())
+        resources.callback(serving.cancel)
+        await sender.wait_ready(_READY_SECONDS)
+        boundary = StepBoundary(
+            run_dir,
+            header.run_id,
+            header.state_columns,
+            gather_chunk_size=gather_chunk_size,
+            keep_checkpoints=1,
+            merge_chunk=merge_chunk,
+        )
+        judge_group = Judge(load_advantage(header.advantage), header.filters, keep_routing=True)
+        yield Rig(recording, boundary, sender, judge_group, list(recording.shipped))

@@ -1,0 +1,128 @@
+"""The trainer's end of the wire for replays and benchmarks, a process of its own: takes every batch, reads every byte of it, and
+acknowledges it once its step is committed.
+
+It is the real receiver, checks and all; only what a trainer would do with a batch is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+from cluster.process import guarded
+from transport.arrays import AnyArray
+from transport.config import TransportConfig
+from transport.files.atomic import Buffer, as_bytes_view
+from transport.messages import Acknowledged, Bye, Commit, Hello, Ready
+from transport.records import Batch
+from transport.wires.open import open_receiver
+
+_POLL_SECONDS = 0.5
+_STOP_SECONDS = 10.0
+
+
+@contextmanager
+def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> Iterator[int]:
+    """Runs the process during the block; gives its id. The first batch it asks for is that of `next_step`. It ends with this
+    process, however that ends.
+
+    Raises `RuntimeError` when it cannot start.
+    """
+    with _running("batches", config.model_dump_json(), str(output_dir), str(next_step)) as pid:
+        yield pid
+
+
+@contextmanager
+def bare_consumer(address: str) -> Iterator[int]:
+    """As `consumer`, but what it takes at the ZMQ `address` of a REP socket is any message, and its answer is empty."""
+    with _running("messages", address) as pid:
+        yield pid
+
+
+@contextmanager
+def _running(*arguments: str) -> Iterator[int]:
+    command = guarded([sys.executable, "-P", "-m", "job.replay.consumer", *arguments])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        first = process.stdout.readline().split()
+        if first[:1] != ["ready"]:
+            raise RuntimeError(f"the consumer did not start; it exited with {process.wait(_STOP_SECONDS)}")
+        yield int(first[1])
+    finally:
+        process.terminate()
+        process.wait(_STOP_SECONDS)
+        process.stdout.close()
+
+
+def take_batches(config: TransportConfig, output_dir: Path, next_step: int) -> None:
+    """Until it is killed."""
+    receiver = open_receiver(config, output_dir)
+    print("ready", os.getpid(), flush=True)
+    read = committed = acknowledged = next_step - 1
+    while True:
+        run_id, message = receiver.receive(_POLL_SECONDS) or ("", None)
+        match message:
+            case Hello():
+                read = acknowledged
+                receiver.send(run_id, Ready(acknowledged + 1, config.credit, session=secrets.randbits(62)))
+            case Batch():
+                read_every_byte(message)
+                read = message.step
+            case Commit(step):
+                committed = step
+            case Bye() | None:
+                pass
+        if min(read, committed) > acknowledged:
+            acknowledged = min(read, committed)
+            receiver.send(run_id, Acknowledged(acknowledged, acknowledged))
+
+
+def take_messages(address: str) -> None:
+    """Until it is killed."""
+    socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.REP)
+    socket.bind(address)
+    print("ready", os.getpid(), flush=True)
+    while True:
+        for frame in socket.recv_multipart(copy=False):
+            exclusive_or(frame.buffer)
+        socket.send(b"")
+
+
+def read_every_byte(batch: Batch) -> int:
+    """The exclusive or of all the batch's bytes, as 64-bit words: it costs what reading them costs."""
+    arrays: list[AnyArray] = [
+        batch.token_ids_T,
+        batch.loss_mask_T,
+        batch.log_probabilities_T,
+        batch.advantages_T,
+        batch.sample_offsets,
+    ]
+    arrays += [chunk for sample in batch.routed_experts for chunk in sample]
+    combined = 0
+    for array in arrays:
+        combined ^= exclusive_or(array)
+    return combined
+
+
+def exclusive_or(buffer: Buffer) -> int:
+    """Of the buffer's bytes, as 64-bit words."""
+    view = as_bytes_view(buffer)
+    whole = view.nbytes // 8 * 8
+    words = np.frombuffer(view[:whole], dtype=np.uint64)
+    return int(np.bitwise_xor.reduce(words)) ^ int.from_bytes(view[whole:], "little")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "batches":
+        take_batches(TransportConfig.model_validate_json(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        take_messages(sys.argv[2])

@@ -1,0 +1,163 @@
+"""Replays a dump through the daemon's own step boundary and says how long each phase took and what the loop felt of it.
+
+    counterpoint replay DUMP [--synthetic-traffic N] [--json] [--timeline FILE]
+
+Before the boundary comes an idle baseline on the same loop, with the same synthetic traffic if there is any. What the
+boundary writes goes to a temporary directory, which is removed (`TMPDIR` says where).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from job.replay.boundary import Recording, Rig, rig
+from job.replay.lag_trace import LagTrace, Span
+from job.replay.traffic import synthetic_traffic
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.gc_tuning import seldom_collecting, set_apart
+from orchestrator.loop_health.lag import LagDistribution
+from orchestrator.loop_health.slow_spots import Offence, Offences
+from orchestrator.loop_health.threads import in_thread, prompt_switching
+from orchestrator.rollouts.dump import Dump
+
+Result = TypeVar("Result")
+
+BASELINE_SECONDS = 3.0
+PAUSE_SECONDS = 0.2
+"""Around what is measured, so that nothing of what came before is still felt."""
+BASELINE, JUDGE, BOUNDARY, DELIVERY = "idle", "judge", "boundary", "delivery"
+"""The names of the rows that are no phases. `JUDGE` judges all groups at once, which the daemon does one by one as they finish,
+before the boundary; `BOUNDARY` is all of its phases together; `DELIVERY` is what follows, until the other end has read
+every byte."""
+
+
+LATE_SECONDS, LATE_OVER_IDLE = 0.005, 1.5
+"""From when on a late loop is blamed on somebody: it is no news where it is as late when idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to replay."""
+
+    synthetic_tasks: int = 0
+    gather_chunk_size: int | None = None
+    """None takes the dump's own."""
+    process_pool: bool = False
+    rounds: int = 1
+    baseline_seconds: float = BASELINE_SECONDS
+    """Before each round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One phase: its wall time and the loop's lag while it ran."""
+
+    phase: str
+    seconds: float
+    lag: LagDistribution
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay found. The rows of a phase are over all rounds, their seconds the median round's."""
+
+    rows: list[Row]
+    offences: list[Offence]
+    trace: LagTrace
+    nbytes: int
+
+    def row(self, phase: str) -> Row:
+        """That of one phase."""
+        return next(row for row in self.rows if row.phase == phase)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "bytes": self.nbytes,
+            "phases": [
+                {"phase": row.phase, "seconds": row.seconds, "event_loop_lag": asdict(row.lag)} for row in self.rows
+            ],
+            "event_loop_blame": [offence.as_json() for offence in self.offences],
+        }
+
+
+def replay_dump(dump: Dump, settings: Settings) -> Replay:
+    """Replays on a loop of its own, as the daemon's is. Raises `DumpError`, `OSError`, `ValueError`."""
+
+    async def work() -> Replay:
+        await in_thread(dump.populate)
+        rollouts = await in_thread(dump.rollouts)
+        return await replay(Recording(dump.header, rollouts), settings)
+
+    return on_daemons_loop(work)
+
+
+def on_daemons_loop(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Runs a coroutine function on uvloop, and lets threads switch as the daemon does."""
+    with prompt_switching(), seldom_collecting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work())
+
+
+@asynccontextmanager
+async def stage(recording: Recording, settings: Settings) -> AsyncIterator[tuple[LagTrace, Rig]]:
+    """What a measurement on the running loop needs: the trace and the parts, beside the traffic, in a temporary directory."""
+    chunk_size = settings.gather_chunk_size or recording.header.gather_chunk_size
+    with tempfile.TemporaryDirectory(prefix="counterpoint-replay-") as directory:
+        async with (
+            LagTrace() as trace,
+            rig(recording, Path(directory), chunk_size, settings.process_pool) as parts,
+            synthetic_traffic(settings.synthetic_tasks),
+        ):
+            set_apart()
+            await asyncio.sleep(PAUSE_SECONDS)  # the pause for that is not the idle loop's
+            yield trace, parts
+
+
+async def replay(recording: Recording, settings: Settings) -> Replay:
+    """Replays on the running loop."""
+    offences = Offences()
+    async with stage(recording, settings) as (trace, parts):
+        for step in range(recording.header.step, recording.header.step + settings.rounds):
+            with trace.span(BASELINE):
+                await asyncio.sleep(settings.baseline_seconds)
+            late = max(LATE_SECONDS, LATE_OVER_IDLE * trace.distribution().p99)
+            with LoopBlame(late) as blame:
+                await _take(parts, step, trace)
+            taken = blame.take()
+            if not taken.watched:
+                raise RuntimeError(
+                    "the loop was not watched to the end, so that nobody can be blamed; see the error above"
+                )
+            offences.add(taken.by_key.values())
+    return Replay(rows_of(trace), offences.worst(), trace, recording.nbytes)
+
+
+async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
+    with trace.span(JUDGE):
+        await parts.judge()
+    with trace.span(BOUNDARY):
+        taking = parts.begin(step)
+        for name, phase in taking.phases.items():
+            with trace.span(name):
+                await taking.timed(name, phase)
+    with trace.span(DELIVERY):
+        await parts.deliver(step)
+
+
+def rows_of(trace: LagTrace) -> list[Row]:
+    """One row a name of the trace's spans, in the order of their first beginning."""
+    spans: dict[str, list[Span]] = {}
+    for span in sorted(trace.spans, key=lambda span: span.start):
+        spans.setdefault(span.name, []).append(span)
+    return [
+        Row(name, sorted(span.seconds for span in same)[len(same) // 2], trace.distribution(*same))
+        for name, same in spans.items()
+    ]

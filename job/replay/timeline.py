@@ -1,0 +1,53 @@
+"""A picture of a replay: the loop's lag over time, with the phases as bands behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from job.replay.lag_trace import LagTrace
+from job.replay.replay import BASELINE, BOUNDARY, JUDGE
+
+INK, MUTED, GRID, LAG, IDLE = "#1f2933", "#7b8794", "#e4e7eb", "#0f766e", "#f5f7fa"
+BANDS = ("#dbeafe", "#fef3c7", "#dcfce7", "#fce7f3", "#ede9fe", "#ffedd5", "#cffafe")
+BEFORE_SECONDS = 0.25
+"""Of the idle baseline, shown for comparison."""
+
+
+def draw(trace: LagTrace, path: Path, title: str) -> Path:
+    """Draws the last round of `trace` into `path` (PNG, SVG or PDF, by its suffix) and returns it.
+
+    Raises `ValueError` for another suffix, `OSError`.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    judged = [span for span in trace.spans if span.name == JUDGE][-1]
+    phases = sorted(
+        (s for s in trace.spans if s.name not in (BASELINE, BOUNDARY) and s.start >= judged.start),
+        key=lambda span: span.start,
+    )
+    first, last = judged.start - BEFORE_SECONDS, max(span.end for span in phases)
+    figure = Figure(figsize=(11, 4.5), dpi=150, facecolor="white", layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(-BEFORE_SECONDS, 0, color=IDLE, zorder=0)
+    handles = [Patch(color=IDLE, label="idle")]
+    for span, colour in zip(phases, BANDS * len(phases), strict=False):
+        axes.axvspan(span.start - judged.start, span.end - judged.start, color=colour, zorder=0)
+        handles.append(Patch(color=colour, label=f"{span.name} {1e3 * span.seconds:,.0f} ms"))
+    samples = [(t, lag) for t, lag in zip(trace.times, trace.lags, strict=True) if first <= t <= last]
+    axes.vlines(
+        [time - judged.start for time, _ in samples], 0, [1e3 * lag for _, lag in samples], color=LAG, linewidth=0.8
+    )
+    axes.set_xlim(first - judged.start, last - judged.start)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds since the judging began", color=INK)
+    axes.set_ylabel("event-loop lag, ms", color=INK)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED)
+    axes.set_title(title, loc="left", color=INK, fontweight="bold")
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    figure.savefig(path)
+    return path

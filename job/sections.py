@@ -1,0 +1,82 @@
+"""The sections of a job file and their keys. `job/config.py` validates them together, `job/derive.py` derives one from
+another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from environments.config import EnvironmentConfig
+from inference.config import InferenceConfig
+from run.config import OrchestratorConfig
+from trainer.config import TrainerConfig
+from transport.config import Config, TransportConfig
+
+
+class GpuConfig(Config):
+    """Which GPUs a role sees, by index; unset, it sees all, and vLLM and the trainer meet on the first."""
+
+    inference: list[int] | None = None
+    """vLLM's; `inference.tensor_parallel_size` of them for each of `inference.replicas`."""
+
+    trainer: list[int] | None = None
+    """The trainer's; `trainer.processes` of them at least."""
+
+
+class ServersConfig(InferenceConfig):
+    """The vLLM servers, all alike."""
+
+    replicas: int = Field(default=1, ge=0)
+    """Servers, each with the whole model, on `port` and the ports after it. 0 starts none: `[orchestrator.inference]` then names
+    running servers, and `max_model_len` and `lora` must be what they were started with."""
+
+
+class SharedRunConfig(OrchestratorConfig):
+    """What all runs have in common, or the one run where there are no `[[runs]]`."""
+
+    environments: list[EnvironmentConfig] = []
+    """The mix. A run that brings its own does without these."""
+
+
+class JobSections(Config):
+    """The keys of a job file: inference, a trainer, and one run or several."""
+
+    output_dir: Path
+    """The job's directory. It must be empty, unless `--resume` or `--fresh` says what to do with what is there."""
+
+    model: str
+    """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`)."""
+
+    seed: int = 0
+    """Everything random in all three roles."""
+
+    resume: bool = False
+    """Go on from the newest checkpoint of each role; `--resume` for short."""
+
+    transport: TransportConfig = TransportConfig()
+    """The wire between orchestrator and trainer."""
+
+    gpus: GpuConfig = GpuConfig()
+    """Placement on a machine with several GPUs."""
+
+    max_restarts: int = Field(default=3, ge=0)
+    """How often in a row a process that died is started again, from its newest checkpoint, before it counts as failed. It counts
+    anew once it was well for three minutes."""
+
+    inference: ServersConfig
+    """The vLLM servers."""
+
+    trainer: TrainerConfig
+    """The trainer."""
+
+    orchestrator: SharedRunConfig
+    """The run; or, with `[[runs]]`, what they have in common."""
+
+    runs: list[OrchestratorConfig] = []
+    """The runs: each a `run_id`, and what it has otherwise than `[orchestrator]`. Tables are merged, anything else is
+    replaced."""
+
+    stay: bool = False
+    """Trainer and servers stay for runs that join, until told to stop. Such a job needs no run of its own: it has none where
+    there are neither `[[runs]]` nor `[[orchestrator.environments]]`."""

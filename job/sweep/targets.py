@@ -1,0 +1,219 @@
+"""`SweepConfig`, the file of a sweep, and its targets: what each is, where it shows what it has done, and how it is started.
+
+A target is one configuration: what all have in common, with the values of one point of the grid (`job/sweep/grid.py`) over
+it. With `join` it is a run, which takes part in a job that runs; without, it is a job of its own. `cli/sweep.py` has workers
+race for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from job.check import check_run
+from job.config import JobConfig
+from job.configuration.layers import Table
+from job.configuration.load import merge, read_toml, validate
+from job.configuration.schema import ITEM, keys_of, nearest
+from job.directory import JOB_LOCK, is_running, orchestrator_of, run_ids_in
+from job.errors import UserError
+from job.join import check_joins, values_of_job
+from job.sweep.grid import Point, expand, placed, shown
+from run.config import OrchestratorConfig
+from sweep.lease import Terms
+from transport.config import Config
+from transport.files.lock import holder_of
+
+LONGEST_RUN_ID = 64
+LONGEST_NAME = 24
+"""Characters; what is left of a run's id is the target's."""
+
+OURS = ("run_id", "output_dir", "resume", "orchestrator.resume", "trainer.resume")
+"""Keys that no target sets: the sweep does."""
+
+
+class SweepConfig(Config):
+    """A sweep: targets that any number of workers, anywhere, race over, each of them run by exactly one."""
+
+    name: Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST_NAME - 1}}}$")]
+    """The same name goes on with what is there, be it done or half done; a new one starts afresh. It is part of the runs' ids."""
+
+    root: str
+    """Where the workers meet, and where it is kept what became of each target, in a folder of the sweep's name: a directory,
+    `file://`, `s3://` or `gs://`, the same for all workers."""
+
+    join: Path | None = None
+    """The directory of a job that runs: each target is a run that joins it, as by `counterpoint orchestrator FILE --join`. Unset:
+    each target is a job of its own, as by `counterpoint run FILE`, below the `output_dir` that `file` or `[base]` gives."""
+
+    file: Path | None = None
+    """What all targets have in common: a run's file with `join`, else a job's."""
+
+    base: dict[str, Any] = {}
+    """What all targets have in common, over `file`."""
+
+    grid: dict[str, Any] = {}
+    """Lists of values by keys of a run, or of a job: every combination is a target. `environments.0.ratio` reaches into
+    a list."""
+
+    zip: list[dict[str, Any]] = []
+    """Lists of one length whose values go together, as one dimension of the grid."""
+
+    targets: list[dict[str, Any]] = []
+    """Instead of a grid: the values of each target."""
+
+    max_attempts: int | None = Field(default=3, ge=1)
+    """How often a target is tried, by all workers together, before it stays FAILED. Those interrupted do not count."""
+
+    heartbeat_seconds: float = Field(default=30.0, gt=0)
+    """Between two signs of life of a worker."""
+
+    lease_seconds: float = Field(default=90.0, gt=0)
+    """Without one for this long, a worker has lost its target to whoever comes next. At least twice `heartbeat_seconds`."""
+
+    @field_validator("root")
+    @classmethod
+    def _is_shared(cls, root: str) -> str:
+        if root.startswith("memory://"):
+            raise ValueError(
+                "the memory of one process is no place where workers meet: name a directory, or s3:// or gs://"
+            )
+        return root
+
+    @model_validator(mode="after")
+    def _terms_can_be_kept(self) -> SweepConfig:
+        Terms(self.heartbeat_seconds, self.lease_seconds)
+        return self
+
+    @property
+    def store(self) -> str:
+        """The root of this sweep, of this name, as `sweep` takes it."""
+        return f"{self.root.rstrip('/')}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target, not yet looked at by any schema."""
+
+    target_id: str
+    values: dict[str, Any]
+    """What it sets, by dotted paths."""
+    settings: Table
+    """What it is, whole: the content of its file."""
+    output_dir: Path
+    """Of the job that it is, or joins."""
+    run_id: str | None
+    """Of the run that it is; None for a job."""
+    joins: Path | None
+    origin: str
+    """For error messages."""
+
+    @property
+    def file(self) -> Path:
+        """What its process is started with; beside the other roles' files, or beside the job's directory."""
+        if self.run_id is not None:
+            return self.output_dir / "roles" / f"orchestrator_{self.run_id}.toml"
+        return self.output_dir.with_name(f"{self.output_dir.name}.toml")
+
+    @property
+    def log_file(self) -> Path:
+        """Where its process's output is."""
+        if self.run_id is not None:
+            return self.output_dir / f"orchestrator_{self.run_id}.log"
+        return self.output_dir.with_name(f"{self.output_dir.name}.log")
+
+    @property
+    def command(self) -> list[str]:
+        """Its process. What it has done before, by whichever worker, it goes on with."""
+        role = ["run"] if self.run_id is None else ["orchestrator"]
+        join = [] if self.joins is None else ["--join", str(self.joins)]
+        return [sys.executable, "-m", "cli.main", *role, str(self.file), *join, "--resume"]
+
+    @property
+    def run_ids(self) -> list[str]:
+        """Its runs, as far as they have begun."""
+        return run_ids_in(self.output_dir) if self.run_id is None else [self.run_id]
+
+    def obstacle(self) -> str | None:
+        """What must end, or begin, before its process may be started; None when nothing must."""
+        lock = self.output_dir / JOB_LOCK
+        holder = holder_of(lock) if self.run_id is None else orchestrator_of(self.output_dir, self.run_id)
+        if holder is not None:
+            return f"process {holder.pid} on {holder.host}, which is still at work on it"
+        if self.joins is not None and not is_running(self.joins):
+            return f"the job in {self.joins}, which does not run"
+        return None
+
+    @cached_property
+    def runs(self) -> list[OrchestratorConfig]:
+        """The runs that it comes to. Raises `UserError` for values that its schema, the job that it joins, or its environments
+        refuse."""
+        if self.joins is None:
+            job = validate(JobConfig, self.settings, self.origin)
+            if job.stay:
+                raise UserError(f"{self.origin}: stay = true: such a job has no end, and a target must; leave it out")
+            runs = job.every_run
+        else:
+            below = values_of_job(str(self.joins)) | {"resume": True}
+            runs = [validate(OrchestratorConfig, merge(below, self.settings), self.origin)]
+        try:
+            for run in runs:
+                check_run(run)
+                if self.joins is not None:
+                    check_joins(run, self.joins)
+        except UserError as error:
+            raise UserError(f"{self.origin}: {error}") from None
+        return runs
+
+
+def targets_of(config: SweepConfig, file: Path) -> list[Target]:
+    """All targets, in order. Raises `UserError` for keys that do not exist or are the sweep's own, and for no proper grid."""
+    try:
+        points = expand(config.grid, config.zip, config.targets, LONGEST_RUN_ID - len(config.name) - 1)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from None
+    shared = merge(read_toml(config.file), config.base) if config.file is not None else config.base
+    _check_keys(points, config, file)
+    return [_target(config, shared, point, file) for point in points]
+
+
+def _target(config: SweepConfig, shared: Table, point: Point, file: Path) -> Target:
+    origin = f"{file}, target {point.target_id}"
+    settings = shared
+    for path, value in point.values.items():
+        try:
+            settings = placed(settings, path, value)
+        except ValueError as error:
+            raise UserError(f"{origin}: {path} = {value!r}: {error}") from None
+    if config.join is not None:
+        job, run_id = config.join.absolute(), f"{config.name}.{point.target_id}"
+        return Target(point.target_id, point.values, settings | {"run_id": run_id}, job, run_id, job, origin)
+    if not isinstance(settings.get("output_dir"), str):
+        raise UserError(
+            f"{file}: output_dir is required and not set: write it below [base]. Each target has its own below it"
+        )
+    output_dir = Path(settings["output_dir"]).absolute() / config.name / point.target_id
+    settings = settings | {"output_dir": str(output_dir), "resume": True}
+    return Target(point.target_id, point.values, settings, output_dir, None, None, origin)
+
+
+def _check_keys(points: list[Point], config: SweepConfig, file: Path) -> None:
+    keys = keys_of(JobConfig if config.join is None else OrchestratorConfig)
+    for point in points:
+        for path, value in point.values.items():
+            where = f"{file}: {shown({path: value})}"
+            if path in OURS:
+                raise UserError(f"{where}\n    {path} is set by the sweep; leave it out")
+            pattern = ".".join(ITEM if part.isdigit() else part for part in path.split("."))
+            above = [pattern[:position] for position, character in enumerate(pattern) if character == "."]
+            if pattern in keys or any(key in keys and keys[key].is_free for key in above):
+                continue
+            near = nearest(pattern, keys)
+            advice = f"; the nearest is {near.replace(ITEM, '0')}" if near else ""
+            kind = "a job" if config.join is None else "a run"
+            raise UserError(f"{where}\n    {kind} has no such key{advice}")

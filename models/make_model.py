@@ -1,0 +1,174 @@
+"""Turns a model's name into a directory: built-in models are built into a cache, directories are checked, hub names fetched.
+
+A built-in model (`models.tiny_models`) is random weights plus a short warm-up (`models.warm_up`), built offline and the same
+every time. The cache knows a model by a hash of all that determines it: this project's code for it, its seed, and the versions
+of torch and transformers. So a change there builds anew, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from models.tiny_models import ARCHITECTURES
+from transport.files.atomic import STABLE, publish_directory
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+"""Told, in a line for a person, how the building goes."""
+
+LONGEST_WAIT_SECONDS = 900.0
+"""For another process that is building the same model."""
+
+_WAIT_REPORT_SECONDS = 10.0
+
+_DETERMINING_MODULES = (
+    "environments.chat",
+    "environments.guess_number",
+    "environments.reverse_text",
+    "models.demonstrations",
+    "models.tiny_models",
+    "models.tiny_tokenizer",
+    "models.warm_up",
+)
+
+
+def resolve_model(name: str, on_progress: Progress = logger.info) -> Path:
+    """The directory of a model: a local directory, a built-in name (built if the cache lacks it), or a hub name (its snapshot,
+    downloaded if need be). Raises `ValueError` that says what was tried and what would do instead."""
+    directory = Path(name)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ValueError(f"{directory.resolve()} is not a model: it has no config.json")
+        return directory.resolve()
+    if name in ARCHITECTURES:
+        return make_model(name, on_progress=on_progress)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"model {name!r}: there is no such directory")
+    return _fetch(name)
+
+
+def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progress: Progress = logger.info) -> Path:
+    """Builds the built-in model `name` and returns its directory, which appears whole or not at all.
+
+    `directory` is where to put it, and must be new or empty; unset, it goes to the cache, or is found there. Processes that ask
+    for the same one at once build it once. Raises `ValueError` for an unknown name, a directory in use or a cache that may not
+    be written to, `TimeoutError` when another process has been building it for `LONGEST_WAIT_SECONDS`, `OSError` when the disk
+    refuses.
+    """
+    if name not in ARCHITECTURES:
+        raise ValueError(f"model {name!r} is not built in ({', '.join(ARCHITECTURES)}{_nearest(name)})")
+    if directory is not None:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise ValueError(f"{directory} is in use: a model is only written to a new or empty directory")
+        _build(name, directory, seed, on_progress)
+        return directory.resolve()
+    cached = _cache() / f"{name}-{_fingerprint(name, seed)}"
+    if not (cached / STABLE).exists():
+        _make_writable(cached.parent)
+        with _only_builder(cached, on_progress):
+            if not (cached / STABLE).exists():  # another process may have built it while this one waited
+                _build(name, cached, seed, on_progress)
+    return cached.resolve()
+
+
+def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None:
+    # torch and transformers take seconds to import, and finding a model in the cache needs neither.
+    from transformers.utils import logging as transformers_logging
+
+    from models.tiny_models import write_untrained
+    from models.warm_up import warm_up
+
+    transformers_logging.disable_progress_bar()  # one file is saved in a blink
+
+    on_progress(f"{name}: building it at {directory}")
+    started = time.monotonic()
+    with publish_directory(directory) as partial:
+        model = write_untrained(name, partial, seed)
+        warm_up(model, partial, seed, lambda line: on_progress(f"{name}: {line}"))
+        model.save_pretrained(partial)
+    on_progress(f"{name}: built in {time.monotonic() - started:.0f} s")
+
+
+def _cache() -> Path:
+    if chosen := os.environ.get("COUNTERPOINT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "counterpoint"
+
+
+def _make_writable(cache: Path) -> None:
+    """Raises `ValueError` where nothing can be built."""
+    origin = "COUNTERPOINT_CACHE" if os.environ.get("COUNTERPOINT_CACHE") else "the cache"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(cache, os.W_OK | os.X_OK) else "it may not be written to"
+    except OSError as error:
+        reason = error.strerror
+    if reason:
+        raise ValueError(
+            f"{origin} = {str(cache)!r} cannot hold models: {reason}; set COUNTERPOINT_CACHE to a directory that can be written"
+        )
+
+
+def _fingerprint(name: str, seed: int) -> str:
+    """16 hex digits that stand for everything that determines the model."""
+    digest = hashlib.sha256(f"{name} {seed} {metadata.version('torch')} {metadata.version('transformers')}".encode())
+    for module in _DETERMINING_MODULES:
+        spec = find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        digest.update(Path(spec.origin).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _only_builder(cached: Path, on_progress: Progress) -> Iterator[None]:
+    """Holds the lock on building `cached`; it dies with its holder, so a killed builder blocks nobody."""
+    descriptor = os.open(cached.with_name(f".{cached.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        started = reported = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                now = time.monotonic()
+            if now - started > LONGEST_WAIT_SECONDS:
+                raise TimeoutError(
+                    f"another process has been building {cached} for {LONGEST_WAIT_SECONDS:.0f} s; is it stopped?"
+                )
+            if now - reported > _WAIT_REPORT_SECONDS:
+                reported = now
+                on_progress(f"waiting for another process that builds {cached.name}, {now - started:.0f} s so far")
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _fetch(name: str) -> Path:
+    """The snapshot of a hub model: configuration, tokenizer and safetensors weights."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]))
+    except (OSError, ValueError) as error:  # the hub's own errors, HTTP and names alike, derive from these two
+        raise ValueError(
+            f"model {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}{_nearest(name)}), and the hub does "
+            f"not give it: {type(error).__name__}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _nearest(name: str) -> str:
+    matches = difflib.get_close_matches(name, ARCHITECTURES, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,0 +1,64 @@
+"""The built-in models, untrained: a Qwen3 and a Qwen3-MoE, as transformers and vLLM define them.
+
+Half a million and 1.1 million parameters: about the least at which both tasks of the demo are learned in seconds, within what
+vLLM's CPU kernels take: heads of 32, widths in multiples of 32. The vocabulary is exactly the tokenizer's, or sampled ids would
+decode to nothing; the head is not tied to the embedding, since a tied one is not reloaded by every kernel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from models.tiny_tokenizer import END_OF_TURN, PADDING, write_tokenizer
+
+CONTEXT = 1024
+"""Longest sequence, in tokens."""
+
+_SHARED = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    # Three times the usual: at this width attention would else start too flat to find its pattern within the warm-up.
+    "initializer_range": 0.06,
+}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "tiny-moe": {
+        **_SHARED,
+        "intermediate_size": 192,
+        "moe_intermediate_size": 96,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.01,
+    },
+    "tiny-dense": {**_SHARED, "intermediate_size": 384},
+}
+"""By name, the arguments of the model's Hugging Face configuration: a Qwen3-MoE where there are experts, else a Qwen3."""
+
+
+def write_untrained(name: str, directory: Path, seed: int) -> Any:
+    """Writes the tokenizer and the configurations of a built-in model into `directory`, and returns the model with random
+    weights, float32 on the CPU, which are the caller's to save. `torch`'s global random state is left as it was."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3MoeConfig
+
+    tokenizer = write_tokenizer(directory, CONTEXT)
+    end, padding = tokenizer.token_to_id(END_OF_TURN), tokenizer.token_to_id(PADDING)
+    shape = ARCHITECTURES[name]
+    configuration = (Qwen3MoeConfig if "num_experts" in shape else Qwen3Config)(
+        vocab_size=tokenizer.get_vocab_size(), bos_token_id=None, eos_token_id=end, pad_token_id=padding, **shape
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(configuration, dtype=torch.float32)
+    model.generation_config = GenerationConfig(eos_token_id=[end], pad_token_id=padding)
+    model.generation_config.save_pretrained(directory)
+    return model

@@ -1,0 +1,1 @@
+"""What keeps the event loop prompt, and what says which code made it late."""

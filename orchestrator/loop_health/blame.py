@@ -1,0 +1,267 @@
+"""Says which code made the event loop late.
+
+The loop beats: a timer notes when it is due and how late it ran. A thread watches the beat, and while one is overdue it
+keeps the loop's stack and the threads' clocks, at growing intervals. When the loop beats again,
+`orchestrator/loop_health/blame_evidence.py` tells for each interval what kept the loop; the offences are collected by place
+and logged. While the beat is in time, all this costs one timer and one look at a few clocks a beat. `docs/blame.md` says how
+it works and where it cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
+from orchestrator.loop_health.slow_spots import Offence, Offences, merged, pool_name
+from orchestrator.loop_health.stacks import NOWHERE, Stack, describe, is_known, place_of, source_of, stack_of
+from orchestrator.loop_health.thread_clocks import Reading, ThreadClocks
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_INTERVAL_SECONDS = 1.0
+"""Between looks at a loop that is stuck."""
+
+_ANNOUNCED_AFTER_SECONDS = 1.0
+"""A loop stuck for this long is reported while it is: whoever ends the process then leaves a culprit in the log."""
+
+_QUIET_SECONDS = 60.0
+"""The same place is not logged again within this time; it is counted all the same."""
+
+_WATCHED_THREADS = 4
+"""Clocks of other threads noted a beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One stretch of a late moment, and what its end showed."""
+
+    seconds: float
+    kind: Kind
+    stack: Stack = ()
+    """Of who is to blame: the loop's part that belongs to its callback, or another thread's. Innermost first."""
+    task: str = ""
+    thread: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Late moments, counted from the start: replaced as a whole, so that two threads need no lock for it."""
+
+    moments: int = 0
+    seconds: float = 0.0
+
+    def plus(self, seconds: float) -> Ended:
+        """With one more."""
+        return Ended(self.moments + 1, self.seconds + seconds)
+
+
+class LoopBlame:
+    """Watches the running loop for as long as its `with` block lasts, entered on that loop.
+
+    A moment is late when a timer runs at least `threshold_seconds` after it was due. Timers are due every half of that, so a
+    stall of 1.5 times the threshold is always seen and one below it never.
+    """
+
+    def __init__(self, threshold_seconds: float) -> None:
+        self._threshold = threshold_seconds
+        self._period = self._patience = threshold_seconds / 2
+        self._ended = Ended()
+        """The late moments of which the loop has noted the end. Only the loop changes it."""
+        self._reported = Ended()
+        """Those that the thread has dealt with."""
+        self._bell = threading.Lock()
+        """Released to wake the thread: cheaper, by several Python calls a beat, than an event."""
+        self._stopping = False
+        self._failed = False
+        """The thread has come to grief: from then on nothing is known."""
+        self._offences = Offences()
+        self._lock = threading.Lock()
+        """Guards `_offences`, for as long as a few additions take."""
+        self._logged: dict[tuple[object, ...], float] = {}
+        """When each place was last logged, on the monotonic clock."""
+        self._unlogged: Counter[tuple[object, ...]] = Counter()
+        self._runner_frames = 0
+        """Outermost frames of the loop's thread that run the loop and are not the callback's."""
+
+    def __enter__(self) -> LoopBlame:
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._clocks = ThreadClocks(threading.get_native_id())
+        self._due = time.perf_counter() + self._period
+        self._timer: asyncio.Handle = self._loop.call_soon(self._beat)
+        self._bell.acquire()
+        self._thread = threading.Thread(target=self._run, name="blame", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._stopping = True
+        self._ring()
+        self._thread.join()
+        self._clocks.close()
+
+    def take(self) -> Offences:
+        """The offences since the last call. Of a moment that lasts, nothing yet. Not `watched` once watching has failed."""
+        with self._lock:
+            taken, self._offences = self._offences, Offences()
+            taken.watched = not self._failed
+        return taken
+
+    # --- on the loop ---
+
+    def _beat(self) -> None:
+        now = time.perf_counter()
+        late = now - self._due
+        if late >= self._threshold:
+            self._ended = self._ended.plus(late)
+        self._due = now + self._period
+        if late >= self._patience:
+            self._ring()
+        if not self._runner_frames:
+            self._runner_frames = len(stack_of(sys._getframe(1)))
+        self._timer = self._loop.call_later(self._period, self._beat)
+
+    def _ring(self) -> None:
+        if self._bell.locked():
+            self._bell.release()
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        """The loop goes on without blame, but nobody is to take an end of watching for a loop that is never late."""
+        try:
+            self._watch()
+        except Exception:
+            self._failed = True
+            logger.critical("the event loop is no longer watched: nothing will be blamed for its lag", exc_info=True)
+
+    def _watch(self) -> None:
+        calm = self._clocks.read()
+        asked = self._due + self._patience
+        while not self._stopping:
+            self._bell.acquire(timeout=max(0.0, asked - time.perf_counter()))
+            woken = time.perf_counter()
+            if (late := self._ended.seconds - self._reported.seconds) > 0:
+                self._report(self._look(calm, late, woken - asked, stuck=False)[0])
+            elif woken >= self._due + self._patience:
+                self._attend(calm, woken - asked)
+            self._clocks.watch(_WATCHED_THREADS)
+            calm = self._clocks.read()
+            asked = self._due + self._patience
+
+    def _attend(self, calm: Reading, overslept: float) -> None:
+        """Looks at a loop that is overdue until it beats again."""
+        due = since = self._due
+        interval = self._patience
+        slices: list[Slice] = []
+        announced = False
+        while self._due == due and not self._stopping:
+            now = time.perf_counter()
+            seen, calm = self._look(calm, now - since, overslept, stuck=True)
+            slices += seen
+            since = now
+            if now - due >= _ANNOUNCED_AFTER_SECONDS and not announced:
+                announced = True
+                self._log(_offences(slices), slices, now - due, "has not answered for")
+            self._bell.acquire(timeout=interval)
+            overslept = time.perf_counter() - now - interval
+            interval = min(2 * interval, _LONGEST_INTERVAL_SECONDS)
+        self._report(slices, announced)
+
+    def _look(self, before: Reading, late: float, overslept: float, *, stuck: bool) -> tuple[list[Slice], Reading]:
+        """What the last `late` seconds show, and the clocks now. Without `stuck` the loop has gone on: its stack tells nothing.
+
+        The thread has just been given the GIL, so all this happens at one moment unless it takes a whole switch interval.
+        """
+        frames = sys._current_frames()
+        stack = stack_of(frames.get(self._loop_thread)) if stuck else ()
+        stack = stack[: len(stack) - self._runner_frames]
+        if stack and stack[-1][0] is LoopBlame._beat.__code__:
+            stack, stuck = (), False  # it beats again this very moment
+        task = asyncio.current_task(self._loop) if stuck else None
+        clocks = self._clocks.read()
+        evidence = Evidence(
+            late=late,
+            in_callback=bool(stack),
+            loop_cpu=None if clocks.loop_cpu is None else clocks.loop_cpu - (before.loop_cpu or 0.0),
+            loop_delay=None if clocks.loop_delay is None else clocks.loop_delay - (before.loop_delay or 0.0),
+            others_cpu=clocks.others_cpu - before.others_cpu,
+            overslept=overslept,
+            doing=self._clocks.doing() if stuck else None,
+        )
+        found: list[Slice] = []
+        for kind, seconds in shares(evidence).items():
+            match kind:
+                case Kind.CALLBACK | Kind.WAIT:
+                    found.append(Slice(seconds, kind, stack, task.get_name() if task is not None else ""))
+                case Kind.GIL:
+                    culprit = self._clocks.busiest()
+                    theirs = stack_of(frames.get(culprit.ident or 0)) if culprit is not None else ()
+                    found.append(Slice(seconds, kind, theirs, thread=culprit.name if culprit is not None else ""))
+                case _:
+                    found.append(Slice(seconds, kind))
+        del frames  # they keep alive whatever the threads hold
+        return found, clocks
+
+    def _report(self, slices: Sequence[Slice], announced: bool = False) -> None:
+        """Counts and logs the moments that have ended, if one has: what was less late than the threshold is forgotten."""
+        ended, before = self._ended, self._reported
+        if ended == before or not slices:
+            return
+        self._reported = ended
+        late = ended.seconds - before.seconds
+        # After the last look it went on as it was.
+        scale = late / sum(part.seconds for part in slices)
+        slices = [replace(part, seconds=part.seconds * scale) for part in slices]
+        offences = _offences(slices)
+        with self._lock:
+            self._offences.moments += ended.moments - before.moments
+            self._offences.add(offences)
+        self._log(offences, slices, late, "was late by", always=announced)
+
+    def _log(
+        self, offences: Sequence[Offence], slices: Sequence[Slice], late: float, verb: str, *, always: bool = False
+    ) -> None:
+        """One line for the one who took longest, unless there was one of late."""
+        offence = max(offences, key=lambda offence: offence.seconds)
+        now = time.monotonic()
+        self._unlogged[offence.key] += 1
+        if now - self._logged.get(offence.key, -_QUIET_SECONDS) < _QUIET_SECONDS and not always:
+            return
+        self._logged[offence.key] = now
+        often = self._unlogged.pop(offence.key)
+        example = next(part for part in slices if _offence(part).key == offence.key)
+        details = [
+            f"line: {source_of(example.stack)}" if example.stack else "",
+            f"task: {example.task}" if example.task and offence.kind is not Kind.GIL else "",
+            f"{often} times since this was last said" if often > 1 else "",
+            f"stack: {describe(example.stack)}" if example.stack else "",
+        ]
+        part = f", {offence.seconds:.3f} s of it because" if offence.seconds < 0.9 * late else ":"
+        reason = "; ".join([str(offence), *filter(None, details)])
+        logger.warning("the event loop %s %.3f s%s %s", verb, late, part, reason)
+
+
+def _offences(slices: Sequence[Slice]) -> list[Offence]:
+    return merged([_offence(part) for part in slices])
+
+
+def _offence(part: Slice) -> Offence:
+    if not part.stack or (part.thread and not is_known(part.stack)):
+        # A thread in nothing but its pool's code has finished what it did.
+        return Offence(part.kind, NOWHERE, "", pool_name(part.thread), part.seconds)
+    place = place_of(part.stack)
+    outermost = part.stack[-1][0].co_qualname if part.stack and not part.thread else ""
+    callback = outermost if outermost != place.function else ""
+    return Offence(part.kind, place, callback, pool_name(part.thread), part.seconds)

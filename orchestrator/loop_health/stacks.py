@@ -1,0 +1,115 @@
+"""A thread's Python stack in a form that takes microseconds to keep, and the words for it, which may take longer.
+
+Whoever looks at another thread's stack holds the GIL, which that thread wants: so only code objects and instruction offsets are
+taken there and then, and lines, names and paths are found later. Used by `orchestrator/loop_health/blame.py`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePath
+from types import CodeType, FrameType
+
+Position = tuple[CodeType, int]
+"""A code object and the offset of the instruction it is at, in bytes."""
+
+Stack = tuple[Position, ...]
+"""Innermost first."""
+
+_LIBRARIES = frozenset(
+    {
+        "aiohttp", "aiosignal", "google", "jinja2", "markupsafe", "msgpack", "multidict", "numpy", "orjson", "prometheus_client",
+        "pybase64", "pydantic", "rich", "scipy", "tokenizers", "torch", "transformers", "uvloop", "yarl", "zmq",
+    }
+)  # fmt: skip
+"""Installed packages that, like the standard library, do what they are asked: whoever asked is to be named. Any other installed
+package may be an environment, whose code is exactly what a person wants to see."""
+
+_SHOWN_FRAMES = 8
+
+
+def stack_of(frame: FrameType | None) -> Stack:
+    """The stack that ends in `frame`. Needs the GIL for about a tenth of a microsecond a frame."""
+    positions: list[Position] = []
+    while frame is not None:
+        positions.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of code to be named, as a person wants to read it."""
+
+    function: str
+    """Qualified name."""
+    file: str
+    """Relative to where it was imported from."""
+    line: int
+    inside: str = ""
+    """The innermost function, where that is a library's."""
+
+
+NOWHERE = Place("", "", 0)
+"""No code is to be named."""
+
+
+def place_of(stack: Stack) -> Place:
+    """The innermost position that is not a library's; the innermost of all where there is none. `NOWHERE` of an empty stack."""
+    if not stack:
+        return NOWHERE
+    code, offset = next((position for position in stack if not _is_library(position[0].co_filename)), stack[0])
+    innermost = stack[0][0]
+    inside = innermost.co_qualname if innermost is not code else ""
+    return Place(code.co_qualname, _shown(code.co_filename), _line(code, offset), inside)
+
+
+def is_known(stack: Stack) -> bool:
+    """Whether it shows any code but libraries'."""
+    return any(not _is_library(code.co_filename) for code, _ in stack)
+
+
+def describe(stack: Sequence[Position]) -> str:
+    """One line for people: `inner (file:2) < outer (file:1)`; of a long stack its two ends."""
+    frames = [f"{code.co_qualname} ({_shown(code.co_filename)}:{_line(code, offset)})" for code, offset in stack]
+    if len(frames) > _SHOWN_FRAMES:
+        frames[_SHOWN_FRAMES // 2 : -_SHOWN_FRAMES // 2] = ["..."]
+    return " < ".join(frames)
+
+
+def source_of(stack: Stack) -> str:
+    """The text of the line that `place_of` names; empty where there is no source. May read the file."""
+    place = place_of(stack)
+    code = next((code for code, _ in stack if code.co_qualname == place.function), None)
+    return linecache.getline(code.co_filename, place.line).strip() if code is not None else ""
+
+
+def _line(code: CodeType, offset: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+@cache
+def _is_library(file: str) -> bool:
+    parts = PurePath(file).parts
+    for directory in ("site-packages", "dist-packages"):
+        if directory in parts:
+            package = parts[parts.index(directory) + 1]
+            return package.removesuffix(".py") in _LIBRARIES
+    return file.startswith(("<frozen ", sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")))
+
+
+@cache
+def _shown(file: str) -> str:
+    # An editable install is found without an entry of its own.
+    directories = [
+        directory.rstrip("/") + "/" for directory in (*sys.path, str(PurePath(__file__).parents[2])) if directory
+    ]
+    return file.removeprefix(max((each for each in directories if file.startswith(each)), key=len, default=""))

@@ -1,0 +1,172 @@
+"""Plays one rollout: what an environment is given as its model, its deadline, its score, and what becomes of its exceptions.
+
+The pool is asked only for the routing that earlier turns lack (`trajectories.OpenBranches.rows_held`), so that bytes over the
+wire grow with tokens, not with turns squared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import reprlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Protocol
+
+import numpy as np
+
+from environments.base import Environment
+from environments.chat import Chat
+from environments.config import EnvironmentConfig, SamplingConfig
+from inference.base import SamplingParameters
+from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.rollouts.describe_error import describe_error
+from orchestrator.rollouts.trajectories import OpenBranches
+from transport.records import Int32Array, Rollout, Turn
+
+
+class GeneratingPool(Protocol):
+    """What a rollout needs of `inference.pool.pool.InferencePool`."""
+
+    async def generate(
+        self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
+    ) -> Turn:
+        """One completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEnvironment:
+    """An environment of the mix and how it is configured."""
+
+    config: EnvironmentConfig
+    environment: Environment
+
+
+def sampling_parameters(config: SamplingConfig, chat: Chat) -> SamplingParameters:
+    """What is asked of a server for each completion."""
+    return SamplingParameters(
+        temperature=config.temperature,
+        max_tokens=config.max_tokens,
+        stop_token_ids=chat.stop_token_ids,
+        stop=tuple(config.stop),
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+    )
+
+
+class PolicyModel:
+    """The `environments.base.Model` of one rollout. Appends every turn to `rollout.turns`; calls may overlap."""
+
+    def __init__(self, rollout: Rollout, chat: Chat, pool: GeneratingPool, sampling: SamplingParameters) -> None:
+        self.chat = chat
+        self._rollout = rollout
+        self._pool = pool
+        self._sampling = sampling
+        self._branches = OpenBranches()
+
+    async def generate(self, prompt_ids: Sequence[int]) -> Turn:
+        """One call with the environment's sampling parameters.
+
+        Raises `ValueError` for an empty prompt or an answer whose routing does not join the turns before it,
+        `InferenceError` when no server answers.
+        """
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
+        if prompt.ndim != 1 or not prompt.size:
+            raise ValueError(
+                f"a prompt must be a flat, non-empty sequence of token ids; this one has shape {prompt.shape}"
+            )
+        with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
+            turn = await self._pool.generate(
+                prompt,
+                self._sampling,
+                affinity=self._rollout.rollout_id,
+                routed_experts_start=self._branches.rows_held(prompt),
+            )
+        turn = self._branches.add(turn).turns[-1]
+        self._rollout.turns.append(turn)
+        return turn
+
+
+async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) -> None:
+    """Plays `rollout` to its end and scores it, unless its group is scored as one. Whatever the environment raises, or a missed
+    deadline, becomes `rollout.error`."""
+
+    async def play_and_score() -> None:
+        environment = loaded.environment
+        example = environment.example(rollout.example_index)
+        await environment.rollout(example, model, rollout.state)
+        if not environment.group_scoring:
+            shown = _shown(rollout)
+            reward = _as_reward(await environment.score(example, shown))
+            _take_over(rollout, shown, reward)
+
+    rollout.error = await _failure(loaded, play_and_score)
+
+
+async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) -> None:
+    """Scores a group as one. Does nothing when a rollout of it failed: the group will be dropped. A failure becomes every
+    rollout's `error`."""
+    if any(rollout.error is not None for rollout in rollouts):
+        return
+
+    async def score() -> None:
+        example = loaded.environment.example(rollouts[0].example_index)
+        all_shown = [_shown(rollout) for rollout in rollouts]
+        rewards = [_as_reward(reward) for reward in await loaded.environment.score_group(example, list(all_shown))]
+        if len(rewards) != len(rollouts):
+            raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
+        for rollout, shown, reward in zip(rollouts, all_shown, rewards, strict=True):
+            _take_over(rollout, shown, reward)
+
+    error = await _failure(loaded, score)
+    for rollout in rollouts:
+        rollout.error = error
+
+
+def _as_reward(value: object) -> float:
+    """A number of Python or numpy; a truth value counts as 1 or 0. Raises `TypeError` for anything else, a number written as text
+    included: where a parser's output reaches the score, that is a mistake of the environment's."""
+    if isinstance(value, Real | np.bool_):
+        return float(value)
+    raise TypeError(f"the reward is {reprlib.repr(value)} ({type(value).__name__}); expected a number")
+
+
+def _shown(rollout: Rollout) -> Rollout:
+    """What an environment scores: a copy, of which `metrics` and `state` alone are taken over."""
+    return replace(rollout, turns=list(rollout.turns))
+
+
+def _take_over(rollout: Rollout, shown: Rollout, reward: float) -> None:
+    rollout.metrics, rollout.state, rollout.reward = shown.metrics, shown.state, reward
+
+
+async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]]) -> str | None:
+    """Awaits an environment's `work` within its deadline; what went wrong, for a person, or None.
+
+    The work has a task of its own, so that a cancellation of ours can be told from one that the environment made itself. Raises
+    `CancelledError` only when this task is cancelled from outside.
+    """
+    seconds = loaded.config.rollout_timeout_seconds
+    ours = asyncio.current_task()
+    assert ours is not None
+    theirs = asyncio.create_task(_outcome(work), name=ours.get_name())
+    try:
+        async with asyncio.timeout(seconds):
+            error = await theirs
+            if isinstance(error, asyncio.CancelledError) and ours.cancelling():
+                raise asyncio.CancelledError
+    except TimeoutError:
+        return f"missed its deadline of rollout_timeout_seconds = {seconds:g}"
+    if isinstance(error, asyncio.CancelledError):
+        return "the environment cancelled itself: CancelledError came out of its code"
+    return None if error is None else describe_error(error)
+
+
+async def _outcome(work: Callable[[], Awaitable[None]]) -> BaseException | None:
+    """What `work` raised, be it no `Exception`: a task that ends with `SystemExit` or `KeyboardInterrupt` would end the loop."""
+    try:
+        await work()
+    except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout
+        return error
+    return None

@@ -1,0 +1,202 @@
+"""Whole rollouts in one file, arrays as raw bytes: groups that wait in a checkpoint, and dumps for replay.
+
+The file is a sequence of frames of `transport.arrays.pack_arrays`, each after its length as a little-endian uint64: for each
+rollout one frame that says how many turns follow, then one a turn. Arrays are written by reference and read as views of the
+file's bytes. Every token of a rollout is there once, in the rollout's frame: a turn says which of them are its prompt and its
+completion. One whose ids are no part of those has arrays of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from transport.arrays import AnyArray, pack_arrays, unpack_arrays
+from transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from transport.process.yield_gil import unhurried
+from transport.records import Int32Array, Rollout, SavedState, Turn
+
+Record = TypeVar("Record", Rollout, Turn)
+
+_LENGTH = struct.Struct("<Q")
+_ROLLOUTS_AT_ONCE = 8
+"""Of eight short turns each, they take about a millisecond of Python."""
+_ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
+_JSON_FIELDS = ("metrics", "state")
+_APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches")
+"""Of a rollout: not in its frame's header."""
+_ROLLOUT_TYPES = {
+    "rollout_id": str,
+    "group_id": int,
+    "environment": str,
+    "example_index": int,
+    "reward": float | int | None,
+    "error": str | None,
+    "metrics": dict,
+    "state": dict,
+    "advantage": float | int,
+    "filtered_by": str | None,
+}
+_TURN_TYPES = {
+    "prompt_ids": np.ndarray,
+    "completion_ids": np.ndarray,
+    "log_probabilities": np.ndarray,
+    "policy_version": int,
+    "finish_reason": str,
+    "routed_experts": np.ndarray | None,
+    "routed_experts_start": int,
+    "server": str,
+    "temperature": float | int,
+}
+_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+class StateError(ValueError):
+    """What an environment left in `state` or `metrics` is no JSON; the message is for a person."""
+
+
+def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
+    """Writes a new file, flushed to disk. Blocks: call it in a thread.
+
+    Raises `OSError`, and `StateError` for a rollout that was not judged and whose state cannot be saved.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for some in unhurried(_in_portions(rollouts)):
+            write_buffers(descriptor, [buffer for rollout in some for buffer in rollout_buffers(rollout)])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _in_portions(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
+    iterator = iter(rollouts)
+    while portion := list(islice(iterator, _ROLLOUTS_AT_ONCE)):
+        yield portion
+
+
+def read_rollouts(path: Path) -> list[Rollout]:
+    """The rollouts of a file, in order. Raises `OSError`, or `ValueError` naming the file when it is damaged."""
+    try:
+        return parse_rollouts(memoryview(path.read_bytes()))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def rollout_buffers(rollout: Rollout) -> list[Buffer]:
+    """One rollout's bytes, arrays by reference."""
+    buffers = framed(*_rollout_frame(rollout))
+    for turn in rollout.turns:
+        buffers += framed(*_turn_frame(turn, rollout.tokens))
+    return buffers
+
+
+def parse_rollouts(data: memoryview) -> list[Rollout]:
+    """The rollouts of the bytes that `rollout_buffers` gave, arrays as views. Raises `ValueError` when they are damaged."""
+    rollouts: list[Rollout] = []
+    parsed = frames(data)
+    try:
+        for header, arrays in parsed:
+            tokens = arrays.get("tokens")
+            turns = [_turn(*next(parsed), tokens) for _ in range(header.pop("turns"))]
+            saved = SavedState(*(arrays[name].tobytes() for name in _JSON_FIELDS))
+            metrics, state = orjson.loads(saved.metrics), orjson.loads(saved.state)
+            rollout = Rollout(turns=turns, metrics=metrics, state=state, saved=saved, tokens=tokens, **header)
+            rollouts.append(_typed(rollout, _ROLLOUT_TYPES))
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise ValueError(f"rollout {len(rollouts)} is damaged: {error!r}") from error
+    return rollouts
+
+
+def saved_state(rollout: Rollout) -> SavedState:
+    """What files hold of the rollout's `metrics` and `state`: as it was judged, or as they are now.
+
+    Raises `StateError`.
+    """
+    return rollout.saved or SavedState(*(_encoded(name, getattr(rollout, name)) for name in _JSON_FIELDS))
+
+
+def _encoded(name: str, value: object) -> bytes:
+    if not isinstance(value, dict):
+        raise StateError(f"the environment left a {name} of type {type(value).__name__}; expected a dictionary")
+    try:
+        return orjson.dumps(value, option=_JSON)
+    except Exception as error:
+        raise StateError(f"the environment left a {name} that is not JSON-serialisable: {error}") from error
+
+
+def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+    plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in _APART}
+    saved = saved_state(rollout)
+    # As arrays, since an environment's state may be larger than a frame's header may be.
+    arrays = {name: np.frombuffer(getattr(saved, name), dtype=np.uint8) for name in _JSON_FIELDS}
+    tokens = {} if rollout.tokens is None else {"tokens": rollout.tokens}
+    return plain | {"turns": len(rollout.turns)}, arrays | tokens
+
+
+def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:
+    plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in _ARRAYS}
+    arrays = {name: array for name in _ARRAYS if (array := getattr(turn, name)) is not None}
+    start = None if tokens is None else _start_within(tokens, turn)
+    if start is not None:
+        plain["tokens"] = [start, len(arrays.pop("prompt_ids")), len(arrays.pop("completion_ids"))]
+    return plain, arrays
+
+
+def _start_within(tokens: Int32Array, turn: Turn) -> int | None:
+    """Where in `tokens` the turn's prompt lies, its completion behind it, if they are views of it."""
+    first, prompt, completion = (
+        array.__array_interface__["data"][0] for array in (tokens, turn.prompt_ids, turn.completion_ids)
+    )
+    follows = completion == prompt + turn.prompt_ids.nbytes
+    within = first <= prompt and completion + turn.completion_ids.nbytes <= first + tokens.nbytes
+    return (prompt - first) // tokens.itemsize if follows and within else None
+
+
+def _turn(header: dict[str, Any], arrays: dict[str, AnyArray], tokens: AnyArray | None) -> Turn:
+    fields: dict[str, Any] = header | arrays
+    if (place := fields.pop("tokens", None)) is not None:
+        start, prompt, completion = place
+        stop = start + prompt + completion
+        if tokens is None or min(start, prompt, completion) < 0 or stop > len(tokens):
+            held = "none" if tokens is None else len(tokens)
+            raise ValueError(f"a turn is of tokens {start} to {stop}; the rollout has {held}")
+        fields["prompt_ids"] = tokens[start : start + prompt]
+        fields["completion_ids"] = tokens[start + prompt : stop]
+    return _typed(Turn(**fields), _TURN_TYPES)
+
+
+def _typed(record: Record, types: Mapping[str, type | UnionType]) -> Record:
+    for name, expected in types.items():
+        if not isinstance(value := getattr(record, name), expected):
+            shown = getattr(expected, "__name__", expected)
+            raise TypeError(f"{type(record).__name__}.{name} is {str(value)[:80]!r}; expected {shown}")
+    return record
+
+
+def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[Buffer]:
+    """One frame after its length."""
+    buffers = pack_arrays(header, arrays)
+    return [_LENGTH.pack(sum(as_bytes_view(buffer).nbytes for buffer in buffers)), *buffers]
+
+
+def frames(data: memoryview) -> Iterator[tuple[dict[str, Any], dict[str, AnyArray]]]:
+    """The frames that `framed` gave, one after the other. Raises `ValueError` when they are damaged."""
+    offset = 0
+    while offset < len(data):
+        if len(data) - offset < _LENGTH.size:
+            raise ValueError(f"the file ends within a length, at byte {offset}")
+        (length,) = _LENGTH.unpack_from(data, offset)
+        start, offset = offset + _LENGTH.size, offset + _LENGTH.size + length
+        if offset > len(data):
+            raise ValueError(f"a frame at byte {start} claims {length} bytes, {len(data) - start} are left")
+        yield unpack_arrays(data[start:offset])

@@ -1,0 +1,109 @@
+"""Rollouts as text, for `rollouts.jsonl`: what each turn was asked anew and what the model wrote, special tokens included.
+
+A prompt mostly repeats the conversation so far, so only what follows the turn that it extends is decoded: text grows with tokens,
+not with turns squared. Of a long rollout only the beginning and the end are decoded, so neither the work nor the disk has to
+be feared. `records.py` calls this in a worker thread, where one call decodes one rollout without the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transport.files.atomic import as_bytes_view
+from transport.records import Int32Array, Rollout, Turn
+
+Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+"""The texts of sequences of token ids (`environments.chat.Chat.transcribe`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnText:
+    """One turn as text."""
+
+    prompt: str
+    """What is new in it since the turn that it extends."""
+    completion: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcriber:
+    """Decodes at most `tokens` of a rollout: the first and the last half of them."""
+
+    decode: Decode
+    tokens: int
+
+    def __call__(self, rollout: Rollout) -> list[TurnText]:
+        """The text of each turn, in order. Blocks: call it in a thread."""
+        pieces = [ids for turn, prompt in _new_prompts(rollout.turns) for ids in (prompt, turn.completion_ids)]
+        cut = [_Cut(ids, *self._kept(ids, start, total)) for ids, start, total in _placed(pieces)]
+        texts = iter(self.decode([_decodable(part) for each in cut for part in (each.head, each.tail)]))
+        whole = [each.joined(next(texts), next(texts)) for each in cut]
+        return [TurnText(prompt, completion) for prompt, completion in zip(whole[::2], whole[1::2], strict=True)]
+
+    def _kept(self, ids: Int32Array, start: int, total: int) -> tuple[int, int]:
+        """How many tokens are kept at the beginning and at the end of a piece that begins at token `start` of `total`."""
+        if total <= self.tokens:
+            return len(ids), 0
+        first, last = self.tokens - self.tokens // 2, total - self.tokens // 2
+        head = min(len(ids), max(0, first - start))
+        return head, min(len(ids) - head, max(0, start + len(ids) - last))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A piece of a transcript of which the middle may be left out."""
+
+    ids: Int32Array
+    first: int
+    last: int
+
+    @property
+    def head(self) -> Int32Array:
+        return self.ids[: self.first]
+
+    @property
+    def tail(self) -> Int32Array:
+        return self.ids[len(self.ids) - self.last :]
+
+    def joined(self, head: str, tail: str) -> str:
+        left_out = len(self.ids) - self.first - self.last
+        return f"{head}[... {left_out} tokens left out ...]{tail}" if left_out else head + tail
+
+
+def _placed(pieces: Sequence[Int32Array]) -> Iterator[tuple[Int32Array, int, int]]:
+    """Each piece, the token of the transcript that it begins at, and how many there are."""
+    total, start = sum(map(len, pieces)), 0
+    for ids in pieces:
+        yield ids, start, total
+        start += len(ids)
+
+
+def _new_prompts(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Int32Array]]:
+    """Each turn, and its prompt without the newest earlier turn's tokens that it begins with."""
+    for index, turn in enumerate(turns):
+        held = next((n for earlier in reversed(turns[:index]) if (n := _extended(turn, earlier))), 0)
+        yield turn, turn.prompt_ids[held:]
+
+
+def _extended(turn: Turn, earlier: Turn) -> int:
+    """How many tokens `earlier` has if the turn's prompt begins with them, else 0. Compares bytes, in place."""
+    begun, end = len(earlier.prompt_ids), len(earlier.prompt_ids) + len(earlier.completion_ids)
+    prompt = turn.prompt_ids
+    same = (
+        end <= len(prompt)
+        and _same(prompt[:begun], earlier.prompt_ids)
+        and _same(prompt[begun:end], earlier.completion_ids)
+    )
+    return end if same else 0
+
+
+def _same(one: Int32Array, other: Int32Array) -> bool:
+    return as_bytes_view(np.ascontiguousarray(one)) == as_bytes_view(np.ascontiguousarray(other))
+
+
+def _decodable(ids: Int32Array) -> list[int]:
+    """Without what no tokenizer takes; a rollout that failed for such a token is recorded, too."""
+    return [token for token in ids.ravel().tolist() if token >= 0]

@@ -1,0 +1,1 @@
+"""The scheduler, a pure state machine: its events, its instructions, its groups."""

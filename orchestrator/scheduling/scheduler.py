@@ -1,0 +1,361 @@
+"""The scheduler: a pure state machine that decides which groups start, which are thrown away and which ship.
+
+`handle(event) -> instructions`: no clock, no I/O, no tasks; the same events give the same instructions. The vocabulary is
+`events.py`; the dispatcher executes what is decided here. `docs/scheduling.md` shows the rules at work. No rule looks at every
+group: what they ask of all of them is in `group_table.py`.
+
+A group is *running* from `StartGroup` until its last rollout ended, *judging* until `GroupJudged`, *ready* until a batch takes
+it, and then forgotten; it is *waiting* when a checkpoint says that it must start again. The rules, s being the next step to ship
+and v the newest loaded policy version:
+
+- **Capacity.** A group starts only when all its rollouts fit among those in flight, cancelled ones included until they ended.
+- **Lead.** It starts for step t = s + (rollouts that the groups under way are expected to give) // rollouts_per_step, and only
+  while t - v <= max_lead_steps and t <= steps. Expected of a running group is what has not failed; of a ready one what counts.
+- **Pace.** One event starts `starts_an_event` groups at most, so that none takes long; `MoreToStart` asks for one that goes on.
+- **Staleness.** A turn of version o in the batch of step s has staleness s - o <= max_off_policy_steps. A running group is known
+  by the version it started under, a ready one by the oldest turn that completed. One that is too stale for the next step can
+  ship in no later one either: it is cancelled or dropped when s becomes the next step, hence before newer weights load, since
+  those of step s - 1 cannot exist earlier.
+- **Counting.** A batch takes ready groups, whole, those with the oldest turns first (then by id), until rollouts_per_step count:
+  kept ones under `refill`, kept and filtered ones under `ship`. It ships within the lead, one batch at a time.
+- **Loss.** Failed rollouts never count. A group that counts for nothing, or a whole batch of which nothing is kept, is dropped,
+  and the rules above start others.
+- **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and never else.
+- **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step: its groups are gone from it. After a
+  drain, ready groups stay ready; any other is started again, with the same id and example. So is a ready one after a kill: the
+  commit of a step does not hold its rollouts.
+- **Drain.** Nothing starts or ships any more; groups that complete are still judged, interrupted ones wait to start again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from orchestrator.scheduling.events import (
+    BatchCommitted,
+    CancelGroup,
+    CapacityChanged,
+    DrainRequested,
+    Event,
+    Finish,
+    GroupJudged,
+    GroupsBegun,
+    Instruction,
+    JudgeGroup,
+    MoreToStart,
+    PolicyUpdated,
+    PolicyUpdateStarting,
+    RolloutEnded,
+    ShipBatch,
+    StartGroup,
+)
+from orchestrator.scheduling.group import Group, Phase, Snapshot, restored
+from orchestrator.scheduling.group_table import GroupTable
+from orchestrator.step.phases import Awaited
+from run.config import ScheduleConfig
+
+STATE_FORMAT = 1
+
+_STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
+"""What is being judged is looked at once it is ready."""
+
+
+class ExampleSource(Protocol):
+    """Where examples come from (`environments.mix.ExampleMix`)."""
+
+    def next(self) -> tuple[str, int]:
+        """The environment and index of the next example."""
+
+    def state(self) -> dict[str, Any]:
+        """Its position, msgpack-able."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`; raises `ValueError`, changing nothing, when it cannot."""
+
+
+class Scheduler:
+    """See the module's docstring. `mix` is drawn from exactly when a new group starts, so the two are saved as one state."""
+
+    def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int = 64) -> None:
+        self._schedule = schedule
+        self._steps = steps
+        self._mix = mix
+        self._starts_an_event = starts_an_event
+        self._server_capacity = schedule.max_inflight_rollouts
+        self._version: int | None = None
+        self._loading: int | None = None
+        self._next_step = 1
+        self._next_group_id = 0
+        self._groups = GroupTable(schedule)
+        self._in_flight: set[str] = set()
+        self._shipping: int | None = None
+        self._draining = False
+        self._finished = False
+        self._lost: Counter[str] = Counter()
+        self._last_loss = ""
+
+    # --- events ---
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """What follows from `event`, to be done in this order. Raises `ValueError` when the event contradicts those before."""
+        match event:
+            case RolloutEnded():  # Frees capacity at most: nothing became ready or stale.
+                return [*self._rollout_ended(event), *self._start()]
+            case GroupJudged():
+                instructions = list(self._group_judged(event))
+            case PolicyUpdated():
+                self._version, self._loading, instructions = event.version, None, []
+            case PolicyUpdateStarting():
+                self._loading, instructions = event.version, []
+            case BatchCommitted():
+                instructions = self._batch_committed(event)
+            case CapacityChanged():
+                self._server_capacity, instructions = event.rollouts, []
+            case GroupsBegun():
+                instructions = []
+            case DrainRequested():
+                self._draining, instructions = True, []
+        for rule in (self._drop_stale, self._ship, self._drop_stale, self._start, self._finish):
+            instructions.extend(rule())
+        return instructions
+
+    def _rollout_ended(self, event: RolloutEnded) -> Iterator[Instruction]:
+        if event.rollout_id not in self._in_flight:
+            raise ValueError(f"rollout {event.rollout_id} ended ({event.outcome}), but it is not in flight")
+        self._in_flight.remove(event.rollout_id)
+        group = self._groups.get(event.group_id)
+        if group is None:
+            return  # cancelled before
+        group.outstanding -= 1
+        if event.outcome == "completed":
+            group.completed += 1
+            if event.oldest_policy_version is not None:
+                known = group.oldest_version
+                oldest = event.oldest_policy_version
+                group.oldest_version = oldest if known is None else min(known, oldest)
+        elif event.outcome == "cancelled" and self._draining:
+            group.interrupted = True
+        else:
+            self._groups.rollout_failed(group)
+        if group.outstanding == 0:
+            self._groups.move(group, "waiting" if group.interrupted else "judging")
+            if not group.interrupted:
+                yield JudgeGroup(group.group_id)
+
+    def _group_judged(self, event: GroupJudged) -> Iterator[Instruction]:
+        group = self._groups.get(event.group_id)
+        if group is None and event.group_id < self._next_group_id:
+            return  # cancelled while it was judged
+        if group is None or group.phase != "judging" or event.kept + event.filtered > group.completed:
+            raise ValueError(f"{event} does not fit the group: {group}")
+        group.kept, group.filtered = event.kept, event.filtered
+        if event.dropped is None and self._groups.counts(group):
+            self._groups.move(group, "ready")
+            return
+        self._groups.remove(group)
+        if event.dropped is not None:
+            yield self._lose(group, "dropped", event.dropped)
+        else:
+            yield self._lose(group, "filtered", f"all {group.filtered} completed rollouts were filtered")
+
+    def _batch_committed(self, event: BatchCommitted) -> list[Instruction]:
+        if event.step != self._shipping:
+            raise ValueError(f"the batch of step {event.step} was committed, but that of {self._shipping} is under way")
+        self._shipping = None
+        return []
+
+    # --- rules ---
+
+    def _drop_stale(self) -> Iterator[Instruction]:
+        """Cancels or drops what is too stale for the next step. What is being judged is looked at once it is ready."""
+        limit = self._schedule.max_off_policy_steps
+        stale: list[Group] = []
+        for phase in _STALENESS_COUNTS:
+            while (group := self._groups.oldest(phase)) is not None and self._next_step - group.version > limit:
+                self._groups.remove(group)
+                stale.append(group)
+        for group in sorted(stale, key=lambda each: each.group_id):
+            staleness = self._next_step - group.version
+            yield self._lose(
+                group,
+                "stale",
+                f"too stale: generated by policy version {group.version}, it would be {staleness} steps old in the batch of "
+                f"step {self._next_step}; max_off_policy_steps is {limit}",
+            )
+
+    def _ship(self) -> Iterator[Instruction]:
+        if self._draining or self._shipping is not None or self._next_step > self._steps:
+            return
+        if self._version is None or self._next_step - self._version > self._schedule.max_lead_steps:
+            return
+        while self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
+            chosen = self._take_oldest()
+            if any(group.kept for group in chosen):
+                yield self._batch_of(chosen)
+                return
+            for group in chosen:
+                yield self._lose(group, "filtered", "the filters left nothing of a whole batch")
+
+    def _take_oldest(self) -> list[Group]:
+        """Removes as many ready groups as make a batch, which there must be."""
+        taken: list[Group] = []
+        count = 0
+        while count < self._schedule.rollouts_per_step:
+            group = self._groups.oldest("ready")
+            assert group is not None
+            self._groups.remove(group)
+            taken.append(group)
+            count += self._groups.counts(group)
+        return taken
+
+    def _batch_of(self, groups: list[Group]) -> ShipBatch:
+        self._shipping = self._next_step
+        self._next_step += 1
+        self._lost.clear()
+        return ShipBatch(self._shipping, tuple(group.group_id for group in groups))
+
+    def _start(self) -> Iterator[Instruction]:
+        if len(self._in_flight) + self._schedule.group_size > self.capacity:
+            return  # The most frequent blocker, seen without putting it into words.
+        started = 0
+        while self._version is not None and self._start_blocker() is None:
+            if started == self._starts_an_event:
+                yield MoreToStart()
+                return
+            started += 1
+            group = self._groups.oldest("waiting") or self._new_group()
+            size = self._schedule.group_size
+            group.outstanding, group.started_version = size, self._version
+            self._groups.move(group, "running")
+            self._in_flight.update(f"{group.group_id}-{index}" for index in range(size))
+            yield StartGroup(group.group_id, group.environment, group.example_index, size)
+
+    def _new_group(self) -> Group:
+        environment, example_index = self._mix.next()
+        group = Group(self._next_group_id, environment, example_index)
+        self._groups.add(group)
+        self._next_group_id += 1
+        return group
+
+    def _finish(self) -> Iterator[Instruction]:
+        if self._finished or self._shipping is not None or self._next_step <= self._steps:
+            return
+        self._finished = True
+        for group in self._groups:
+            if group.phase != "waiting":
+                yield CancelGroup(group.group_id, f"the run is done: step {self._steps} was the last")
+        self._groups = GroupTable(self._schedule)
+        yield Finish()
+
+    def _start_blocker(self) -> str | None:
+        """Why no group may start now, in words, or None when one may."""
+        schedule, in_flight = self._schedule, len(self._in_flight)
+        step = self._next_step + self._groups.expected // schedule.rollouts_per_step
+        if self._draining:
+            return "shutting down: nothing more is started"
+        if self._version is None:
+            return "waiting for the first policy version to be loaded"
+        if step > self._steps:
+            return f"all groups up to the last step, {self._steps}, have started"
+        if step - self._version > schedule.max_lead_steps:
+            return (
+                f"waiting for policy version {step - schedule.max_lead_steps}: step {step} is {step - self._version} ahead of "
+                f"version {self._version}, max_lead_steps is {schedule.max_lead_steps}"
+            )
+        if in_flight + schedule.group_size > self.capacity:
+            return (
+                f"capacity full: {in_flight} of {self.capacity} rollouts in flight, a group needs {schedule.group_size}"
+            )
+        return None
+
+    # --- what the rules ask ---
+
+    @property
+    def capacity(self) -> int:
+        """Rollouts that may be in flight: the configured limit or that of the servers, whichever is less. While there is any
+        server it is one group at least (whose requests then queue in the pool), for with less nothing could ever start."""
+        if self._server_capacity <= 0:
+            return 0
+        return max(self._schedule.group_size, min(self._schedule.max_inflight_rollouts, self._server_capacity))
+
+    def _lose(self, group: Group, kind: str, reason: str) -> CancelGroup:
+        """Notes the loss of a group that has been removed."""
+        self._lost[kind] += 1
+        self._last_loss = reason
+        return CancelGroup(group.group_id, reason)
+
+    def snapshot(self) -> Snapshot:
+        """What is held and awaited now."""
+        return Snapshot(
+            policy_version=self._version,
+            next_step=self._next_step,
+            in_flight_rollouts=len(self._in_flight),
+            capacity=self.capacity,
+            groups=self._groups.sizes(),
+            waiting_for=tuple(self._waiting_for()),
+        )
+
+    def awaited(self) -> Awaited:
+        """What the next batch waits for, in one word: for the trainer, if it cannot ship before newer weights come."""
+        if self._version is None or self._loading is not None or self.capacity == 0:
+            return "wait_inference"
+        if self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
+            return "wait_trainer"
+        if self._in_flight:
+            return "generation"
+        return "judge" if "judging" in self._groups.sizes() else "wait_trainer"
+
+    def _waiting_for(self) -> Iterator[str]:
+        if self._finished:
+            yield "nothing: the run is done"
+            return
+        if self._shipping is not None:
+            yield f"the batch of step {self._shipping} to be committed"
+        if self._loading is not None:
+            yield f"policy version {self._loading} to be loaded"
+        if self._next_step <= self._steps:
+            sizes = self._groups.sizes()
+            yield (
+                f"the batch of step {self._next_step} has {self._groups.ready_rollouts} of {self._schedule.rollouts_per_step} "
+                f"rollouts; {sizes.get('running', 0)} groups running, {sizes.get('judging', 0)} being judged"
+            )
+            yield self._start_blocker() or "a group may start"
+        elif self._shipping is None:
+            yield f"nothing of its own: all {self._steps} steps are committed"
+        if self._lost:
+            losses = ", ".join(f"{count} {kind}" for kind, count in sorted(self._lost.items()))
+            yield f"groups lost since the last batch: {losses}; the last one: {self._last_loss}"
+
+    # --- checkpoint ---
+
+    def state(self, *, ready: bool = True) -> dict[str, Any]:
+        """All that a resumed run needs, msgpack-able. Take it together with the ready groups' rollouts (`ready_group_ids`), or
+        without `ready`: then these groups start again, too."""
+        return {
+            "format": STATE_FORMAT,
+            "next_step": self._next_step,
+            "next_group_id": self._next_group_id,
+            "groups": [group.saved(ready) for group in self._groups],
+            "mix": self._mix.state(),
+        }
+
+    def ready_group_ids(self) -> list[int]:
+        """The groups whose rollouts must be saved with `state()`, in the order they would ship."""
+        return [group.group_id for group in self._groups.ready()]
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`, in a new scheduler; the first `PolicyUpdated` then starts the scheduling.
+
+        Raises `ValueError`, changing nothing, for a state of another format or one that is damaged.
+        """
+        if state.get("format") != STATE_FORMAT:
+            raise ValueError(f"scheduler state has format {state.get('format')!r}; this version reads {STATE_FORMAT}")
+        try:
+            groups = GroupTable(self._schedule, [restored(entry) for entry in state["groups"]])
+            next_step, next_group_id = int(state["next_step"]), int(state["next_group_id"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"scheduler state is damaged: {type(error).__name__}: {error}") from error
+        self._mix.restore(state["mix"])
+        self._groups, self._next_step, self._next_group_id = groups, next_step, next_group_id

@@ -1,0 +1,255 @@
+"""Rewards of one group become advantages: three built-in functions, and any other by import path.
+
+An advantage function sees the completed rollouts of a group and answers one number for each. `load_advantage` turns the
+configuration into an `Advantage`, which applies the length penalty, calls the function and refuses an answer that could not be
+trained on. `judge.py` calls it in a worker thread.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from environments.import_path import import_advice
+from orchestrator.rollouts.describe_error import describe_error
+from run.config import AdvantageConfig
+from transport.records import Rollout, Turn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageInputs:
+    """What an advantage function may look at: copies of the completed rollouts of one group, each with a finite reward. A length
+    penalty is already subtracted."""
+
+    rollouts: list[Rollout]
+
+    @property
+    def rewards(self) -> npt.NDArray[np.float64]:
+        """`[rollouts]`, in order."""
+        return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageOutputs:
+    """What it answers: one finite number for each rollout, in order."""
+
+    advantages: list[float]
+
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+"""Advantages travel as float32: a larger one would become infinite in the batch, which the trainer refuses for good."""
+
+ROUNDING = 1e-6
+"""Rewards that differ by less than this share of the largest are equal: float32, which reward models compute in, keeps seven
+digits. Divided by its own deviation, the rounding of one addition would become an advantage of 1."""
+
+AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
+
+
+class AdvantageError(ValueError):
+    """An advantage function failed or answered what cannot be trained on; the message names it."""
+
+
+def group_mean(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the group's mean, not divided by anything (Dr. GRPO, Liu et al., arXiv:2503.20783)."""
+    return AdvantageOutputs(_centred(inputs.rewards).tolist())
+
+
+def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the group's mean, over the group's (population) standard deviation (GRPO, Shao et al.,
+    arXiv:2402.03300). Zero where all rewards are equal, up to `ROUNDING`."""
+    rewards = inputs.rewards
+    if np.ptp(rewards) <= ROUNDING * np.abs(rewards).max():
+        return AdvantageOutputs([0.0] * len(rewards))
+    centred = _centred(rewards)
+    return AdvantageOutputs((centred / centred.std()).tolist())
+
+
+def leave_one_out(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the mean of the *other* rewards (RLOO, Ahmadian et al., arXiv:2402.14740). Zero for a rollout alone."""
+    count = len(inputs.rollouts)
+    scale = count / (count - 1) if count > 1 else 0.0
+    return AdvantageOutputs((_centred(inputs.rewards) * scale).tolist())
+
+
+def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Rewards minus their mean. The first reward is subtracted before, so that equal rewards give exactly zero: a residue of
+    rounding would pass the zero-advantage filter, and dividing by its own deviation would make it 1."""
+    shifted = rewards - rewards[0]
+    centred: npt.NDArray[np.float64] = shifted - shifted.mean()
+    return centred
+
+
+BUILT_IN: dict[str, AdvantageFunction] = {
+    "group_mean": group_mean,
+    "standardised": standardised,
+    "leave_one_out": leave_one_out,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """A run's advantage function with its length penalty."""
+
+    name: str
+    """As configured; errors carry it."""
+    function: AdvantageFunction
+    length_penalty: float = 0.0
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is one of ours, which computes and comes to an end."""
+        return self.name in BUILT_IN
+
+    def compute(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """One advantage for each of a group's completed rollouts, in order; the rollouts stay as they are.
+
+        Raises `AdvantageError` when the function raises, or answers the wrong type or count, or a value that is not finite.
+        """
+        try:
+            outputs = self.function(AdvantageInputs(self._penalised(rollouts)))
+            return self._checked(outputs, rollouts)
+        except AdvantageError:
+            raise
+        except BaseException as error:  # an operator's function may raise anything; it costs one group
+            raise AdvantageError(f"advantage function {self.name!r} raised {describe_error(error)}") from error
+
+    def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Copies, so that what a function changes changes no batch, with the rewards that count: records keep the true ones."""
+        rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
+        lengths = np.array([sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts])
+        counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
+        return [
+            replace(rollout, turns=list(rollout.turns), reward=reward)
+            for rollout, reward in zip(rollouts, counted.tolist(), strict=True)
+        ]
+
+    def _checked(self, outputs: object, rollouts: Sequence[Rollout]) -> list[float]:
+        if not isinstance(outputs, AdvantageOutputs):
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned {type(outputs).__name__}; expected AdvantageOutputs"
+            )
+        advantages: object = outputs.advantages
+        if not isinstance(advantages, list | tuple | np.ndarray):
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned advantages of type {type(advantages).__name__}; "
+                "expected a list of numbers"
+            )
+        if len(advantages) != len(rollouts):
+            raise AdvantageError(
+                f"advantage function {self.name!r} returned {len(advantages)} advantages for {len(rollouts)} rollouts; "
+                "expected one each"
+            )
+        checked = []
+        for rollout, value in zip(rollouts, advantages, strict=True):
+            if not _fits_float32(value):
+                raise AdvantageError(
+                    f"advantage function {self.name!r} returned {value!r} for rollout {rollout.rollout_id}; "
+                    f"expected a finite number of at most {LARGEST_FLOAT32:.2g} in size"
+                )
+            checked.append(float(value))
+        return checked
+
+
+def length_penalties(
+    coefficient: float, rewards: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """What to subtract from each reward of a group, `[rollouts]`: the coefficient, times the pass rate, times the rollout's
+    completion tokens over those of the longest successful one.
+
+    Only successful rollouts are penalised: those with the group's best reward, if it is above zero. The pass rate is the mean
+    reward, within 0 and 1. So a group that never succeeds is not taught to fail briefly, and one that always succeeds pays the
+    most. These two gates are those of prime-rl's linear length penalty (`coef` and `gate_by_correctness`,
+    https://github.com/PrimeIntellect-ai/prime-rl/pull/2702), which divides by the sequence length instead. The limit is ours: a
+    penalty is at most half of the lead over the others' best reward, so that a better reward never ranks below a worse one.
+    """
+    best = rewards.max()
+    successful = rewards >= best - ROUNDING * abs(best)
+    if coefficient == 0 or best <= 0:
+        return np.zeros_like(rewards)
+    largest = coefficient * float(np.clip(rewards.mean(), 0, 1))
+    if not successful.all():
+        largest = min(largest, (best - rewards[~successful].max()) / 2)
+    return np.where(successful, largest * lengths / max(1, lengths[successful].max()), 0.0)
+
+
+def _fits_float32(value: object) -> bool:
+    if not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        return abs(float(value)) <= LARGEST_FLOAT32  # which NaN is not, either
+    except OverflowError:
+        return False
+
+
+def load_advantage(config: AdvantageConfig) -> Advantage:
+    """The configured function: a built-in by name, or `module:function`.
+
+    Raises `ValueError` naming the value and what was expected when there is no such name, module or function.
+    """
+    return Advantage(config.kind, BUILT_IN.get(config.kind) or _imported(config.kind), config.length_penalty)
+
+
+def try_advantage(advantage: Advantage, group_size: int) -> None:
+    """Calls an operator's function once, with a made-up group of `group_size` rollouts that differ in reward and length.
+
+    Raises `ValueError` for an answer that would be refused. What the function raises is only logged, since a made-up rollout has
+    no state.
+    """
+    if advantage.is_built_in:
+        return
+    group = [_made_up(index, group_size) for index in range(group_size)]
+    try:
+        advantage.compute(group)
+    except AdvantageError as error:
+        if error.__cause__ is None:
+            raise ValueError(f"advantage.kind = {advantage.name!r}, called with a made-up group: {error}") from error
+        logger.warning("called with a made-up group, whose rollouts have no state, the %s", error)
+
+
+def _made_up(index: int, group_size: int) -> Rollout:
+    length = index + 1
+    turn = Turn(
+        prompt_ids=np.zeros(1, dtype=np.int32),
+        completion_ids=np.zeros(length, dtype=np.int32),
+        log_probabilities=np.full(length, -1.0, dtype=np.float32),
+        policy_version=0,
+        finish_reason="stop",
+    )
+    return Rollout(f"0-{index}", 0, "made-up", 0, turns=[turn], reward=index / group_size)
+
+
+def _imported(path: str) -> AdvantageFunction:
+    module_name, colon, function_name = path.partition(":")
+    if not (colon and module_name and function_name):
+        nearest = difflib.get_close_matches(path, BUILT_IN, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"advantage.kind = {path!r}: expected one of {', '.join(BUILT_IN)} (nearest: {nearest}) "
+            "or an import path such as 'package.module:function'"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
+        raise ValueError(
+            f"advantage.kind = {path!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
+            f"{import_advice(module_name, error)}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        found = "has no such name" if function is None else f"has a {type(function).__name__} there, not a function"
+        raise ValueError(f"advantage.kind = {path!r}: the module {module_name!r} {found}")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ValueError(f"advantage.kind = {path!r}: {error}; expected a function of AdvantageInputs alone") from error
+    loaded: AdvantageFunction = function
+    return loaded

@@ -1,0 +1,159 @@
+"""The orchestrator's checkpoint of a step: its commit. State after the step, rollouts that wait, and the step's metrics.
+
+`checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), the rollouts that wait in `waiting-<k>.bin`, which it names,
+and `metrics.json`. At a commit few wait: those lost since the step was put together. The groups that are ready to ship would be
+written again and again, as much as a batch each time, and begin anew after a kill instead. A shutdown writes the newest step's
+state anew, with what has finished since and the groups that are ready: a new `waiting` file first, then `orchestrator.msgpack`
+in one rename.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import orjson
+
+from orchestrator.metrics import MetricsLine
+from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
+from orchestrator.run_directory import ConfigurationError
+from run.config import OrchestratorConfig
+from transport.files.atomic import publish_directory, published_steps, remove_directory, write_atomically
+from transport.records import Rollout
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+_STATE = "orchestrator.msgpack"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything a resume needs. Values are plain (msgpack); rollouts are not changed after they were judged."""
+
+    step: int
+    identity: dict[str, Any]
+    """What must not change between lives, see `identity_of`."""
+    scheduler: dict[str, Any]
+    counts: dict[str, int]
+    """What has been counted for the next step's metrics."""
+    waiting: list[Rollout]
+    """Rollouts of judged groups that no step has accounted for: lost since the last one, and at a shutdown ready to ship."""
+    line: MetricsLine | None = None
+    """The step's metrics; None where no step was taken (step 0, and the state written at shutdown)."""
+
+
+def identity_of(config: OrchestratorConfig) -> dict[str, Any]:
+    """Seed and mix: the order of examples depends on them, so a run cannot go on with others."""
+    environments = [
+        environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"})
+        for environment in config.environments
+    ]
+    return {"seed": config.seed, "environments": environments}
+
+
+def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Writes the checkpoint, then removes all but the newest `keep`. Blocks: call it in a thread. Raises `OSError`."""
+    directory = run_dir / "checkpoints" / f"step_{checkpoint.step}"
+    if (directory / "STABLE").exists():
+        _rewrite_state(directory, checkpoint)
+    else:
+        with publish_directory(directory) as partial:
+            write_rollouts(partial / "waiting-0.bin", checkpoint.waiting)
+            (partial / _STATE).write_bytes(_state(checkpoint, "waiting-0.bin"))
+            if checkpoint.line is not None:
+                (partial / "metrics.json").write_bytes(orjson.dumps(checkpoint.line))
+    for step in published_steps(directory.parent)[:-keep]:
+        remove_directory(directory.parent / f"step_{step}")
+
+
+def load_newest(config: OrchestratorConfig) -> Checkpoint | None:
+    """The newest checkpoint, None without any.
+
+    Raises `ConfigurationError` when seed or environments differ from it, `CheckpointError` when it cannot be read.
+    """
+    directory = _newest(config)
+    if directory is None:
+        return None
+    state = _read_state(directory)
+    try:
+        waiting = read_rollouts(directory / Path(state["waiting"]).name)
+        checkpoint = Checkpoint(state["step"], state["identity"], state["scheduler"], state["counts"], waiting)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {directory / _STATE} cannot be read: {error!r}") from error
+    _check_identity(config, checkpoint.identity, directory)
+    return checkpoint
+
+
+def check_resumable(config: OrchestratorConfig) -> None:
+    """Raises as `load_newest` does, of the configuration and of what is small, without reading rollouts: for whoever is to start
+    a run and wants to know before."""
+    directory = _newest(config)
+    if directory is not None:
+        _check_identity(config, _read_state(directory)["identity"], directory)
+
+
+def _newest(config: OrchestratorConfig) -> Path | None:
+    steps = published_steps(config.run_dir / "checkpoints")
+    return config.run_dir / "checkpoints" / f"step_{steps[-1]}" if steps else None
+
+
+def _read_state(directory: Path) -> dict[str, Any]:
+    path = directory / _STATE
+    try:
+        state: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        if state["format"] != FORMAT:
+            raise ValueError(f"format {state['format']!r}; this version reads {FORMAT}")
+        state["identity"].items()
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, msgpack.UnpackException) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error!r}") from error
+    return state
+
+
+def committed_lines(run_dir: Path) -> list[MetricsLine]:
+    """The metrics lines that the checkpoints hold, by step."""
+    checkpoints = run_dir / "checkpoints"
+    files = [checkpoints / f"step_{step}" / "metrics.json" for step in published_steps(checkpoints)]
+    return [orjson.loads(file.read_bytes()) for file in files if file.exists()]
+
+
+def _state(checkpoint: Checkpoint, waiting_file: str) -> bytes:
+    packed: bytes = msgpack.packb(
+        {
+            "format": FORMAT,
+            "step": checkpoint.step,
+            "identity": checkpoint.identity,
+            "scheduler": checkpoint.scheduler,
+            "counts": checkpoint.counts,
+            "waiting": waiting_file,
+        }
+    )
+    return packed
+
+
+def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
+    old = sorted(directory.glob("waiting-*.bin"))
+    number = 1 + max((int(file.stem.removeprefix("waiting-")) for file in old), default=-1)
+    name = f"waiting-{number}.bin"
+    write_rollouts(directory / name, checkpoint.waiting)
+    write_atomically(directory / _STATE, _state(checkpoint, name))
+    for file in old:
+        file.unlink()
+
+
+def _check_identity(config: OrchestratorConfig, identity: dict[str, Any], directory: Path) -> None:
+    for key, now in identity_of(config).items():
+        before = identity.get(key)
+        if before != now:
+            raise ConfigurationError(
+                f"{key} = {now!r} differs from {before!r} in {directory}: the order of examples depends on it, so the run "
+                f"cannot be resumed with it. Restore {key}, or start another run"
+            )

@@ -1,0 +1,208 @@
+"""What is done to a group when all its rollouts have ended: check, advantages, filters. One function, run in a worker thread.
+
+A rollout whose data cannot be trained on (arrays that disagree, a log-probability or reward that is not finite) is failed here,
+with a reason for a person, before it can reach a batch; its siblings and the run go on. The dispatcher reports the result to the
+scheduler as `GroupJudged`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from orchestrator.loop_health.threads import computed
+from orchestrator.rollouts.rollout_file import StateError, saved_state
+from orchestrator.rollouts.trajectories import merge_turns, share_tokens
+from orchestrator.scheduling.events import GroupJudged
+from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
+from orchestrator.step.filters import FilterCounts, apply_filters
+from run.config import FilterConfig
+from transport.records import Rollout, SavedState, Turn
+from transport.validation import LOG_PROBABILITY_ROUNDING
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The result for one group."""
+
+    event: GroupJudged
+    """What the scheduler is told. `kept` rollouts have neither `error` nor `filtered_by`."""
+    rollouts: Sequence[Rollout]
+    """The group's, judged."""
+    failed: int = 0
+    """Rollouts that had completed and were failed here."""
+    caught: FilterCounts = field(default_factory=FilterCounts)
+    """What each filter caught, by environment, monitoring or enforcing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """One run's rules, applied to one finished group after the other. A call blocks: make it in a thread."""
+
+    advantage: Advantage
+    filters: Sequence[FilterConfig]
+    keep_routing: bool = False
+    """Of rollouts that will not train, too: a dump wants it."""
+
+    def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
+        """As `judge_group`, of rollouts of our own: the environment may still hold those that it played, and change them."""
+        own = [_own(rollout) for rollout in rollouts]
+        judgement = judge_group(own, self.advantage, self.filters, group_scoring=group_scoring)
+        dropped = judgement.event.dropped is not None
+        for rollout in own:
+            rollout.state, rollout.metrics = {}, {}
+            if not self.keep_routing and (dropped or rollout.error is not None or rollout.filtered_by is not None):
+                # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
+                rollout.turns = [_without_routing(turn) for turn in rollout.turns]
+                rollout.branches = None
+            if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
+                share_tokens(rollout)
+        return judgement
+
+
+def _own(rollout: Rollout) -> Rollout:
+    """A copy that nobody else can change any more, its state encoded. One whose state cannot be saved has failed."""
+    own = replace(rollout, turns=list(rollout.turns), tokens=None, branches=None)
+    try:
+        own.saved = saved_state(own)
+    except StateError as error:
+        own.error = own.error or str(error)
+        own.saved = SavedState(metrics=b"{}", state=b"{}")
+    return own
+
+
+def _without_routing(turn: Turn) -> Turn:
+    """The turn, its log-probabilities no view of the server's answer, which holds the routing as well."""
+    return replace(turn, routed_experts=None, log_probabilities=turn.log_probabilities.copy())
+
+
+async def judged(judge: Judge, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
+    """Judges a group in a thread. An operator's advantage function runs in the environments' threads, as all code by import path:
+    were it to hang in ours, it would stop merging, too, and with it every step."""
+    if judge.advantage.is_built_in:
+        return await computed(judge, rollouts, group_scoring)
+    return await asyncio.to_thread(judge, rollouts, group_scoring)
+
+
+def judge_group(
+    rollouts: Sequence[Rollout], advantage: Advantage, filters: Sequence[FilterConfig], *, group_scoring: bool = False
+) -> Judgement:
+    """Judges all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage` and `filtered_by`.
+
+    With `group_scoring` one failed rollout drops the whole group, since the others' rewards were relative to it. Never raises
+    for what is in a rollout or for what an advantage function does: such a group fails, and `event.dropped` says why.
+    """
+    group_id = rollouts[0].group_id
+    failed = 0
+    for rollout in rollouts:
+        if rollout.error is None:
+            rollout.error = find_fault(rollout)
+            failed += rollout.error is not None
+    reason = _reason_to_drop(rollouts, group_scoring)
+    if reason is not None:
+        return Judgement(GroupJudged(group_id, kept=0, filtered=0, dropped=reason), rollouts, failed)
+
+    survivors = [rollout for rollout in rollouts if rollout.error is None]
+    try:
+        advantages = advantage.compute(survivors)
+    except AdvantageError as error:
+        for rollout in survivors:
+            rollout.error = str(error)
+        dropped = GroupJudged(group_id, kept=0, filtered=0, dropped=str(error))
+        return Judgement(dropped, rollouts, failed + len(survivors))
+    for rollout, value in zip(survivors, advantages, strict=True):
+        rollout.advantage = value
+    caught = apply_filters(filters, survivors)
+    filtered = sum(rollout.filtered_by is not None for rollout in survivors)
+    event = GroupJudged(group_id, kept=len(survivors) - filtered, filtered=filtered)
+    return Judgement(event, rollouts, failed, caught)
+
+
+def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> str | None:
+    failures = [rollout for rollout in rollouts if rollout.error is not None]
+    if len(failures) == len(rollouts):
+        return f"no rollout of {len(rollouts)} survived; the first said: {failures[0].error}"
+    if group_scoring and failures:
+        return f"scored as a group, and rollout {failures[0].rollout_id} failed: {failures[0].error}"
+    return None
+
+
+def find_fault(rollout: Rollout) -> str | None:
+    """Why this completed rollout cannot be trained on, for a person, or None when it can: its turns are then merged."""
+    if rollout.reward is None or not math.isfinite(rollout.reward):
+        return f"the reward is {rollout.reward!r}; expected a finite number"
+    if abs(rollout.reward) > LARGEST_FLOAT32:
+        return f"the reward is {rollout.reward!r}; expected at most {LARGEST_FLOAT32:.2g} in size"
+    if not rollout.turns:
+        return "it ended without any turn; expected at least one model call"
+    for index, turn in enumerate(rollout.turns):
+        fault = _fault_of_form(turn) or _fault_of_routing(turn, rollout.turns[0])
+        if fault is not None:
+            return f"turn {index}: {fault}"
+    if not any(len(turn.completion_ids) for turn in rollout.turns):
+        return "no turn has a completion token; there is nothing to train on"
+    try:
+        merge_turns(rollout)
+    except ValueError as error:  # found out now, so that a batch never has to lose a rollout that it has counted
+        return str(error)
+    return _fault_of_tokens(rollout) or _fault_of_log_probabilities(rollout.turns)
+
+
+def _fault_of_form(turn: Turn) -> str | None:
+    for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
+        if array.ndim != 1 or array.dtype != np.int32:
+            return f"{name} has shape {array.shape} and dtype {array.dtype}; expected one dimension of int32"
+    if not 0 < turn.temperature < math.inf:
+        return f"temperature is {turn.temperature}; expected a positive, finite number"
+    if not turn.prompt_ids.size:
+        return "prompt_ids is empty; expected at least one token"
+    if turn.log_probabilities.shape != turn.completion_ids.shape:
+        return f"{turn.log_probabilities.size} log_probabilities for {turn.completion_ids.size} completion_ids; expected one each"
+    return None
+
+
+def _fault_of_tokens(rollout: Rollout) -> str | None:
+    """Looks at every token once; at the turns, which repeat tokens, only to word the message."""
+    assert rollout.tokens is not None
+    if rollout.tokens.min() >= 0:
+        return None
+    for index, turn in enumerate(rollout.turns):
+        for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
+            if array.size and array.min() < 0:
+                return f"turn {index}: {name} holds the token {array.min()}; expected 0 or more"
+    raise AssertionError("a rollout holds only what a turn holds")
+
+
+def _fault_of_log_probabilities(turns: Sequence[Turn]) -> str | None:
+    every = np.concatenate([turn.log_probabilities for turn in turns])
+    if np.isfinite(every).all() and every.max() <= LOG_PROBABILITY_ROUNDING:
+        return None
+    for index, turn in enumerate(turns):
+        for position, value in enumerate(turn.log_probabilities.tolist()):
+            if not math.isfinite(value):
+                return f"turn {index}: log_probabilities[{position}] is {value}; expected a finite number"
+            if value > LOG_PROBABILITY_ROUNDING:
+                return f"turn {index}: log_probabilities[{position}] is {value}; expected 0 or less"
+    raise AssertionError("one of them is wrong")
+
+
+def _fault_of_routing(turn: Turn, first: Turn) -> str | None:
+    if (turn.routed_experts is None) != (first.routed_experts is None):
+        return "routed_experts is there in some turns and missing in others; expected all or none"
+    if turn.routed_experts is None or first.routed_experts is None:
+        return None
+    shape, dtype = turn.routed_experts.shape, turn.routed_experts.dtype
+    if len(shape) != 3 or dtype not in (np.uint8, np.uint16):
+        return (
+            f"routed_experts has shape {shape} and dtype {dtype}; expected [tokens, layers, top_k] of uint8 or uint16"
+        )
+    if shape[1:] != first.routed_experts.shape[1:] or dtype != first.routed_experts.dtype:
+        return (
+            f"routed_experts has layers and top_k {shape[1:]} of {dtype}; "
+            f"turn 0 has {first.routed_experts.shape[1:]} of {first.routed_experts.dtype}"
+        )
+    return None

@@ -1,0 +1,140 @@
+"""Merging rollouts in a process instead of a thread (`use_process_pool`): no GIL shared, arrays copied there and back.
+
+Requests and answers are frames of raw arrays over pipes, no pickle. The process ends when its standard input closes, so it
+cannot outlive the daemon; nor does it end before, by the Ctrl-C or SIGTERM that asks the daemon to drain and reaches both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
+from orchestrator.step.boundary import merge_all
+from transport.arrays import AnyArray
+from transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from transport.records import Rollout, Sample
+
+_LENGTH = struct.Struct("<Q")
+_COLUMNS = ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T")
+_START_SECONDS = 60.0
+_STOP_SECONDS = 5.0
+
+
+class MergeProcess:
+    """The daemon's end: an asynchronous context manager, warm once entered. Calls are served one after the other."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def __aenter__(self) -> MergeProcess:
+        self._process = await in_thread(
+            subprocess.Popen,
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        with awaiting("the merge process to start", f"pid {self._process.pid}"):
+            async with asyncio.timeout(_START_SECONDS):
+                await self([])
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await in_thread(self._stop)
+
+    async def __call__(self, rollouts: Sequence[Rollout]) -> list[Sample]:
+        """The samples of `rollouts`, in order. Raises `RuntimeError` when the process has died."""
+        async with self._turn:
+            return await in_thread(self._exchange, rollouts)
+
+    def _exchange(self, rollouts: Sequence[Rollout]) -> list[Sample]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            _send(self._process.stdin.fileno(), [buffer for rollout in rollouts for buffer in rollout_buffers(rollout)])
+            answer = _receive(self._process.stdout.fileno())
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            raise RuntimeError(
+                f"the merge process (pid {self._process.pid}) died with exit code {self._process.wait()}"
+            )
+        return [_sample(header, arrays) for header, arrays in frames(answer)]
+
+    def _stop(self) -> None:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def serve(requests: int, answers: int) -> None:
+    """The process's end: answers requests from one file descriptor on another until the first is closed."""
+    while (request := _receive(requests)) is not None:
+        samples = merge_all(parse_rollouts(request))
+        _send(answers, [buffer for sample in samples for buffer in _sample_buffers(sample)])
+
+
+def _sample_buffers(sample: Sample) -> list[Buffer]:
+    header = {
+        "rollout_id": sample.rollout_id,
+        "environment": sample.environment,
+        "policy_version": sample.policy_version,
+        "reward": sample.reward,
+        "temperature": sample.temperature,
+        "chunks": len(sample.routed_experts),
+    }
+    columns: dict[str, AnyArray] = {name: getattr(sample, name) for name in _COLUMNS}
+    # One chunk: they are copied anyway, and a frame names only so many arrays.
+    routing = {"routed_experts": np.concatenate(sample.routed_experts)} if sample.routed_experts else {}
+    return framed(header, columns | routing)
+
+
+def _sample(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Sample:
+    routed_experts = (arrays.pop("routed_experts"),) if header.pop("chunks") else ()
+    fields: dict[str, Any] = header | arrays
+    return Sample(**fields, routed_experts=routed_experts)
+
+
+def _send(descriptor: int, buffers: list[Buffer]) -> None:
+    write_buffers(descriptor, [_LENGTH.pack(sum(as_bytes_view(buffer).nbytes for buffer in buffers)), *buffers])
+
+
+def _receive(descriptor: int) -> memoryview | None:
+    """The next message, None where the other end closed."""
+    head = _read(descriptor, _LENGTH.size)
+    return None if head is None else _read(descriptor, _LENGTH.unpack(head)[0])
+
+
+def _read(descriptor: int, length: int) -> memoryview | None:
+    data = as_bytes_view(np.empty(length, np.uint8))
+    filled = 0
+    while filled < length:
+        count = os.readv(descriptor, [data[filled:]])
+        if not count:
+            return None
+        filled += count
+    return data
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    serve(sys.stdin.fileno(), sys.stdout.fileno())

@@ -1,0 +1,77 @@
+"""Saved records of a step for people and tools: `rollouts.jsonl`, one JSON object a rollout, bulk arrays left out.
+
+Encoded one rollout a call, in a thread: no call holds the GIL for long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orchestrator.rollouts.rollout_file import saved_state
+from orchestrator.rollouts.transcripts import Transcriber
+from transport.records import Rollout
+
+
+def rollout_record(
+    rollout: Rollout, state_columns: Sequence[str], transcribe: Transcriber | None = None
+) -> dict[str, Any]:
+    """One rollout's line: identity, result, a summary of each turn with its text, and the chosen fields of its state under
+    `state`. What the environment left is in it as encoded JSON. Raises as `saved_state` does."""
+    saved = saved_state(rollout)
+    texts = transcribe(rollout) if transcribe is not None else [None] * len(rollout.turns)
+    return {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "environment": rollout.environment,
+        "example_index": rollout.example_index,
+        "reward": rollout.reward,
+        "advantage": rollout.advantage,
+        "error": rollout.error,
+        "filtered_by": rollout.filtered_by,
+        "metrics": orjson.Fragment(saved.metrics),
+        "turns": [
+            {
+                "prompt_tokens": len(turn.prompt_ids),
+                "completion_tokens": len(turn.completion_ids),
+                "policy_version": turn.policy_version,
+                "finish_reason": turn.finish_reason,
+                "server": turn.server,
+                "temperature": turn.temperature,
+                "prompt": text and text.prompt,
+                "completion": text and text.completion,
+            }
+            for turn, text in zip(rollout.turns, texts, strict=True)
+        ],
+        "state": _columns(saved.state, state_columns),
+    }
+
+
+def _columns(state: bytes, names: Sequence[str]) -> dict[str, orjson.Fragment]:
+    """Each column encoded by itself: within a record, a state that is nested deeply would be nested too deeply."""
+    columns = orjson.loads(state) if names else {}
+    return {name: orjson.Fragment(orjson.dumps(columns.get(name))) for name in names}
+
+
+def write_records(
+    path: Path,
+    rollouts: Iterable[Rollout],
+    state_columns: Mapping[str, Sequence[str]],
+    transcribe: Transcriber | None = None,
+) -> None:
+    """Writes and fsyncs a new JSON Lines file. `state_columns` is by environment; without `transcribe` the turns have no text.
+    Blocks: call it in a thread."""
+    with path.open("xb") as file:
+        for rollout in rollouts:
+            file.write(
+                orjson.dumps(
+                    rollout_record(rollout, state_columns[rollout.environment], transcribe),
+                    option=orjson.OPT_APPEND_NEWLINE,
+                )
+            )
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,240 @@
+"""Owns the link to the trainer: sends batches within the trainer's credit and resends what a reconnected one lacks.
+
+`delivery.py` decides what is sent when. A batch is held in memory until the trainer has it and as `batch.bin` until it is
+durable, so that any `READY` can be answered with exactly the batches from its `next_step` on. What ends the run (rejected,
+evicted) ends `run` with an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.run_directory import ConfigurationError
+from orchestrator.step.delivery import Delivery, Due, MissingBatchError, SendBatch, SendCommit
+from transport import codec
+from transport.files.atomic import published_steps
+from transport.messages import NO_LIMIT, Acknowledged, Bye, Commit, Hello, Offer, Ready, Waiting
+from transport.records import Batch
+from transport.wires.base import TrainerLink
+
+logger = logging.getLogger(__name__)
+
+
+class NoTrainerError(ConnectionError):
+    """No trainer took the run in time."""
+
+    def __init__(self, run_id: str, seconds: float) -> None:
+        super().__init__(
+            f"no trainer was ready for run {run_id!r} within trainer_timeout_seconds = {seconds:g}; does it run, with the same "
+            "output_dir and [transport]?"
+        )
+
+
+class Sender:
+    """`newest_step` is the last committed step (0 for none), whose batches up to the durable one are on disk. `on_waiting` hears
+    why the trainer lets the run wait, every few seconds while it does."""
+
+    def __init__(
+        self,
+        link: TrainerLink,
+        run_dir: Path,
+        run_id: str,
+        newest_step: int,
+        largest_batch: int,
+        on_waiting: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._link = link
+        self._rollouts_dir = run_dir / "rollouts"
+        self._run_id = run_id
+        self._largest_batch = largest_batch
+        self._delivery = Delivery(run_id, newest_step)
+        self._in_memory: dict[int, Batch] = {}
+        """The batches that the trainer has not got."""
+        self._on_waiting = on_waiting
+        self._waiting = ""
+        """Why the trainer last said that the run has to wait."""
+        self.last_word = time.monotonic()
+        """When the trainer last said anything, or this was made."""
+        self.had_trainer = False
+        """Whether one has ever said READY."""
+        self._due = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self.durable_step = 0
+
+    @property
+    def newest_step(self) -> int:
+        """The last committed step."""
+        return self._delivery.newest_step
+
+    @property
+    def unacknowledged(self) -> int:
+        """Committed batches that the trainer has not acknowledged."""
+        return self.newest_step - self._delivery.acknowledged if self.had_trainer else 0
+
+    async def run(self) -> None:
+        """Connects and serves the link until cancelled. Raises, in a group, `EvictedError`, `RejectedError`,
+        `MissingBatchError`."""
+        self._delivery.sizes |= await in_thread(_record_sizes, self._rollouts_dir)
+        await self._link.start(Hello(self._run_id, last_acknowledged=0))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen())
+            tasks.create_task(self._send_as_due())
+
+    async def wait_ready(self, patience: float) -> Ready:
+        """The trainer's READY. Raises `NoTrainerError` after `patience` seconds without a word from it; one that has no place for
+        the run yet says so again and again."""
+        with awaiting("the trainer's READY", f"run {self._run_id}"):
+            while (ready := self._delivery.session) is None:
+                left = self.last_word + patience - time.monotonic()
+                try:
+                    async with asyncio.timeout(max(left, 0.0)), self._changed:
+                        await self._changed.wait()
+                except TimeoutError:
+                    if time.monotonic() - self.last_word >= patience:
+                        raise NoTrainerError(self._run_id, patience) from None
+        return ready
+
+    async def wait_durable(self, step: int) -> None:
+        """Until a checkpoint of the trainer covers `step`."""
+        with awaiting(f"the trainer's checkpoint of step {step}", f"run {self._run_id}"):
+            async with self._changed:
+                await self._changed.wait_for(lambda: self.durable_step >= step)
+
+    async def forget_up_to(self, step: int) -> None:
+        """Takes `step` as durable: a checkpoint of the trainer covers it, though nobody was there to say so."""
+        await self._settle(step)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def offer(self, batch: Batch, nbytes: int) -> None:
+        """Takes over the batch of the next step, which is not committed yet, and sends it as soon as the trainer is there and has
+        credit; does not wait for that. Raises `ConfigurationError` for a batch that is too large for either end."""
+        self._check_size(batch.step, nbytes)
+        self._delivery.offer(batch.step, nbytes)
+        self._in_memory[batch.step] = batch
+        self._due.set()
+
+    def _check_size(self, step: int, nbytes: int) -> None:
+        session = self._delivery.session
+        limits = {"this end": self._largest_batch, "the trainer": session.max_batch_bytes if session else NO_LIMIT}
+        where = min(limits, key=limits.__getitem__)
+        if nbytes > limits[where]:
+            raise ConfigurationError(
+                f"the batch of step {step} takes {nbytes} bytes, and {where} takes at most {limits[where]} "
+                "(transport.max_batch_bytes, or the machine's memory where that is less). Raise transport.max_batch_bytes at "
+                "both ends, or lower schedule.rollouts_per_step, and resume: nothing of this step is committed, and the run "
+                f"goes on after step {self.newest_step}"
+            )
+
+    def commit(self, step: int) -> None:
+        """The offered step is committed: the trainer may train it, and is told so."""
+        self._delivery.commit(step)
+        self._due.set()
+
+    async def close(self) -> None:
+        """Says what is committed, so that a trainer that is there need not wait for a resume, and Bye. Safe to call twice."""
+        if isinstance(due := self._delivery.next(), SendCommit):
+            with suppress(ConnectionError):  # closed already, or failed, as `run` has said
+                await self._send(due)
+        await self._link.close()
+
+    async def _listen(self) -> None:
+        while True:
+            message = await self._link.receive()
+            self.last_word = time.monotonic()
+            self._delivery.hear(message)
+            match message:
+                case Ready():
+                    self._on_ready(message)
+                case Waiting(reason):
+                    self._on_let_wait(reason)
+                case Acknowledged(step, durable):
+                    self._link.acknowledged(step)
+                    await self._settle(durable)
+                case Bye(reason):
+                    logger.warning("the trainer left%s; waiting for it to return", f": {reason}" if reason else "")
+            self._forget_delivered()
+            self._due.set()
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _on_ready(self, ready: Ready) -> None:
+        again = self.newest_step - ready.next_step + 1
+        logger.info(
+            "the trainer is ready for step %d with credit %d%s",
+            ready.next_step, ready.credit, f"; sending {again} batches again" if again else "",
+        )  # fmt: skip
+        self._waiting, self.had_trainer = "", True
+
+    def _on_let_wait(self, reason: str) -> None:
+        if reason != self._waiting:
+            self._waiting = reason
+            logger.info("the trainer lets run %s wait: %s", self._run_id, reason)
+        self._on_waiting(reason)
+
+    def _forget_delivered(self) -> None:
+        for step in [step for step in self._in_memory if step <= self._delivery.acknowledged]:
+            del self._in_memory[step]
+
+    async def _settle(self, durable: int) -> None:
+        if durable > self.durable_step:
+            await in_thread(self._prune, self.durable_step + 1, durable)
+            self.durable_step = durable
+
+    def _prune(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            self._batch_file(step).unlink(missing_ok=True)
+
+    async def _send_as_due(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            while (due := self._delivery.next()) is not None:
+                await self._send(due)
+
+    async def _send(self, due: Due) -> None:
+        """Hands over to the link what is due."""
+        message: Offer | Commit = Commit(due.step, due.session)
+        if isinstance(due, SendBatch):
+            batch = self._in_memory.get(due.step)
+            if batch is None:
+                batch = await self._read(due)
+            if batch is None:
+                return
+            message = Offer(batch, due.session)
+        with awaiting(f"the link to take what is due of step {due.step}", f"run {self._run_id}"):
+            await self._link.send(message)
+
+    async def _read(self, due: SendBatch) -> Batch | None:
+        """The batch's record; None where it is not due any more."""
+        path = self._batch_file(due.step)
+        try:
+            batch = await in_thread(codec.read_file, path, self._largest_batch)
+        except FileNotFoundError:
+            if not self._delivery.wants(due):
+                return None
+            raise MissingBatchError(
+                f"the trainer asks for step {due.step} again, but {path} is gone: it was deleted once the trainer had "
+                f"reported the step durable (up to {self.durable_step}). Resume the trainer from its newest checkpoint"
+            ) from None
+        except codec.CodecError as error:
+            raise MissingBatchError(
+                f"the trainer asks for step {due.step} again, but its record is unusable: {error}"
+            ) from error
+        return batch if self._delivery.wants(due) else None
+
+    def _batch_file(self, step: int) -> Path:
+        return self._rollouts_dir / f"step_{step}" / "batch.bin"
+
+
+def _record_sizes(rollouts_dir: Path) -> dict[int, int]:
+    """Bytes of the `batch.bin` files, by step."""
+    files = {step: rollouts_dir / f"step_{step}" / "batch.bin" for step in published_steps(rollouts_dir)}
+    return {step: file.stat().st_size for step, file in files.items() if file.exists()}

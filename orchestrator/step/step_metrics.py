@@ -1,0 +1,61 @@
+"""A step's metrics, out of the rollouts it accounts for: those of the groups it ships and of the groups lost since the last step.
+
+So every judged rollout counts in exactly one step, filtered ones included: leaving out the groups whose advantage is zero would
+hide exactly the examples that are always solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from orchestrator.rollouts.failures import count_failures
+from transport.records import Batch, Rollout
+
+
+def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float | int]:
+    """The metrics of the step that ships `batch`, under the design's names. Walks every turn: call it in a thread."""
+    staleness = [batch.step - sample.policy_version for sample in batch.samples]
+    return {
+        **additive_metrics(rollouts),
+        "staleness/mean": float(np.mean(staleness)),
+        "staleness/max": max(staleness),
+        "batch/samples": len(batch.samples),
+        "batch/tokens": len(batch.token_ids_T),
+        "batch/bytes": batch.nbytes,
+        **_reward_metrics(_completed(rollouts)),
+    }
+
+
+def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """The metrics that are sums over judged rollouts, so that those of two sets add up. Filtered ones are among the completed."""
+    completed = _completed(rollouts)
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    return {
+        "rollouts/completed": len(completed),
+        "rollouts/failed": len(rollouts) - len(completed),
+        "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
+        "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
+        "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
+        **count_failures(rollouts),
+    }
+
+
+def _completed(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in rollouts if rollout.error is None and rollout.reward is not None]
+
+
+def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for rollout in completed:
+        assert rollout.reward is not None
+        rewards.setdefault(rollout.environment, []).append(rollout.reward)
+    everything = np.asarray([reward for values in rewards.values() for reward in values])
+    metrics = {
+        "reward/mean": float(everything.mean()),
+        "reward/std": float(everything.std()),
+        "reward/min": float(everything.min()),
+        "reward/max": float(everything.max()),
+    }
+    return metrics | {f"reward/{name}/mean": float(np.mean(values)) for name, values in sorted(rewards.items())}

@@ -1,0 +1,357 @@
+"""The demo of many runs, `make demo-multi`: one run of a job is evicted, another joins, and the rest must not notice.
+
+    python -m perf.demos.demo_multi [--output_dir DIRECTORY] [--fresh] [ARGUMENTS of counterpoint run]
+
+Everything goes by the commands that a user has, each a process of its own. Four runs share a trainer and a server. Once all
+have got under way and the one to be evicted has learned something, it is evicted; a while later a fifth run joins, in the
+place that became free. When all have ended, this is claimed, and shown:
+
+- every run's reward has risen, the evicted one's and the guest's included;
+- of the other runs, no step around an event took longer than twice the run's median step. A step lasts from one update of the
+  run's weights to its next (`time` in `trainer/metrics.jsonl`). An event lasts from the command until the evicted orchestrator
+  has ended, or until the guest's first update; around it are the steps that were under way at any time of it, and the one after
+  them. Whatever else made such a step long counts, too;
+- no rollout failed, and no request had to be tried again;
+- each run ended as it should.
+
+The exit code is 0 if all that holds, 1 if not, and the job's own if it did not come so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cluster.process import guarded
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+JOB, GUEST = CONFIGS / "demo-multi.toml", CONFIGS / "roles" / "guest.toml"
+EVICTED, GUEST_ID = "guess-fast", "guest"
+REASON = "the demo wants its place"
+EXIT_EVICTED = 3
+"""A job's exit code where one of its runs was evicted and the others are done."""
+
+EDGE_STEPS = 5
+"""Rewards are compared between the means of so many steps at a run's beginning and at its end, as in `summary.json`."""
+
+RISE = 0.1
+"""By which every run's reward must have risen; at these tasks chance moves a mean of so many rollouts by less than 0.03."""
+
+UNDER_WAY_STEPS = 10
+"""Of each run before anything happens to any, and of the others between the two events."""
+
+LONGEST_STEP = 2.0
+"""In medians."""
+
+PATIENCE_SECONDS = 900.0
+"""The longest that anything awaited here may take. All of it takes some five minutes on two cores."""
+
+STOP_SECONDS = 180.0
+"""The longest that a command may take to end in order."""
+
+POLL_SECONDS = 0.1
+WIDTH = 130
+"""Columns where there is no terminal."""
+
+REPEATED = re.compile(r"Request of \S+, attempt \d+, failed")
+"""How a run's log speaks of a request that is tried again (`inference/pool/pool.py`)."""
+
+
+class DemoError(Exception):
+    """What was awaited did not come."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Event:
+    """What was done to one run while the others went on."""
+
+    name: str
+    run_id: str
+    began: float
+    ended: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The whole story; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.demos.demo_multi", description="four runs, one evicted, one late", allow_abbrev=False
+    )
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo-multi"))
+    given, for_the_job = parser.parse_known_args(arguments)
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    try:
+        return tell(given.output_dir, for_the_job, console)
+    except DemoError as error:
+        console.print(f"demo-multi: {error}", style="red", markup=False)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+
+
+def tell(directory: Path, for_the_job: list[str], console: Console) -> int:
+    """Plays the story in a job's directory and judges it."""
+    runs = [run["run_id"] for run in tomllib.loads(JOB.read_text())["runs"]]
+    others = [run_id for run_id in runs if run_id != EVICTED]
+
+    def say(text: str) -> None:
+        console.print(f"── {text}", style="bold")
+
+    began = time.time()
+    with command("run", str(JOB), "--output_dir", str(directory), *for_the_job) as job:
+        until("each run to get under way", lambda: least(directory, runs, began) >= UNDER_WAY_STEPS, job)
+        until(f"the reward of run {EVICTED} to rise", lambda: rise(directory, EVICTED) >= RISE, job)
+        say(f"{EVICTED} has learned enough, and is evicted")
+        eviction = evict(directory, job)
+
+        there = least(directory, others, began)
+        until("the others to go on", lambda: least(directory, others, began) >= there + UNDER_WAY_STEPS, job)
+        say(f"run {GUEST_ID} joins")
+        with command(
+            "orchestrator", str(GUEST), "--join", str(directory), log=directory / f"orchestrator_{GUEST_ID}.log"
+        ) as guest:
+            joining = join(directory, job, guest)
+            say(f"run {GUEST_ID} has taken its first step")
+            code_of_guest = until_ended("the guest", guest)
+        code_of_job = until_ended("the job", job)
+
+    console.print()
+    return judge(directory, [*runs, GUEST_ID], [eviction, joining], (code_of_job, code_of_guest), console)
+
+
+def evict(directory: Path, job: subprocess.Popen[bytes]) -> Event:
+    """Evicts a run; returns once its orchestrator has ended."""
+    began = time.time()
+    with command("stop", EVICTED, "--job", str(directory), "--evict", REASON) as stop:
+        if code := until_ended("counterpoint stop", stop):
+            raise DemoError(f"counterpoint stop {EVICTED} ended with {code}")
+    if job.poll() is not None:
+        raise DemoError("the job ended with the run that was evicted", job.returncode or 1)
+    return Event("eviction", EVICTED, began, time.time())
+
+
+def join(directory: Path, job: subprocess.Popen[bytes], guest: subprocess.Popen[bytes]) -> Event:
+    """Returns once the guest, which has just been started, has trained its first step."""
+    began = time.time()
+
+    def trained() -> bool:
+        if guest.poll() is not None:
+            raise DemoError(
+                f"the guest ended with {guest.returncode}; {directory / f'orchestrator_{GUEST_ID}.log'} says why"
+            )
+        return GUEST_ID in updates(directory)
+
+    until(f"the first step of run {GUEST_ID}", trained, job)
+    return Event("joining", GUEST_ID, began, time.time())
+
+
+# --- processes ---
+
+
+@contextmanager
+def command(*words: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A `counterpoint` command, under a guardian that ends it with us, however we end. Leaving early, as by Ctrl-C, stops it in
+    order. It writes to `log`, or else where we do: plain lines, as a live panel and ours would write over each other."""
+    with open(log or os.devnull, "ab") as file:
+        output = file if log else None
+        process = subprocess.Popen(
+            guarded([sys.executable, "-m", "cli.main", *words]),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"TTY_COMPATIBLE": "0"},
+            process_group=0,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGHUP)  # the guardian kills all that is below it
+                process.wait()
+
+
+def until(what: str, condition: Callable[[], bool], job: subprocess.Popen[bytes]) -> None:
+    """Waits for something that happens while the job runs."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if (code := job.poll()) is not None:
+            raise DemoError(f"the job ended with {code} while this waited for {what}", code or 1)
+        if time.monotonic() > deadline:
+            raise DemoError(f"waited {PATIENCE_SECONDS:g} s for {what}, in vain")
+        time.sleep(POLL_SECONDS)
+
+
+def until_ended(what: str, process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process that is to end by itself."""
+    try:
+        return process.wait(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise DemoError(f"{what} did not end within {PATIENCE_SECONDS:g} s") from None
+
+
+# --- what the job's files say ---
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file; none where there is no file yet."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def updates(directory: Path) -> dict[str, list[float]]:
+    """When each run's weights were updated, by run."""
+    found: dict[str, list[float]] = {}
+    for line in lines(directory / "trainer" / "metrics.jsonl"):
+        found.setdefault(line["run_id"], []).append(line["time"])
+    return found
+
+
+def least(directory: Path, runs: list[str], since: float) -> int:
+    """The steps that every one of `runs` has trained since then: an earlier job's, soon to be moved aside, do not count."""
+    known = updates(directory)
+    return min(sum(when > since for when in known.get(run_id, [])) for run_id in runs)
+
+
+def rise(directory: Path, run_id: str) -> float:
+    """By how much a run's reward has risen so far."""
+    rewards = [line["reward/mean"] for line in lines(directory / f"run_{run_id}" / "metrics.jsonl")]
+    if len(rewards) < 2 * EDGE_STEPS:
+        return 0.0
+    return (sum(rewards[-EDGE_STEPS:]) - sum(rewards[:EDGE_STEPS])) / EDGE_STEPS
+
+
+def repeated_requests(directory: Path, run_id: str) -> int:
+    """Requests of a run that had to be tried again."""
+    return len(REPEATED.findall((directory / f"run_{run_id}" / "orchestrator.log").read_text()))
+
+
+# --- the verdict ---
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one run."""
+
+    run_id: str
+    steps: int
+    first: float
+    last: float
+    median_step: float
+    """Seconds."""
+    longest: dict[str, float | None]
+    """Seconds of its longest step around each event; None for those that are its own, or came after its end."""
+    failed: int
+    repeated: int
+    ended: str
+
+    def flaws(self, ending: str) -> Iterator[str]:
+        """Which claims do not hold of it."""
+        if self.last - self.first < RISE:
+            yield f"{self.run_id}: reward {self.first:.3f} to {self.last:.3f} is no rise by {RISE}"
+        for event, longest in self.longest.items():
+            if longest is not None and longest > LONGEST_STEP * self.median_step:
+                yield (
+                    f"{self.run_id}: a step of {longest:.2f} s around the {event} is longer than {LONGEST_STEP:g} medians "
+                    f"of {self.median_step:.2f} s"
+                )
+        if self.failed or self.repeated:
+            yield f"{self.run_id}: {self.failed} rollouts failed, {self.repeated} requests were tried again"
+        if self.ended != ending:
+            yield f"{self.run_id}: ended as {self.ended!r}; expected {ending!r}"
+
+
+def judge(directory: Path, runs: list[str], events: list[Event], codes: tuple[int, int], console: Console) -> int:
+    """Shows what became of each run and whether the claims hold; the exit code."""
+    summary = json.loads((directory / "summary.json").read_text())["runs"]
+    times = updates(directory)
+    rows = [row_of(directory, run_id, summary[run_id], times[run_id], events) for run_id in runs]
+    console.print(table_of(rows, events))
+    flaws = [flaw for row in rows for flaw in row.flaws(f"evicted: {REASON}" if row.run_id == EVICTED else "done")]
+    for what, code, expected in (("job", codes[0], EXIT_EVICTED), ("guest", codes[1], 0)):
+        if code != expected:
+            flaws.append(f"the {what}'s exit code is {code}; expected {expected}")
+    for flaw in flaws:
+        console.print(f"✗ {flaw}", style="red", markup=False)
+    if not flaws:
+        console.print(
+            f"✓ every run's reward rose; no other run's step around the eviction or the joining took longer than "
+            f"{LONGEST_STEP:g} medians; no request failed; every run ended as it should",
+            style="green",
+        )
+    return 1 if flaws else 0
+
+
+def row_of(directory: Path, run_id: str, summary: dict[str, Any], times: list[float], events: list[Event]) -> Row:
+    """A run's numbers, out of its part of `summary.json` and the times of its updates."""
+    return Row(
+        run_id=run_id,
+        steps=summary["steps"]["trained"],
+        first=summary["reward"]["first"],
+        last=summary["reward"]["last"],
+        median_step=median(end - start for start, end in pairwise(times)),
+        longest={event.name: None if event.run_id == run_id else longest_around(event, times) for event in events},
+        failed=summary["rollouts"]["failed"],
+        repeated=repeated_requests(directory, run_id),
+        ended=summary["outcome"],
+    )
+
+
+def longest_around(event: Event, times: list[float]) -> float | None:
+    """Seconds of a run's longest step around an event; None where it took none then."""
+    steps = [(start, end) for start, end in pairwise(times) if end > event.began]
+    after = next((start for start, _ in steps if start >= event.ended), event.ended)
+    return max((end - start for start, end in steps if start <= after), default=None)
+
+
+def table_of(rows: list[Row], events: list[Event]) -> Table:
+    """A line a run. Steps in seconds, with the longest of each event beside the median."""
+    table = Table(box=box.SIMPLE_HEAD)
+    columns = ["run", "steps", "reward", "median step", *(f"longest, {event.name}" for event in events)]
+    for column in [*columns, "failed", "tried again", "ended"]:
+        table.add_column(column, justify="left" if column in ("run", "ended") else "right")
+    for row in rows:
+        table.add_row(
+            row.run_id,
+            str(row.steps),
+            f"{row.first:.3f} → {row.last:.3f}",
+            f"{row.median_step:.2f} s",
+            *(
+                "-" if longest is None else f"{longest:.2f} s ({longest / row.median_step:.1f}x)"
+                for longest in row.longest.values()
+            ),
+            str(row.failed),
+            str(row.repeated),
+            row.ended.partition(":")[0],
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

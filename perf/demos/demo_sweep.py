@@ -1,0 +1,163 @@
+"""`make demo-sweep`: a sweep of four runs beside one trainer, two workers, one of them killed midway, and what came of it.
+
+It stands here since it is a measurement as much as a demonstration: everything is real, and the exit code says whether every
+target succeeded. The job is `configs/demo-fleet.toml`, the sweep `configs/demo-sweep.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.process import guarded, last_lines
+from job.configuration.load import load
+from job.directory import is_running
+from job.sweep.rows import Row, looking
+from job.sweep.targets import SweepConfig, targets_of
+
+FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
+OUTPUT = Path("outputs/demo-sweep")
+
+MIDWAY_STEPS = 20
+"""Of the run whose worker is killed."""
+
+READY_SECONDS = 600.0
+SWEEP_SECONDS = 900.0
+STOP_SECONDS = 180.0
+SAY_SECONDS = 15.0
+
+
+def main() -> int:
+    """The story, told as it happens. 0 if every target succeeded and no step was lost or repeated."""
+    config = load(SweepConfig, Path(SWEEP), [])
+    look = looking(config, targets_of(config, Path(SWEEP)))
+    began = time.monotonic()
+    fleet = Command("fleet", "run", FLEET, *(["--fresh"] if OUTPUT.exists() else []))
+    try:
+        say(f"the fleet starts, one trainer and one vLLM server: {fleet.log}")
+        wait_until(fleet_is_ready, READY_SECONDS, "the fleet", [fleet])
+
+        workers = [Command(f"worker-{number}", "sweep", SWEEP, "--worker") for number in (1, 2)]
+        say(f"two workers race for the targets of {SWEEP}: {workers[0].log}, {workers[1].log}")
+        wait_until(lambda: midway(look()) != [], SWEEP_SECONDS, "a run to be midway", [fleet, *workers], look)
+        victim = midway(look())[0]
+        killed, name = victim.status.pid, victim.status.target_id
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        say(f"killed process {killed}, the worker of {name}, at step {steps(victim)}: the run's process dies with it")
+        wait_until(lambda: any(worker.ended for worker in workers), STOP_SECONDS, "its end", [fleet])
+        other = next(worker for worker in workers if not worker.ended)
+
+        wait_until(
+            lambda: row_of(name, look()).status.token != victim.status.token, SWEEP_SECONDS, name, [fleet, other], look
+        )
+        say(f"the other worker has taken {name}, and goes on from its last commit")
+        wait_until(lambda: other.ended, SWEEP_SECONDS, "the end of the sweep", [fleet], look)
+    finally:
+        for command in Command.started[::-1]:
+            command.stop()
+    rows = look()
+    subprocess.run([sys.executable, "-m", "cli.main", "sweep", "status", SWEEP], check=True)
+    say(
+        f"after {time.monotonic() - began:.0f} s: {(verdict := judge(rows, row_of(name, rows))) or 'every target succeeded'}"
+    )
+    return 1 if verdict else 0
+
+
+class Command:
+    """One of `counterpoint`'s commands, started. Its guardian ends it should this process vanish."""
+
+    started: list[Command] = []
+
+    def __init__(self, name: str, *words: str) -> None:
+        self.log = OUTPUT.with_name(f"{OUTPUT.name}-{name}.log")
+        self.log.parent.mkdir(exist_ok=True)
+        command = guarded([sys.executable, "-m", "cli.main", *words])
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+        self.started.append(self)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """In order, or else after `STOP_SECONDS`."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGHUP)  # has the guardian kill all that is below it
+            self._process.wait()
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    seconds: float,
+    what: str,
+    needed: Sequence[Command],
+    look: Callable[[], list[Row]] = list,
+) -> None:
+    """Waits, and says now and then how the runs stand. Ends the demo when that takes too long, or one of `needed` has ended."""
+    began = said_at = time.monotonic()
+    while not condition():
+        gone = [command for command in needed if command.ended]
+        if gone or time.monotonic() - began > seconds:
+            quoted = [f"\n{command.log}:\n" + "\n".join(last_lines(command.log)) for command in gone or needed]
+            sys.exit(f"waited for {what}, and {'what it needs ended' if gone else 'in vain'}.{''.join(quoted)}")
+        if time.monotonic() - said_at > SAY_SECONDS:
+            said_at = time.monotonic()
+            say("  ".join(f"{row.status.target_id} {row.status.state} {steps(row)}" for row in look()) or f"... {what}")
+        time.sleep(0.5)
+
+
+def fleet_is_ready() -> bool:
+    processes = OUTPUT / "processes.json"
+    workers = json.loads(processes.read_text())["workers"] if processes.exists() else []
+    # A file alone may be that of a demo which was killed, on its way to be moved aside.
+    return is_running(OUTPUT) and bool(workers) and all(worker["state"] == "ready" for worker in workers)
+
+
+def midway(rows: Sequence[Row]) -> list[Row]:
+    """The targets that are being worked on and have come so far that it would be a pity."""
+    return [row for row in rows if row.status.state == "RUNNING" and step(row) >= MIDWAY_STEPS]
+
+
+def row_of(target_id: str, rows: Sequence[Row]) -> Row:
+    return next(row for row in rows if row.status.target_id == target_id)
+
+
+def step(row: Row) -> int:
+    assert row.result is not None
+    return max(run.step for run in row.result.runs)
+
+
+def steps(row: Row) -> str:
+    assert row.result is not None
+    return row.result.steps
+
+
+def judge(rows: Sequence[Row], victim: Row) -> str | None:
+    """What is wrong; None if nothing is."""
+    for row in rows:
+        name, lines = row.status.target_id, OUTPUT / f"run_demo.{row.status.target_id}" / "metrics.jsonl"
+        if row.status.state != "SUCCESS":
+            return f"{name} reads {row.status.state}"
+        counted = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
+        if counted != list(range(1, step(row) + 1)):
+            return f"{name} has lost or repeated steps: {counted}"
+    return None if victim.status.attempts == 2 else f"{victim.status.target_id} was not taken over"
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""One HTTP call: whole bodies however they are sent, and no more of them than the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from inference.base import RequestRefused, ServerFailure, ServerUnreachable
+from inference.clients import http_sessions
+from inference.clients.http_sessions import Connections, call
+from inference.config import PoolConfig
+
+BODY = bytes(range(256)) * 16384
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def served(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.add_routes([web.get("/", handler)])
+    runner = web.AppRunner(app, shutdown_timeout=0.01)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
+
+
+async def fetch(handler: Handler) -> bytes:
+    async with served(handler) as url, Connections(PoolConfig()) as connections:
+        return bytes(await call(connections.data, url, None))
+
+
+async def announced(request: web.Request) -> web.StreamResponse:
+    assert request.headers["Accept-Encoding"] == "identity"
+    return web.Response(body=BODY)
+
+
+async def in_chunks(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    for start in range(0, len(BODY), 100_000):
+        await response.write(BODY[start : start + 100_000])
+    return response
+
+
+async def compressed(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=gzip.compress(BODY), headers={"Content-Encoding": "gzip"})
+
+
+async def empty(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=b"")
+
+
+async def cut_short(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.content_length = len(BODY)
+    await response.prepare(request)
+    await response.write(BODY[:1000])
+    assert request.transport is not None
+    request.transport.close()
+    await asyncio.sleep(0)
+    return response
+
+
+@pytest.mark.parametrize("handler", [announced, in_chunks, compressed])
+async def test_a_body_is_read_whole(handler: Handler) -> None:
+    assert await fetch(handler) == BODY
+
+
+async def test_an_empty_body() -> None:
+    assert await fetch(empty) == b""
+
+
+async def test_a_body_that_is_cut_short_is_no_answer() -> None:
+    with pytest.raises(ServerUnreachable):
+        await fetch(cut_short)
+
+
+@pytest.mark.parametrize("handler", [announced, in_chunks, compressed])
+async def test_no_more_than_the_limit_is_read(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_sessions, "MAX_RESPONSE_BYTES", len(BODY) - 1)
+    with pytest.raises(ServerFailure, match=rf"{len(BODY) - 1}"):
+        await fetch(handler)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, RequestRefused), (404, ServerFailure), (503, ServerFailure)])
+async def test_an_error_is_told_in_the_servers_words_and_not_all_of_them(
+    status: int, kind: type[ServerFailure] | type[RequestRefused]
+) -> None:
+    async def fails(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "too long " * 500}}, status=status)
+
+    with pytest.raises(kind, match=f"answered {status}: too long") as caught:
+        await fetch(fails)
+    assert len(str(caught.value)) < 1000
+
+
+async def test_closing_does_not_wait_for_memory() -> None:
+    mapped = threading.Event()
+    async with Connections(PoolConfig()) as connections:
+        mapping = connections._threads.submit(mapped.wait, 5)
+    assert not mapping.done()
+    mapped.set()

@@ -1,0 +1,338 @@
+"""The pool against fake servers on real sockets: failures, moves, weight updates and their proofs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inference.base import InferenceError, RequestRefused, SamplingParameters
+from inference.config import PoolConfig
+from inference.pool.pool import InferencePool
+from tests.inference.fake_server import FakeServer, weight_update
+from transport.records import Turn
+
+SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3, stop_token_ids=())
+PROMPT = np.array([7, 8, 9], dtype=np.int32)
+
+
+@asynccontextmanager
+async def pool_of(*servers: FakeServer, **settings: Any) -> AsyncIterator[InferencePool]:
+    defaults = {"health_interval_seconds": 0.02, "startup_timeout_seconds": 10, "request_timeout_seconds": 20}
+    pool = InferencePool(PoolConfig(urls=[server.url for server in servers], **(defaults | settings)), "a-model")
+    try:
+        await pool.start()
+        await until(lambda: all(status.state != "unknown" for status in pool.status()))
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket and has no event)
+            await asyncio.sleep(0.002)
+
+
+def states(pool: InferencePool) -> list[str]:
+    return [status.state for status in pool.status()]
+
+
+async def generate(pool: InferencePool, affinity: str = "a", start: int = 0) -> Turn:
+    return await pool.generate(PROMPT, SAMPLING, affinity=affinity, routed_experts_start=start)
+
+
+async def test_a_turn_says_what_was_asked_and_who_answered() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        await pool.update_weights(weight_update(4))
+        turn = await generate(pool, start=2)
+    assert turn.completion_ids.tolist() == [4, 4, 4]
+    assert (turn.policy_version, turn.finish_reason, turn.server) == (4, "length", server.url)
+    assert turn.temperature == 0.7
+    assert (turn.prompt_ids == PROMPT).all()
+    assert turn.routed_experts is not None
+    assert (turn.routed_experts_start, turn.routed_experts.shape) == (2, (3, 2, 2))
+
+
+async def test_requests_wait_for_room_at_a_server() -> None:
+    async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=2) as pool:
+        server.gate.clear()
+        requests = [asyncio.create_task(generate(pool, str(index))) for index in range(10)]
+        await until(lambda: server.running == 2)
+        server.gate.set()
+        await asyncio.gather(*requests)
+    assert server.most_running == 2
+
+
+async def test_a_dropped_connection_is_retried_at_once() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.drop_next = 1
+        assert (await generate(pool)).completion_ids.tolist() == [0, 0, 0]
+        assert states(pool) == ["serving"]
+
+
+async def test_retries_are_bounded_and_the_last_reason_is_told() -> None:
+    async with FakeServer() as server, pool_of(server, max_retries=1) as pool:
+        server.generate_status = 500
+        with pytest.raises(InferenceError, match=r"after 2 attempts.*500: so it was told"):
+            await generate(pool)
+        assert server.answers["/counterpoint/v1/generate"] == 2
+
+
+async def test_a_request_that_no_server_will_serve_is_not_retried() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.generate_status = 400
+        with pytest.raises(RequestRefused, match="400: so it was told"):
+            await generate(pool)
+        assert server.answers["/counterpoint/v1/generate"] == 1
+        assert states(pool) == ["serving"]
+
+
+async def test_a_failed_request_goes_to_another_server() -> None:
+    async with FakeServer() as bad, FakeServer() as good, pool_of(bad, good, health_interval_seconds=60) as pool:
+        bad.generate_status = 500
+        turns = [await generate(pool, str(index)) for index in range(8)]
+    assert {turn.server for turn in turns} == {good.url}
+    # A server that fails fast draws no more requests than it takes to see it.
+    assert bad.answers["/counterpoint/v1/generate"] <= 3
+
+
+async def test_an_answer_with_nan_is_no_answer() -> None:
+    async with FakeServer() as bad, FakeServer() as good, pool_of(bad, good) as pool:
+        bad.nan = True
+        assert (await generate(pool)).server == good.url
+
+
+async def test_a_server_that_dies_gives_its_requests_to_another_and_returns_with_the_current_weights() -> None:
+    async with FakeServer() as first, FakeServer() as second, pool_of(first, second) as pool:
+        await pool.update_weights(weight_update(5))
+        first.gate.clear()
+        request = asyncio.create_task(generate(pool))
+        await first.arrived.wait()
+        await first.vanish()
+        turn = await request
+        assert (turn.server, turn.policy_version) == (second.url, 5)
+        await until(lambda: states(pool) == ["out", "serving"])
+        await first.restart()
+        first.gate.set()
+        await until(lambda: states(pool) == ["serving", "serving"])
+        assert first.version == 5, "it came back with the weights of version 0 and was brought up to date"
+
+
+async def test_a_restart_between_two_health_checks_is_noticed() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        await pool.update_weights(weight_update(5))
+        server.version, server.instance = 0, "second"
+        await until(lambda: server.version == 5)
+        await until(lambda: states(pool) == ["serving"])
+
+
+async def test_an_unhealthy_server_gives_up_a_request_that_hangs() -> None:
+    async with FakeServer() as first, FakeServer() as second, pool_of(first, second) as pool:
+        first.gate.clear()
+        request = asyncio.create_task(generate(pool))
+        await first.arrived.wait()
+        first.healthy = False
+        assert (await request).server == second.url
+        await first.aborted.wait()
+
+
+async def test_cancelling_a_request_ends_it_at_the_server() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.gate.clear()
+        request = asyncio.create_task(generate(pool))
+        await server.arrived.wait()
+        request.cancel()
+        await server.aborted.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert pool.status()[0].in_flight == 0
+
+
+async def test_cancelling_a_request_that_waits_gives_its_turn_to_the_next() -> None:
+    async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=1) as pool:
+        server.gate.clear()
+        first, second, third = (asyncio.create_task(generate(pool, name)) for name in "abc")
+        await server.arrived.wait()
+        second.cancel()
+        server.gate.set()
+        await first
+        await third
+        assert second.cancelled()
+        assert pool.status()[0].in_flight == 0
+
+
+async def test_a_request_has_a_deadline_and_says_what_it_waited_for() -> None:
+    async with FakeServer() as server, pool_of(server, request_timeout_seconds=0.1) as pool:
+        server.healthy = False
+        await until(lambda: states(pool) == ["out"])
+        with pytest.raises(InferenceError, match=r"request_timeout_seconds = 0\.1.*is out: .*503"):
+            await generate(pool)
+
+
+async def test_an_update_keeps_the_requests_in_flight() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.gate.clear()
+        request = asyncio.create_task(generate(pool))
+        await server.arrived.wait()
+        await pool.update_weights(weight_update(1))
+        server.gate.set()
+        turn = await request
+    assert turn.policy_version == 0, "the version when the request began"
+    assert server.answers["/counterpoint/v1/generate"] == 1
+
+
+async def test_an_answer_between_the_load_and_its_proof_is_held_back() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.gate.clear()
+        server.probe_gate.clear()
+        request = asyncio.create_task(generate(pool))
+        await server.arrived.wait()
+        update = asyncio.create_task(pool.update_weights(weight_update(1)))
+        await until(lambda: server.answers["/counterpoint/v1/probe"] == 1)
+        server.gate.set()
+        await until(lambda: server.running == 0)
+        done, _ = await asyncio.wait({request}, timeout=0.1)
+        assert not done
+        server.probe_gate.set()
+        await update
+        await request
+
+
+async def test_an_answer_of_weights_that_fail_their_proof_is_discarded_and_asked_for_elsewhere() -> None:
+    async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good) as pool:
+        deaf.gate.clear()
+        deaf.probe_gate.clear()
+        deaf.old_kernels = True
+        request = asyncio.create_task(generate(pool))
+        await deaf.arrived.wait()
+        update = asyncio.create_task(pool.update_weights(weight_update(1)))
+        await until(lambda: deaf.answers["/counterpoint/v1/probe"] == 1)
+        deaf.gate.set()
+        await until(lambda: deaf.running == 0)
+        deaf.probe_gate.set()
+        await update
+        turn = await request
+        assert (turn.server, turn.policy_version) == (good.url, 1)
+
+
+@pytest.mark.parametrize("loads_again", [False, True])
+async def test_a_server_taken_out_before_a_request_wakes_in_its_place_is_not_asked(loads_again: bool) -> None:
+    async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=1) as pool:
+        await pool.update_weights(weight_update(1))
+        fleet, keeper = pool._fleet, next(iter(pool._keepers.values()))
+        assert fleet.acquire("another") is keeper.server
+        request = asyncio.create_task(generate(pool))
+        await asyncio.sleep(0)  # in which it begins to wait
+        # As in one pass of the loop: an answer frees the place, and the keeper finds the server unfit.
+        fleet.release(keeper.server)
+        pool._serve_waiting()
+        keeper.take_out("it refused new weights", refused=True)
+        if loads_again:
+            fleet.begin_loading(keeper.server)
+        turn = await request
+    assert turn.policy_version == 1, "the version it was brought back with"
+    assert server.answers["/counterpoint/v1/generate"] == 1
+
+
+async def test_a_server_that_fails_the_probe_takes_no_traffic_and_says_so() -> None:
+    async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good, health_interval_seconds=60) as pool:
+        deaf.old_kernels = True
+        await pool.update_weights(weight_update(1))
+        assert states(pool) == ["out", "serving"]
+        assert "failed its probe: its log-probabilities differ from the trainer's by 1.0000" in pool.status()[0].reason
+        assert {(await generate(pool, str(index))).server for index in range(4)} == {good.url}
+
+
+async def test_a_server_that_keeps_the_weights_of_a_version_that_answers_alike_takes_no_traffic() -> None:
+    """At a usual learning rate one step moves no answer by more than any tolerance must allow."""
+    async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good, health_interval_seconds=60) as pool:
+        deaf.deaf = good.old_kernels = True
+        update = weight_update(1)
+        await pool.update_weights(replace(update, probe=replace(update.probe, log_probabilities=[-1.0015, -1.0])))
+        assert states(pool) == ["out", "serving"]
+        reason = pool.status()[0].reason
+        assert reason.endswith("1 of 2 digests differ from those that the trainer published: layer 0")
+
+
+async def test_a_server_that_failed_the_probe_returns_once_it_passes() -> None:
+    async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good) as pool:
+        deaf.deaf = True
+        await pool.update_weights(weight_update(1))
+        deaf.deaf = False
+        await until(lambda: states(pool) == ["serving", "serving"])
+        assert deaf.version == 1
+
+
+async def test_weights_that_no_server_takes_are_an_error() -> None:
+    async with FakeServer() as server, pool_of(server, health_interval_seconds=60) as pool:
+        server.load_status = 422
+        with pytest.raises(InferenceError, match=r"no inference server took version 1: .*422: these are not weights"):
+            await pool.update_weights(weight_update(1))
+        server.load_status = 200
+        await pool.update_weights(weight_update(2))
+        assert states(pool) == ["serving"]
+
+
+async def test_an_update_does_not_wait_for_a_server_that_is_gone() -> None:
+    async with FakeServer() as gone, FakeServer() as good, pool_of(gone, good) as pool:
+        await gone.vanish()
+        await pool.update_weights(weight_update(1))
+        assert good.version == 1
+        assert states(pool)[1] == "serving"
+
+
+async def test_an_update_has_a_deadline() -> None:
+    async with FakeServer() as slow, FakeServer() as good, pool_of(slow, good, update_timeout_seconds=0.1) as pool:
+        slow.load_gate.clear()
+        await pool.update_weights(weight_update(1))
+        assert states(pool) == ["out", "serving"]
+        assert "update_timeout_seconds = 0.1" in pool.status()[0].reason
+        slow.load_gate.set()
+
+
+async def test_the_capacity_is_told_when_servers_come_and_go() -> None:
+    told: list[int] = []
+    async with FakeServer() as first, FakeServer() as second:
+        config = PoolConfig(
+            urls=[first.url, second.url + "/"], max_concurrent_requests_per_server=8, health_interval_seconds=0.02
+        )
+        pool = InferencePool(config, "a-model", told.append)
+        await pool.start()
+        await until(lambda: told[-1] == 16)
+        await pool.update_weights(weight_update(1))
+        assert told[-1] == 16
+        first.healthy = False
+        await until(lambda: told[-1] == 8)
+        first.healthy = True
+        await until(lambda: told[-1] == 16)
+        await pool.close()
+
+
+async def test_no_healthy_server_is_an_error_that_names_each() -> None:
+    server = FakeServer()
+    async with server:
+        pass
+    pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=0.1), "a-model")
+    with pytest.raises(InferenceError, match=rf"no inference server is healthy after 0\.1 s: {server.url} is out: "):
+        await pool.start()
+    await pool.close()
+    await pool.close()
+
+
+async def test_closing_ends_what_waits() -> None:
+    async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=1) as pool:
+        server.gate.clear()
+        running, waiting = asyncio.create_task(generate(pool, "a")), asyncio.create_task(generate(pool, "b"))
+        await server.arrived.wait()
+        await pool.close()
+        with pytest.raises(InferenceError, match="closed"):
+            await waiting
+        running.cancel()
+        with pytest.raises((asyncio.CancelledError, InferenceError)):
+            await running

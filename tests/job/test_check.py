@@ -1,0 +1,76 @@
+"""What is checked before a run: operators' code that never finishes loading ends in an error, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import job.check
+from job.check import check_imports, check_templates
+from job.config import JobConfig
+from job.configuration.load import load
+from job.errors import UserError
+from run.config import OrchestratorConfig
+from tests.orchestrator.toy_model import make_toy_model
+
+
+@pytest.mark.slow
+def test_an_advantage_of_the_wrong_length_is_found_before_anything_starts(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short_advantage.py").write_text(
+        "from orchestrator.step.advantages import AdvantageOutputs\n\n\n"
+        "def advantage(inputs):\n    return AdvantageOutputs([1.0])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
+    config = load(JobConfig, job_file, ["--orchestrator.advantage.kind", "short_advantage:advantage"])
+    with pytest.raises(SystemExit) as ended:
+        check_imports([config.orchestrator])
+    assert ended.value.code == 2
+    assert "'short_advantage:advantage' returned 1 advantages for" in capfd.readouterr().err
+
+
+def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    def run(**kwargs: Any) -> OrchestratorConfig:
+        environment = {"name": "words", "kind": "reverse-text", "sampling": {"chat_template_kwargs": kwargs}}
+        values = {"output_dir": "job", "model": str(make_toy_model(tmp_path)), "environments": [environment]}
+        return OrchestratorConfig.model_validate(values)
+
+    check_templates([run(opening="Hm")])
+    with pytest.raises(UserError, match=r"environment words: .* does not read 'openning'; did you mean 'opening'\?"):
+        check_templates([run(opening="Hm"), run(openning="Hm")])
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_stock_server_without_an_adapter_is_refused(lora: dict[str, int] | None) -> None:
+    values: dict[str, Any] = {
+        "output_dir": "job",
+        "model": "tiny-dense",
+        "environments": [{"name": "words", "kind": "reverse-text"}],
+        "inference": {"protocol": "openai"},
+        "training": {"lora": lora},
+    }
+    if lora is not None:
+        OrchestratorConfig.model_validate(values)
+        return
+    with pytest.raises(ValueError, match=r"inference\.protocol = 'openai' without training\.lora"):
+        OrchestratorConfig.model_validate(values)
+
+
+@pytest.mark.slow
+def test_a_module_that_waits_while_it_is_imported_is_named(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "nobody_writes"
+    os.mkfifo(fifo)
+    (tmp_path / "waiting.py").write_text(f"open({str(fifo)!r})\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
+    monkeypatch.setattr(job.check, "CHECK_SECONDS", 5.0)
+    config = load(JobConfig, job_file, ["--orchestrator.advantage.kind", "waiting:advantage"])
+    with pytest.raises(UserError, match="waiting:advantage: not loaded within 5 s"):
+        check_imports([config.orchestrator])
+    with pytest.raises(OSError, match="No such device or address"):  # which says that the child waits there no longer
+        os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)

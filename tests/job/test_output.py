@@ -1,0 +1,67 @@
+"""The output directory of a job, whatever happens while it is taken: it can always be used again, and never by two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import job.output
+from job.config import JobConfig
+from job.configuration.load import load
+from job.errors import UserError
+from job.output import check_output, claim, write_job
+from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from transport.files.atomic import write_atomically
+
+
+@pytest.mark.parametrize("written_before", range(5))
+def test_a_job_that_could_not_write_its_files_leaves_a_directory_one_can_use(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, written_before: int
+) -> None:
+    config = load(JobConfig, job_file, [])
+    written: list[Path] = []
+
+    def fill_the_disk(path: Path, *buffers: Any) -> None:
+        if len(written) == written_before:
+            path.with_name(f".{path.name}.1-abcd.partial").touch()  # what a SIGKILL leaves
+            raise OSError("no space left on device")
+        written.append(path)
+        write_atomically(path, *buffers)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job.output, "write_atomically", fill_the_disk)
+        with claim(config.output_dir, fresh=False), pytest.raises(OSError, match="no space left"):
+            write_job(config, job_file.read_bytes())
+    for again, fresh in ((config, True), (config.model_copy(update={"resume": True}), False)):
+        check_output(again, fresh)
+    with claim(config.output_dir, fresh=True):
+        write_job(config, job_file.read_bytes())
+
+
+def test_a_directory_that_another_job_filled_meanwhile_is_not_mixed(job_file: Path) -> None:
+    """Between the first look and the claim a model may be built for minutes."""
+    config = load(JobConfig, job_file, [])
+    check_output(config, fresh=False)
+    with claim(config.output_dir, fresh=False):
+        write_job(config, job_file.read_bytes())
+    with pytest.raises(UserError, match="holds a job already"), claim(config.output_dir, fresh=False):
+        check_output(config, fresh=False)
+
+
+def test_a_run_goes_on_with_its_seed_and_environments_only(job_file: Path) -> None:
+    """Which the orchestrator itself would refuse, but only once vLLM and the trainer have started."""
+    config = load(JobConfig, job_file, ["--resume", "true"])
+    with claim(config.output_dir, fresh=False):
+        write_job(config, job_file.read_bytes())
+    write_checkpoint(config.orchestrator.run_dir, Checkpoint(3, identity_of(config.orchestrator), {}, {}, []), keep=1)
+    check_output(config, fresh=False)
+    for flags, said in (
+        (["--seed", "7"], "seed = 7 differs from 0"),
+        (["--orchestrator.environments", '[{"name": "reverse", "kind": "guess-number"}]'], "environments = "),
+    ):
+        changed = load(JobConfig, job_file, ["--resume", "true", *flags])
+        with pytest.raises(UserError, match=said):
+            check_output(changed, fresh=False)
+    check_output(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "99"]), fresh=False)

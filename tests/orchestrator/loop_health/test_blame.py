@@ -1,0 +1,359 @@
+"""The code that makes a loop late is found and named, whatever it does; on a busy machine not every time, but soon."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+import orchestrator.loop_health.blame
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
+from orchestrator.loop_health.slow_spots import Offence, merged, offences_of, pool_name
+from orchestrator.loop_health.stacks import NOWHERE, Place, describe, place_of, stack_of
+from orchestrator.loop_health.thread_clocks import Doing, ThreadClocks
+
+THRESHOLD_SECONDS = 0.01
+HELD_SECONDS = 0.04
+DEADLINE_SECONDS = 60
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+both_loops = pytest.mark.parametrize(
+    "new_event_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"]
+)
+NUMBERS = [1.5] * 1_000_000
+
+
+def run_python() -> None:
+    end = time.perf_counter() + HELD_SECONDS
+    while time.perf_counter() < end:
+        pass
+
+
+def run_one_c_call() -> bytes:
+    return orjson.dumps(NUMBERS)  # holds the GIL throughout
+
+
+def wait_on_the_loop() -> None:
+    time.sleep(HELD_SECONDS)
+
+
+def call_a_library() -> str:
+    return json.dumps({str(index): [index] for index in range(20_000)}, indent=1)
+
+
+async def a_task_that(block: Callable[[], object]) -> None:
+    await asyncio.sleep(0)
+    block()
+
+
+def line_of(function: Callable[..., object], text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(index for index, line in enumerate(lines) if text in line)
+
+
+def first_offence(new_event_loop: NewLoop, provoke: Callable[[], object], function: str, kind: Kind) -> Offence:
+    """Provokes it until it is seen. Now and then a moment goes to someone else who was on the machine just then."""
+
+    async def provoke_until_seen() -> Offence:
+        others: set[str] = set()
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        with LoopBlame(THRESHOLD_SECONDS) as blame:
+            while time.monotonic() < deadline:
+                await asyncio.sleep(THRESHOLD_SECONDS)
+                result = provoke()
+                if inspect.isawaitable(result):
+                    await result
+                await asyncio.sleep(2 * THRESHOLD_SECONDS)
+                for offence in blame.take().worst():
+                    if offence.place.function == function and offence.kind is kind:
+                        return offence
+                    others.add(str(offence))
+        raise AssertionError(f"not seen within {DEADLINE_SECONDS} s, but: {others}")
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(provoke_until_seen())
+
+
+@both_loops
+@pytest.mark.slow
+def test_python_on_the_loop_is_named_with_its_task(new_event_loop: NewLoop) -> None:
+    offence = first_offence(new_event_loop, lambda: a_task(run_python), "run_python", Kind.CALLBACK)
+    assert offence.place.file == "tests/orchestrator/loop_health/test_blame.py"
+    assert line_of(run_python, "while") <= offence.place.line <= line_of(run_python, "pass")
+    assert offence.callback == "a_task_that"
+    assert offence.count == 1
+    assert offence.worst == offence.seconds > 0
+
+
+def a_task(block: Callable[[], object]) -> asyncio.Task[None]:
+    return asyncio.create_task(a_task_that(block))
+
+
+@both_loops
+@pytest.mark.slow
+def test_a_c_call_that_holds_the_gil_is_named_by_its_line(new_event_loop: NewLoop) -> None:
+    offence = first_offence(new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
+    assert offence.place.line == line_of(run_one_c_call, "orjson.dumps")
+
+
+@both_loops
+@pytest.mark.slow
+def test_a_wait_on_the_loop_is_told_from_work(new_event_loop: NewLoop) -> None:
+    offence = first_offence(new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
+    assert offence.place.line == line_of(wait_on_the_loop, "time.sleep")
+
+
+@both_loops
+@pytest.mark.slow
+def test_another_thread_that_holds_the_gil_is_named(new_event_loop: NewLoop) -> None:
+    def in_a_thread() -> None:
+        threading.Thread(target=run_one_c_call, name="holder-12").start()
+
+    offence = first_offence(new_event_loop, in_a_thread, "run_one_c_call", Kind.GIL)
+    assert offence.thread == "holder"
+    assert offence.place.line == line_of(run_one_c_call, "orjson.dumps")
+    assert "thread 'holder' held the GIL in run_one_c_call" in str(offence)
+
+
+@pytest.mark.slow
+def test_who_called_the_library_is_named_and_the_library_beside() -> None:
+    offence = first_offence(uvloop.new_event_loop, call_a_library, "call_a_library", Kind.CALLBACK)
+    assert "iterencode" in offence.place.inside
+
+
+@pytest.mark.slow
+def test_without_proc_it_knows_less_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.loop_health.thread_clocks._ProcFile.read", lambda file: b"")
+    first_offence(uvloop.new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
+    first_offence(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
+    monkeypatch.setattr("orchestrator.loop_health.thread_clocks._LINUX", False)
+    first_offence(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.CALLBACK)
+
+
+@pytest.mark.slow
+async def test_a_place_is_logged_once_in_a_while_and_counted_always(caplog: pytest.LogCaptureFixture) -> None:
+    times = 0  # a moment whose clocks show work as well counts for that kind, too
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    with LoopBlame(THRESHOLD_SECONDS) as blame:
+        while times < 3 and time.monotonic() < deadline:
+            await asyncio.sleep(THRESHOLD_SECONDS)
+            wait_on_the_loop()
+            await asyncio.sleep(2 * THRESHOLD_SECONDS)
+            worst = blame.take().worst()
+            times += sum(
+                offence.count
+                for offence in worst
+                if offence.place.function == "wait_on_the_loop" and offence.kind is Kind.WAIT
+            )
+    said = [record.getMessage() for record in caplog.records if "waited in wait_on_the_loop" in record.getMessage()]
+    assert times >= 3
+    assert len(said) == 1
+    assert "line: time.sleep(HELD_SECONDS)" in said[0]
+
+
+@pytest.mark.slow
+async def test_a_loop_that_does_not_come_back_is_reported_meanwhile(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator.loop_health.blame, "_ANNOUNCED_AFTER_SECONDS", HELD_SECONDS)
+
+    def block_until_it_is_said() -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while "has not answered" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    with LoopBlame(THRESHOLD_SECONDS):
+        await asyncio.sleep(THRESHOLD_SECONDS)
+        block_until_it_is_said()
+        assert "has not answered" in caplog.text
+        assert "block_until_it_is_said" in caplog.text
+
+
+async def test_an_empty_report_has_every_number() -> None:
+    with LoopBlame(60.0) as blame:
+        await asyncio.sleep(0)
+        assert blame.take().metrics() == {
+            "event_loop_late/n": 0,
+            **{f"event_loop_late/{kind}": 0.0 for kind in Kind},
+            "event_loop_blame": [],
+        }
+
+
+async def test_an_end_of_watching_does_not_look_healthy(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(clocks: ThreadClocks, count: int) -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(ThreadClocks, "watch", fail)
+    with LoopBlame(THRESHOLD_SECONDS) as blame:
+        blame._ring()
+        blame._thread.join(DEADLINE_SECONDS)
+        assert blame.take().metrics() == {"event_loop_blame": []}
+        assert blame.take().metrics() == {"event_loop_blame": []}
+    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "no longer watched" in record.getMessage()
+    assert record.exc_info is not None
+
+
+# --- the evidence ---
+
+LATE = 0.1
+CALM = Evidence(LATE, True, loop_cpu=0.0, loop_delay=0.0, others_cpu=0.0, overslept=0.0, doing=None)
+
+
+def evidence(**fields: Any) -> Evidence:
+    values = {name: getattr(CALM, name) for name in CALM.__dataclass_fields__}
+    return Evidence(**(values | fields))
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (evidence(loop_cpu=0.1, overslept=0.09, doing=Doing.WANTING_GIL), Kind.CALLBACK),
+        (evidence(loop_cpu=0.3, in_callback=False), Kind.CALLBACK),
+        (evidence(loop_delay=0.1, others_cpu=0.1, doing=Doing.WANTING_GIL), Kind.MACHINE),
+        (evidence(others_cpu=0.2, overslept=0.09, doing=Doing.WANTING_GIL), Kind.GIL),
+        (evidence(others_cpu=0.09, overslept=0.02, doing=Doing.WANTING_GIL), Kind.GIL),
+        (evidence(others_cpu=0.09, overslept=0.09, in_callback=False, doing=Doing.BLOCKED), Kind.MACHINE),
+        (evidence(others_cpu=0.2, overslept=0.09), Kind.GIL),
+        (evidence(doing=Doing.BLOCKED), Kind.WAIT),
+        (evidence(others_cpu=0.09, doing=Doing.BLOCKED), Kind.WAIT),
+        (evidence(doing=Doing.RUNNING), Kind.MACHINE),
+        (evidence(overslept=0.09, doing=Doing.WANTING_GIL), Kind.MACHINE),
+        (evidence(others_cpu=0.09), Kind.WAIT),
+        (evidence(in_callback=False), Kind.UNKNOWN),
+        (evidence(loop_cpu=None, loop_delay=None), Kind.CALLBACK),
+        (evidence(loop_cpu=None, loop_delay=None, in_callback=False), Kind.UNKNOWN),
+    ],
+)
+def test_what_the_clocks_show(seen: Evidence, expected: Kind) -> None:
+    assert shares(seen) == {expected: pytest.approx(LATE)}
+
+
+def test_a_holder_of_the_gil_is_not_blamed_for_the_time_that_it_had_no_cpu() -> None:
+    seen = evidence(others_cpu=0.03, overslept=0.1, doing=Doing.WANTING_GIL)
+    assert shares(seen) == pytest.approx({Kind.GIL: 0.03, Kind.MACHINE: 0.07})
+
+
+def test_a_moment_may_have_several_reasons() -> None:
+    seen = evidence(loop_cpu=0.04, loop_delay=0.03, others_cpu=0.03, overslept=0.03, doing=Doing.WANTING_GIL)
+    parts = {Kind.CALLBACK: 0.04, Kind.MACHINE: 0.03, Kind.GIL: 0.03}
+    assert shares(seen) == pytest.approx(parts)
+
+
+seconds = st.floats(0, 1000)
+
+
+@pytest.mark.slow
+@given(
+    late=st.floats(1e-3, 100),
+    clocks=st.tuples(st.none() | seconds, st.none() | seconds, seconds, seconds),
+    in_callback=st.booleans(),
+    doing=st.none() | st.sampled_from(Doing),
+)
+def test_the_time_is_given_out_once(
+    late: float,
+    clocks: tuple[float | None, float | None, float, float],
+    in_callback: bool,
+    doing: Doing | None,
+) -> None:
+    parts = shares(Evidence(late, in_callback, *clocks, doing))
+    assert sum(parts.values()) == pytest.approx(late)
+    assert all(part > 0 for part in parts.values())
+    if not in_callback:
+        assert Kind.WAIT not in parts
+
+
+# --- threads ---
+
+
+def test_threads_are_seen_at_what_they_do() -> None:
+    go_on, started = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait()
+    assert thread.native_id is not None
+    clocks = ThreadClocks(thread.native_id)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while clocks.doing() not in (None, Doing.BLOCKED) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert clocks.doing() in (None, Doing.BLOCKED)
+    finally:
+        go_on.set()
+        thread.join()
+    while clocks.read().loop_cpu is not None and time.monotonic() < deadline:
+        time.sleep(0.001)  # Python's thread ends a moment before the kernel's
+    assert clocks.read().loop_cpu is None
+    assert clocks.read().loop_delay is None
+    clocks.close()
+
+
+# --- places and records ---
+
+
+def inner(*, depth: int = 0) -> Any:
+    return inner(depth=depth - 1) if depth else stack_of(inspect.currentframe())
+
+
+def test_the_place_is_the_innermost_that_is_not_a_librarys() -> None:
+    stack = inner()
+    assert place_of(stack) == Place(
+        "inner", "tests/orchestrator/loop_health/test_blame.py", line_of(inner, "return inner")
+    )
+    place = place_of(((json.dumps.__code__, 0), *stack))
+    assert (place.function, place.inside) == ("inner", "dumps")
+    assert place_of(((json.dumps.__code__, 0),)).function == "dumps"
+    assert place_of(()) == NOWHERE
+
+
+def test_a_deep_stack_is_shown_by_its_ends() -> None:
+    text = describe(inner(depth=50))
+    assert text.startswith("inner (tests/orchestrator/loop_health/test_blame.py:")
+    assert " < ... < " in text
+    assert len(text.split(" < ")) < 12
+
+
+def offence(function: str, seconds: float, kind: Kind = Kind.CALLBACK) -> Offence:
+    return Offence(kind, Place(function, "file.py", 3), seconds=seconds)
+
+
+def test_offences_add_up_by_place() -> None:
+    moments = [merged([offence("a", 0.1), offence("b", 0.3), offence("a", 0.1)]), merged([offence("a", 0.4)])]
+    lines = [{"event_loop_late/n": 1, "event_loop_blame": [each.as_json() for each in moment]} for moment in moments]
+    offences = offences_of([*orjson.loads(orjson.dumps(lines)), {"step": 7}])
+    assert offences.moments == 2
+    worst, other = offences.worst()
+    assert (worst.place.function, worst.count, worst.worst) == ("a", 2, 0.4)
+    assert worst.seconds == pytest.approx(0.6)
+    assert (other.place.function, other.count) == ("b", 1)
+    assert offences.metrics()["event_loop_late/callback"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_has_words(kind: Kind) -> None:
+    assert str(offence("a", 0.1, kind))
+    assert "file" not in str(Offence(kind, NOWHERE))
+
+
+def test_the_threads_of_a_pool_are_one() -> None:
+    assert [pool_name(name) for name in ("environment_17", "holder-2", "MainThread")] == [
+        "environment", "holder", "MainThread",
+    ]  # fmt: skip

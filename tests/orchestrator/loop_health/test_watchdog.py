@@ -1,0 +1,131 @@
+"""The watchdog names what is awaited when nothing moves, and the code that blocks a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from cluster.notify import NotifySocket
+from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
+
+
+async def until(condition: object, seconds: float = 10.0) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - a datagram socket, polled
+            await asyncio.sleep(0.005)
+
+
+async def beat(watchdog: Watchdog) -> None:
+    while True:
+        watchdog.beat()
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The watchdog's time, which passes here only: a machine that pauses is then not taken for a loop that is blocked, for which
+    the watchdog would end this very process."""
+    clock = Clock()
+    monkeypatch.setattr("orchestrator.loop_health.watchdog.time", clock)
+    return clock
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def pass_while(self, task: asyncio.Task[None], watchdog: Watchdog, seconds: float, progress: bool) -> None:
+        """Lets `seconds` pass, a tenth at a time, on a loop that ticks; fewer when the task ends."""
+        end = self.now + seconds
+        while self.now < end and not task.done():
+            self.now += 0.1
+            watchdog.beat()
+            if progress:
+                watchdog.progress()
+            await asyncio.sleep(0.02)
+
+
+def test_waits_are_named_while_they_last(clock: Clock) -> None:
+    with awaiting("the trainer's READY", "ipc:///a"), awaiting("a completion"):
+        clock.now += 7
+        assert [wait.what for wait in waits()] == ["the trainer's READY", "a completion"]
+        assert "the trainer's READY (ipc:///a) for 7.0 s" in describe_waits()
+    assert waits() == []
+    assert describe_waits() == "nothing"
+
+
+@pytest.mark.slow
+async def test_a_stall_is_described_and_ends_the_run(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    watchdog = Watchdog(0.2, 1.0, lambda: "waiting for policy version 3")
+    with awaiting("the broadcast", "/somewhere"):
+        task = asyncio.create_task(watchdog.run())
+        await clock.pass_while(task, watchdog, 1000.0, progress=False)
+        with pytest.raises(StallError, match="the broadcast"):
+            await task
+    assert "Awaited: the broadcast (/somewhere)" in caplog.text
+    assert "waiting for policy version 3" in caplog.text
+
+
+@pytest.mark.slow
+async def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    watchdog = Watchdog(0.2, 1.0, lambda: "")
+    task = asyncio.create_task(watchdog.run())
+    await clock.pass_while(task, watchdog, 5.0, progress=True)
+    assert not task.done()
+    assert "no progress" not in caplog.text
+    task.cancel()
+
+
+def hold_the_loop(until_logged: pytest.LogCaptureFixture) -> None:
+    deadline = time.monotonic() + 10
+    while "hold_the_loop" not in until_logged.text and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+async def test_a_blocked_loop_is_named_by_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+    watchdog = Watchdog(0.05, None, lambda: "")
+    task = asyncio.create_task(watchdog.run())
+    await asyncio.sleep(0)
+    with caplog.at_level(logging.ERROR):
+        hold_the_loop(caplog)
+    assert "blocked for" in caplog.text
+    assert "in hold_the_loop" in caplog.text
+    task.cancel()
+
+
+@pytest.mark.slow
+async def test_systemd_is_fed_only_while_the_loop_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
+    monkeypatch.setenv("WATCHDOG_USEC", "150000")
+    watchdog = Watchdog(60, None, lambda: "")
+    task = asyncio.create_task(watchdog.run())
+    beating = asyncio.create_task(beat(watchdog))
+    received: list[dict[str, str]] = []
+
+    def fed() -> bool:
+        while (message := socket.receive()) is not None:
+            received.append(message)
+        return len(received) >= 3
+
+    await until(fed)
+    assert received[0] == {"WATCHDOG": "1"}
+    beating.cancel()
+    await asyncio.sleep(0.2)
+    fed()
+    received.clear()
+    await asyncio.sleep(0.3)
+    assert not fed()
+    assert received == []
+    task.cancel()
+    socket.close()

@@ -1,0 +1,74 @@
+"""Failures by kind: none hides another."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from orchestrator.metrics import PrometheusEndpoint
+from orchestrator.rollouts.failures import MAX_KINDS, count_failures, failures_in_words, kind_of, sum_failures
+from orchestrator.step.discarded import FIRST_FAILURES, Losses
+from orchestrator.step.step_metrics import additive_metrics
+from run.config import ScheduleConfig
+from tests.orchestrator.rollout_examples import make_rollout
+from transport.records import Rollout
+
+
+def failed(error: str, environment: str = "reverse") -> Rollout:
+    rollout = make_rollout()
+    rollout.error, rollout.environment = error, environment
+    return rollout
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("KeyError: 'x' (in score, /a/b.py:3)", "KeyError"),
+        ("aiohttp.ClientError: no (in f, x:1)", "aiohttp.ClientError"),
+        ("the reward is nan; expected a finite number", "the reward is nan"),
+        ("turn 12: prompt_ids is empty; expected at least one token", "turn N: prompt_ids is empty"),
+        ("the reward is '0.7'; expected a number", "the reward is '...'"),
+    ],
+)
+def test_a_kind_is_what_does_not_differ_from_rollout_to_rollout(error: str, kind: str) -> None:
+    assert kind_of(error) == kind
+
+
+def test_failures_are_counted_by_environment_and_kind() -> None:
+    nan, missing = failed("the reward is nan; expected a finite number"), failed("KeyError: 'x' (in f, x:1)")
+    metrics = additive_metrics([nan] * 112 + [missing] * 75 + [failed("KeyError: 1", "other")])
+    assert metrics["rollouts/failed"] == 188
+    assert metrics["failures/reverse/the reward is nan"] == 112
+    assert metrics["failures/reverse/KeyError"] == 75
+    totals = sum_failures([metrics, {"failures/other/KeyError": 4}])
+    assert totals == {"reverse": {"the reward is nan": 112, "KeyError": 75}, "other": {"KeyError": 5}}
+    assert failures_in_words(totals) == "112 the reward is nan, 75 KeyError (in reverse); 5 KeyError (in other)"
+
+
+def test_kinds_without_number_are_counted_together() -> None:
+    metrics = count_failures([failed(f"Error{chr(65 + n // 26)}{chr(65 + n % 26)}: x") for n in range(200)])
+    assert len(metrics) == MAX_KINDS + 1
+    assert sum(metrics.values()) == 200
+
+
+def test_a_rare_failure_is_logged_beside_a_frequent_one(caplog: pytest.LogCaptureFixture) -> None:
+    losses = Losses(ScheduleConfig(), lambda report: None, clock=lambda: 0.0)
+    caplog.set_level(logging.WARNING)
+    for _ in range(1000):
+        losses.rollout_failed("KeyError: 'x'")
+    losses.rollout_failed("ZeroDivisionError: division by zero")
+    assert sum("KeyError: 'x'" in line for line in caplog.text.splitlines()) == FIRST_FAILURES
+    assert "rollout failed: ZeroDivisionError" in caplog.text
+
+
+def test_prometheus_has_one_gauge_of_failures_with_labels() -> None:
+    endpoint = PrometheusEndpoint(0, "one")
+    endpoint.publish({"step": 1, "failures/a/the reward is nan": 2, "failures/a/KeyError": 3})
+    families = {family.name: family for family in endpoint.collect()}
+    assert set(families) == {"counterpoint_step", "counterpoint_failures"}
+    samples = [(sample.labels, sample.value) for sample in families["counterpoint_failures"].samples]
+    assert samples == [
+        ({"run": "one", "environment": "a", "error": "KeyError"}, 3),
+        ({"run": "one", "environment": "a", "error": "the reward is nan"}, 2),
+    ]

@@ -1,0 +1,156 @@
+"""A rollout: turns are recorded, only the missing routing is asked for, and whatever an environment does costs one rollout."""
+
+from __future__ import annotations
+
+import asyncio
+from fractions import Fraction
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pytest
+
+from environments.chat import Chat
+from environments.config import EnvironmentConfig
+from inference.base import InferenceError, SamplingParameters
+from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
+from orchestrator.rollouts.rollout_file import rollout_buffers
+from orchestrator.step.records import rollout_record
+from tests.orchestrator.rollout_examples import make_rollout, make_turn
+from tests.orchestrator.toy_environment import Toy, Unusual
+from transport.records import Int32Array, Rollout, Turn
+
+NO_CHAT = cast(Chat, None)
+SAMPLING = SamplingParameters(1.0, 8, (1,))
+
+
+class CountingPool:
+    """Completes every prompt with two tokens, and remembers from which row routing was asked for."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+
+    async def generate(
+        self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
+    ) -> Turn:
+        self.starts.append(routed_experts_start)
+        return make_turn(prompt_ids.tolist(), [100 + len(self.starts), 1], start=routed_experts_start)
+
+
+def make_model() -> tuple[PolicyModel, CountingPool, Rollout]:
+    pool, rollout = CountingPool(), make_rollout(turns=[], reward=None)
+    return PolicyModel(rollout, NO_CHAT, pool, SAMPLING), pool, rollout
+
+
+async def test_only_the_routing_that_is_missing_is_asked_for() -> None:
+    model, pool, rollout = make_model()
+    turn = await model.generate([1, 2, 3])
+    tokens = [1, 2, 3, *turn.completion_ids.tolist()]
+    await model.generate([*tokens, 4])
+    await model.generate([9, 9])
+    await model.generate([*tokens, 7])
+    assert pool.starts == [0, len(tokens) - 1, 0, 0]
+    assert len(rollout.turns) == 4
+
+
+@pytest.mark.parametrize("prompt", [[], [[1, 2]]])
+async def test_a_prompt_that_is_none(prompt: Any) -> None:
+    model, pool, _ = make_model()
+    with pytest.raises(ValueError, match="flat, non-empty"):
+        await model.generate(prompt)
+    assert pool.starts == []
+
+
+class Scripted(Toy):
+    """Calls no model; does what it is told."""
+
+    def __init__(self, outcome: Any, seconds: float = 0.0) -> None:
+        super().__init__()
+        self._outcome, self._seconds = outcome, seconds
+
+    async def rollout(self, example: Any, model: Any, state: dict[str, Any]) -> None:
+        await asyncio.sleep(self._seconds)
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+
+    async def score(self, example: Any, rollout: Rollout) -> float:
+        return cast(float, self._outcome)
+
+    async def score_group(self, example: Any, rollouts: Any) -> Any:
+        return self._outcome
+
+
+def load(environment: Toy, seconds: float = 30.0) -> LoadedEnvironment:
+    return LoadedEnvironment(EnvironmentConfig(name="toy", kind="unused", rollout_timeout_seconds=seconds), environment)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (KeyError("x"), "KeyError"),
+        (InferenceError("no answer"), "no answer"),
+        (TimeoutError("its own"), "TimeoutError: its own"),
+        (SystemExit(1), "SystemExit"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit(), "GeneratorExit"),
+        (Unusual("no exception"), "Unusual: no exception"),
+        (asyncio.CancelledError(), "cancelled itself"),
+        (ValueError("x" * 10_000), "x..."),
+        (OSError("no file 'caf\udce9'"), "no file 'caf\\udce9'"),
+        (Unspeakable(), "Unspeakable: (its text cannot be had: KeyError) (in rollout, "),
+        ("0.7", "the reward is '0.7' (str); expected a number"),
+        ([0.7], "the reward is [0.7] (list); expected a number"),
+        (np.array(0.7), "(ndarray); expected a number"),
+        (None, "the reward is None (NoneType); expected a number"),
+        ("x" * 10_000, "(str); expected a number"),
+        (10**400, "OverflowError"),
+    ],
+)
+async def test_what_an_environment_raises_becomes_an_error(outcome: Any, said: str) -> None:
+    model, _, rollout = make_model()
+    await play(load(Scripted(outcome)), rollout, model)
+    assert rollout.error is not None
+    assert said in rollout.error
+    assert len(rollout.error) < 2100
+    orjson.dumps(rollout_record(rollout, []))
+    rollout_buffers(rollout)
+
+
+@pytest.mark.parametrize("reward", [0.5, 1, np.float32(0.5), np.int64(1), True, np.bool_(True), Fraction(1, 2)])
+async def test_a_reward_is_any_real_number(reward: Any) -> None:
+    model, _, rollout = make_model()
+    await play(load(Scripted(reward)), rollout, model)
+    assert rollout.error is None
+    assert type(rollout.reward) is float
+    assert rollout.reward == float(reward)
+
+
+async def test_the_deadline() -> None:
+    model, _, rollout = make_model()
+    await play(load(Scripted(1.0, seconds=3600), seconds=0.01), rollout, model)
+    assert rollout.error == "missed its deadline of rollout_timeout_seconds = 0.01"
+
+
+async def test_a_cancellation_from_outside_goes_through() -> None:
+    model, _, rollout = make_model()
+    task = asyncio.create_task(play(load(Scripted(1.0, seconds=3600)), rollout, model))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_group_is_scored_as_one_or_fails_as_one() -> None:
+    rollouts = [make_rollout(0, index, reward=None) for index in range(2)]
+    await score_group(load(Scripted(np.array([0.25, 0.75]))), rollouts)
+    assert [rollout.reward for rollout in rollouts] == [0.25, 0.75]
+    await score_group(load(Scripted([1.0])), rollouts)
+    assert all("1 rewards for 2 rollouts" in (rollout.error or "") for rollout in rollouts)
+    rollouts = [make_rollout(0, index, reward=None) for index in range(2)]
+    await score_group(load(Scripted([0.25, "0.75"])), rollouts)
+    assert all("the reward is '0.75' (str)" in (rollout.error or "") for rollout in rollouts)

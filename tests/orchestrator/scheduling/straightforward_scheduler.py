@@ -1,0 +1,176 @@
+"""The scheduler's rules in the plainest way, each with a look at every group: what `orchestrator/scheduling/scheduler.py`
+must decide.
+
+It believes its events, and has no words for what it waits for. Groups are those of the scheduler, its table is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.scheduling.events import (
+    BatchCommitted,
+    CancelGroup,
+    CapacityChanged,
+    DrainRequested,
+    Event,
+    Finish,
+    GroupJudged,
+    GroupsBegun,
+    Instruction,
+    JudgeGroup,
+    MoreToStart,
+    PolicyUpdated,
+    PolicyUpdateStarting,
+    RolloutEnded,
+    ShipBatch,
+    StartGroup,
+)
+from orchestrator.scheduling.group import Group, restored
+from orchestrator.scheduling.scheduler import ExampleSource
+from run.config import ScheduleConfig
+
+
+class StraightforwardScheduler:
+    """Gives the instructions that `Scheduler` must give, without their reasons."""
+
+    def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int) -> None:
+        self.schedule, self.steps, self.mix, self.starts_an_event = schedule, steps, mix, starts_an_event
+        self.servers = schedule.max_inflight_rollouts
+        self.version: int | None = None
+        self.next_step, self.next_group_id = 1, 0
+        self.groups: dict[int, Group] = {}
+        self.in_flight = 0
+        self.shipping = self.draining = self.finished = False
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.mix.restore(state["mix"])
+        self.groups = {entry["group_id"]: restored(entry) for entry in state["groups"]}
+        self.next_step, self.next_group_id = state["next_step"], state["next_group_id"]
+
+    def handle(self, event: Event) -> list[Instruction]:
+        instructions = list(self.take_in(event))
+        for rule in (self.drop_stale, self.ship, self.drop_stale, self.start, self.finish):
+            instructions.extend(rule())
+        return instructions
+
+    def take_in(self, event: Event) -> Iterator[Instruction]:
+        match event:
+            case RolloutEnded():
+                yield from self.rollout_ended(event)
+            case GroupJudged():
+                group = self.groups.get(event.group_id)
+                if group is not None:
+                    group.kept, group.filtered, group.phase = event.kept, event.filtered, "ready"
+                    if event.dropped is not None or not self.counts(group):
+                        yield self.lose(group)
+            case PolicyUpdated(version):
+                self.version = version
+            case BatchCommitted():
+                self.shipping = False
+            case CapacityChanged(rollouts):
+                self.servers = rollouts
+            case DrainRequested():
+                self.draining = True
+            case PolicyUpdateStarting() | GroupsBegun():
+                pass
+
+    def rollout_ended(self, event: RolloutEnded) -> Iterator[Instruction]:
+        self.in_flight -= 1
+        group = self.groups.get(event.group_id)
+        if group is None:
+            return
+        group.outstanding -= 1
+        if event.outcome == "completed":
+            group.completed += 1
+            versions = [group.oldest_version, event.oldest_policy_version]
+            group.oldest_version = min((version for version in versions if version is not None), default=None)
+        elif event.outcome == "cancelled" and self.draining:
+            group.interrupted = True
+        else:
+            group.failed += 1
+        if not group.outstanding:
+            group.phase = "waiting" if group.interrupted else "judging"
+            if not group.interrupted:
+                yield JudgeGroup(group.group_id)
+
+    def drop_stale(self) -> Iterator[Instruction]:
+        for group in list(self.groups.values()):
+            stale = self.next_step - group.version > self.schedule.max_off_policy_steps
+            if group.phase in ("running", "ready") and stale:
+                yield self.lose(group)
+
+    def ship(self) -> Iterator[Instruction]:
+        if self.draining or self.shipping or self.next_step > self.steps or self.version is None:
+            return
+        if self.next_step - self.version > self.schedule.max_lead_steps:
+            return
+        chosen: list[Group] = []
+        ready = [group for group in self.groups.values() if group.phase == "ready"]
+        for group in sorted(ready, key=lambda each: (each.version, each.group_id)):
+            chosen.append(group)
+            if sum(map(self.counts, chosen)) < self.schedule.rollouts_per_step:
+                continue
+            if any(each.kept for each in chosen):
+                for each in chosen:
+                    del self.groups[each.group_id]
+                yield ShipBatch(self.next_step, tuple(each.group_id for each in chosen))
+                self.shipping = True
+                self.next_step += 1
+                return
+            for each in chosen:
+                yield self.lose(each)
+            chosen = []
+
+    def start(self) -> Iterator[Instruction]:
+        started = 0
+        while self.version is not None and not self.draining:
+            step = self.next_step + self.expected() // self.schedule.rollouts_per_step
+            if step > self.steps or step - self.version > self.schedule.max_lead_steps:
+                return
+            if self.in_flight + self.schedule.group_size > self.capacity():
+                return
+            if started == self.starts_an_event:
+                yield MoreToStart()
+                return
+            started += 1
+            group = next((each for each in self.groups.values() if each.phase == "waiting"), None) or self.new_group()
+            group.phase, group.started_version = "running", self.version
+            group.outstanding = self.schedule.group_size
+            self.in_flight += group.outstanding
+            yield StartGroup(group.group_id, group.environment, group.example_index, group.outstanding)
+
+    def new_group(self) -> Group:
+        group = self.groups[self.next_group_id] = Group(self.next_group_id, *self.mix.next())
+        self.next_group_id += 1
+        return group
+
+    def finish(self) -> Iterator[Instruction]:
+        if self.finished or self.shipping or self.next_step <= self.steps:
+            return
+        self.finished = True
+        for group in list(self.groups.values()):
+            cancelled = self.lose(group)
+            if group.phase != "waiting":
+                yield cancelled
+        yield Finish()
+
+    def lose(self, group: Group) -> CancelGroup:
+        del self.groups[group.group_id]
+        return CancelGroup(group.group_id, "")
+
+    def capacity(self) -> int:
+        limit = min(self.schedule.max_inflight_rollouts, self.servers)
+        return max(self.schedule.group_size, limit) if self.servers else 0
+
+    def counts(self, group: Group) -> int:
+        return group.kept + (group.filtered if self.schedule.on_filtered == "ship" else 0)
+
+    def expected(self) -> int:
+        return sum(self.gives(group) for group in self.groups.values())
+
+    def gives(self, group: Group) -> int:
+        if group.phase == "waiting":
+            return 0
+        return self.counts(group) if group.phase == "ready" else self.schedule.group_size - group.failed

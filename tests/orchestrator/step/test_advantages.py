@@ -1,0 +1,211 @@
+"""Advantages: the built-in functions against their definitions, and a custom function's mistakes refused by its name."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.step.advantages import (
+    Advantage,
+    AdvantageError,
+    AdvantageInputs,
+    AdvantageOutputs,
+    load_advantage,
+    try_advantage,
+)
+from run.config import AdvantageConfig
+from tests.orchestrator.rollouts_for_tests import make_group
+
+rewards_strategy = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9)
+
+
+def compute(
+    kind: str, rewards: list[float], lengths: list[int] | None = None, length_penalty: float = 0.0
+) -> list[float]:
+    advantage = load_advantage(AdvantageConfig(kind=kind, length_penalty=length_penalty))
+    return advantage.compute(make_group(rewards, lengths))
+
+
+@given(rewards_strategy)
+def test_group_mean_is_the_reward_above_the_mean(rewards: list[float]) -> None:
+    mean = statistics.fmean(rewards)
+    assert compute("group_mean", rewards) == pytest.approx([reward - mean for reward in rewards], abs=1e-9)
+
+
+@given(rewards_strategy)
+def test_standardised_divides_by_the_deviation(rewards: list[float]) -> None:
+    mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+    expected = [(reward - mean) / deviation if deviation else 0.0 for reward in rewards]
+    assert compute("standardised", rewards) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(rewards_strategy)
+def test_leave_one_out_compares_with_the_others(rewards: list[float]) -> None:
+    expected = [
+        reward - statistics.fmean(rewards[:index] + rewards[index + 1 :]) if len(rewards) > 1 else 0.0
+        for index, reward in enumerate(rewards)
+    ]
+    assert compute("leave_one_out", rewards) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.sampled_from(["group_mean", "standardised", "leave_one_out"]), st.floats(-1, 1), st.integers(1, 9))
+def test_equal_rewards_give_exactly_zero(kind: str, reward: float, count: int) -> None:
+    assert compute(kind, [reward] * count) == [0.0] * count
+
+
+@pytest.mark.parametrize(
+    "rewards", [[0.1 + 0.2, 0.3], [float(np.float32(0.1) + np.float32(0.2)), 0.3], [1e9, 1e9 + 1e-6]]
+)
+def test_rounding_of_a_reward_is_no_difference(rewards: list[float]) -> None:
+    assert compute("standardised", rewards) == [0.0, 0.0]
+
+
+def test_small_rewards_differ_as_large_ones_do() -> None:
+    assert compute("standardised", [1e-12, 2e-12]) == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("reward", [0.0, -1.0])
+def test_a_group_that_never_succeeded_is_not_told_to_fail_briefly(reward: float) -> None:
+    assert compute("group_mean", [reward] * 3, [100, 5, 1], length_penalty=1.0) == [0.0] * 3
+
+
+def test_the_length_penalty_grows_with_the_share_that_succeeds() -> None:
+    spread = {
+        successes: np.ptp(compute("group_mean", [1.0] * successes + [0.0] * (4 - successes), [40, 20, 40, 20], 0.4)[:2])
+        for successes in (2, 3, 4)
+    }
+    assert spread == pytest.approx({2: 0.1, 3: 0.15, 4: 0.2})
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 3.0]), st.integers(1, 1000)), min_size=2, max_size=9
+    ),
+    st.floats(0, 100),
+)
+def test_a_longer_rollout_of_a_better_reward_stays_ahead(group: list[tuple[float, int]], penalty: float) -> None:
+    rewards, lengths = [reward for reward, _ in group], [length for _, length in group]
+    advantages = compute("group_mean", rewards, lengths, length_penalty=penalty)
+    for one, advantage in enumerate(advantages):
+        for other, other_advantage in enumerate(advantages):
+            if rewards[one] > rewards[other]:
+                assert advantage > other_advantage
+            if rewards[one] == rewards[other] < max(rewards):
+                assert advantage == other_advantage
+            if rewards[one] == rewards[other] and lengths[one] < lengths[other]:
+                assert advantage >= other_advantage
+
+
+def test_the_length_penalty_is_taken_from_the_reward_that_counts_not_from_the_record() -> None:
+    group = make_group([1.0, 1.0], lengths=[4, 2])
+    advantage = load_advantage(AdvantageConfig(length_penalty=0.5))
+    assert advantage.compute(group) == [-0.125, 0.125]
+    assert [rollout.reward for rollout in group] == [1.0, 1.0]
+
+
+def half(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs(inputs.rewards[: len(inputs.rewards) // 2].tolist())
+
+
+def of_two(inputs: AdvantageInputs, weight: float) -> AdvantageOutputs:
+    return AdvantageOutputs([weight] * len(inputs.rewards))
+
+
+def by_state(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([rollout.state["distance"] for rollout in inputs.rollouts])
+
+
+def test_a_custom_function_is_called_once_before_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+    kind = f"{__name__}:half"
+    with pytest.raises(ValueError, match=f"'{kind}', called with a made-up group: .* 4 advantages for 8 rollouts"):
+        try_advantage(load_advantage(AdvantageConfig(kind=kind)), 8)
+    with pytest.raises(ValueError, match="missing a required argument: 'weight'; expected a function of Adv"):
+        load_advantage(AdvantageConfig(kind=f"{__name__}:of_two"))
+    for kind in ("standardised", f"{__name__}:best_only"):
+        try_advantage(load_advantage(AdvantageConfig(kind=kind)), 8)
+    assert caplog.text == ""
+
+
+def test_a_function_that_needs_a_real_state_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    try_advantage(load_advantage(AdvantageConfig(kind=f"{__name__}:by_state")), 8)
+    assert "made-up group, whose rollouts have no state" in caplog.text
+    assert "KeyError: 'distance'" in caplog.text
+
+
+def best_only(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([float(reward == inputs.rewards.max()) for reward in inputs.rewards])
+
+
+def test_a_function_is_loaded_by_import_path() -> None:
+    assert compute(f"{__name__}:best_only", [0.0, 2.0, 1.0]) == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("group_means", "nearest: group_mean"),
+        ("no_such_module:function", "cannot import 'no_such_module'"),
+        ("math:no_such_function", "the module 'math' has no such name"),
+        ("math:pi", "has a float there, not a function"),
+        ("math:", "expected one of group_mean, standardised, leave_one_out"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_explained(kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load_advantage(AdvantageConfig(kind=kind))
+    assert f"advantage.kind = {kind!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "said"),
+    [
+        ("broken_advantages", "def function(:", "SyntaxError: "),
+        ("leaving_advantages", "raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_breaks_while_it_is_imported_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, text: str, said: str
+) -> None:
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=rf"cannot import '{module}' \({said}"):
+        load_advantage(AdvantageConfig(kind=f"{module}:function"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (AdvantageOutputs([1.0]), "returned 1 advantages for 2 rollouts"),
+        (AdvantageOutputs([1.0, float("nan")]), "returned nan for rollout 5-1; expected a finite number"),
+        (AdvantageOutputs([1.0, float("inf")]), "returned inf for rollout 5-1"),
+        (AdvantageOutputs([1.0, -1e39]), "returned -1e\\+39 for rollout 5-1; expected .* at most 3.4e\\+38 in size"),
+        (AdvantageOutputs([1.0, 10**400]), "returned 1000"),
+        (AdvantageOutputs([1.0, None]), "returned None for rollout 5-1"),  # type: ignore[list-item]
+        (AdvantageOutputs(3.0), "advantages of type float"),  # type: ignore[arg-type]
+        ([1.0, 2.0], "returned list; expected AdvantageOutputs"),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on_is_refused_by_name(answer: Any, message: str) -> None:
+    advantage = Advantage("mine:function", lambda inputs: answer)
+    with pytest.raises(AdvantageError, match=message) as caught:
+        advantage.compute(make_group([0.0, 1.0]))
+    assert "'mine:function'" in str(caught.value)
+
+
+def test_what_a_function_raises_is_passed_on_with_its_name() -> None:
+    def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+        raise KeyError("score")
+
+    with pytest.raises(AdvantageError, match="'mine:function' raised KeyError: 'score'"):
+        Advantage("mine:function", failing).compute(make_group([0.0]))
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    answer = AdvantageOutputs(list(np.array([0.5, -0.5], dtype=np.float32)))
+    assert Advantage("mine:function", lambda inputs: answer).compute(make_group([0.0, 1.0])) == [0.5, -0.5]

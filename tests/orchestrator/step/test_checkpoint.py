@@ -1,0 +1,105 @@
+"""Checkpoints: a resume finds what the last commit held, and refuses what does not fit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from environments.config import EnvironmentConfig
+from orchestrator.run_directory import ConfigurationError
+from orchestrator.step.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    committed_lines,
+    identity_of,
+    load_newest,
+    write_checkpoint,
+)
+from run.config import OrchestratorConfig
+from tests.orchestrator.rollout_examples import make_rollout
+from transport.files.atomic import published_steps
+
+
+def make_config(tmp_path: Path, **fields: Any) -> OrchestratorConfig:
+    values: dict[str, Any] = {
+        "output_dir": tmp_path,
+        "model": "unused",
+        "environments": [EnvironmentConfig(name="toy", kind="reverse-text")],
+    }
+    return OrchestratorConfig(**(values | fields))
+
+
+def make_checkpoint(config: OrchestratorConfig, step: int, **fields: Any) -> Checkpoint:
+    values: dict[str, Any] = {
+        "step": step,
+        "identity": identity_of(config),
+        "scheduler": {"next_step": step + 1, "groups": []},
+        "counts": {"rollouts/cancelled": 3},
+        "waiting": [make_rollout(step)],
+        "line": {"step": step, "reward/mean": 0.5},
+    }
+    return Checkpoint(**(values | fields))
+
+
+def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    for step in (1, 2, 3):
+        write_checkpoint(config.run_dir, make_checkpoint(config, step), keep=2)
+    assert published_steps(config.run_dir / "checkpoints") == [2, 3]
+    loaded = load_newest(config)
+    assert loaded is not None
+    assert (loaded.step, loaded.scheduler["next_step"], loaded.waiting[0].rollout_id) == (3, 4, "3-0")
+    assert committed_lines(config.run_dir) == [{"step": step, "reward/mean": 0.5} for step in (2, 3)]
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    assert load_newest(make_config(tmp_path)) is None
+
+
+def test_a_shutdown_renews_the_state_and_keeps_the_metrics(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    for waiting in ([make_rollout(7), make_rollout(8)], [make_rollout(9)]):
+        write_checkpoint(config.run_dir, make_checkpoint(config, 1, waiting=waiting, line=None), keep=2)
+        loaded = load_newest(config)
+        assert loaded is not None
+        assert [rollout.rollout_id for rollout in loaded.waiting] == [rollout.rollout_id for rollout in waiting]
+    assert committed_lines(config.run_dir) == [{"step": 1, "reward/mean": 0.5}]
+    assert len(list((config.run_dir / "checkpoints" / "step_1").glob("waiting-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"seed": 1}, {"environments": [EnvironmentConfig(name="toy", kind="reverse-text", args={"seed": 1})]}],
+)
+def test_what_decides_the_order_of_examples_must_not_change(tmp_path: Path, changed: dict[str, Any]) -> None:
+    config = make_config(tmp_path)
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    with pytest.raises(ConfigurationError, match=next(iter(changed))):
+        load_newest(make_config(tmp_path, **changed))
+
+
+def test_what_does_not_may(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    environments = [EnvironmentConfig(name="toy", kind="reverse-text", rollout_timeout_seconds=5)]
+    assert load_newest(make_config(tmp_path, environments=environments, steps=7)) is not None
+
+
+@pytest.mark.parametrize("name", ["orchestrator.msgpack", "waiting-0.bin"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str) -> None:
+    config = make_config(tmp_path)
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    path = config.run_dir / "checkpoints" / "step_1" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="step_1"):
+        load_newest(config)
+
+
+def test_metrics_are_plain_json(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    assert orjson.loads((config.run_dir / "checkpoints/step_1/metrics.json").read_bytes())["step"] == 1

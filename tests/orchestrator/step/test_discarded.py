@@ -1,0 +1,202 @@
+"""What is lost is counted truly and said sparingly, and where everything fails nothing spins."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from cluster.notify import NotifySocket
+from orchestrator.step.checkpoint import load_newest
+from orchestrator.step.discarded import (
+    FAILURE_SECONDS,
+    FIRST_FAILURES,
+    LOSSES_FILE,
+    PAUSE_SECONDS,
+    RECORDED_BATCHES,
+    WARN_BATCHES,
+    Losses,
+    Report,
+    in_words,
+    is_counted,
+    save,
+    with_unrecorded,
+)
+from run.config import OrchestratorConfig, ScheduleConfig
+from tests.orchestrator.daemons import STEPS, metrics_of, started, wait_until
+from tests.orchestrator.fake_inference import FakeInference
+from tests.orchestrator.rollout_examples import make_rollout
+from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from transport.records import Rollout
+
+SCHEDULE = ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32)
+BATCH = SCHEDULE.rollouts_per_step
+
+
+class Played:
+    """`Losses` with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told: list[Report] = []
+        self.losses = Losses(SCHEDULE, self.told.append, lambda: self.now)
+
+    def lose(self, groups: int, reason: str = "all 4 completed rollouts were filtered") -> None:
+        for _ in range(groups):
+            self.losses.add([filtered() for _ in range(4)], reason)
+
+
+def filtered() -> Rollout:
+    rollout = make_rollout()
+    rollout.reward, rollout.filtered_by = 1.0, "zero_advantage"
+    return rollout
+
+
+def test_every_rollout_is_counted_whether_recorded_or_not() -> None:
+    played = Played()
+    groups = (RECORDED_BATCHES + 10) * BATCH // 4
+    played.lose(groups)
+    assert len(played.losses.rollouts) == RECORDED_BATCHES * BATCH
+    assert played.losses.report()["rollouts/filtered"] == 4 * groups
+    rollouts, unrecorded = played.losses.take(1)
+    assert played.losses.report()["lost"] == 0
+    line: dict[str, Any] = {"step": 1, "rollouts/completed": len(rollouts), "rollouts/filtered": len(rollouts)}
+    whole = with_unrecorded(line, unrecorded)
+    assert whole["rollouts/completed"] == whole["rollouts/filtered"] == 4 * groups
+    assert whole["rollouts/unrecorded"] == 10 * BATCH
+    assert set(whole) == {"step", "rollouts/unrecorded", "rollouts/completed", "rollouts/failed",
+                          "rollouts/filtered", "tokens/prompt", "tokens/completion"}  # fmt: skip
+
+
+def test_a_resume_goes_on_counting() -> None:
+    played, resumed = Played(), Played()
+    played.lose((RECORDED_BATCHES + 1) * BATCH // 4)
+    before = played.losses.report()
+    resumed.losses.restore(0, played.losses.rollouts, played.losses.counts())
+    assert resumed.losses.report() | {"time": 0, "reason": ""} == before | {"time": 0, "reason": ""}
+
+
+def test_its_counts_are_told_from_the_others_whatever_an_environment_is_called() -> None:
+    played = Played()
+    played.lose(RECORDED_BATCHES * BATCH // SCHEDULE.group_size + 1)
+    counts = played.losses.counts()
+    assert counts
+    assert all(map(is_counted, counts))
+    others = ["filters/repetition/unrecorded", "filters/gibberish/unrecorded/2", "rollouts/cancelled"]
+    assert not any(map(is_counted, others))
+
+
+def test_the_log_counts_up_and_says_it_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    played = Played()
+    caplog.set_level(logging.WARNING)
+    played.lose(200)
+    numbers = [int(found) for found in re.findall(r"(\d+) rollouts have been lost since step 0", caplog.text)]
+    assert numbers == [WARN_BATCHES * BATCH * factor for factor in (1, 2, 4, 8)]
+
+
+def test_reports_come_when_much_is_lost_and_not_too_often() -> None:
+    played = Played()
+    played.lose(WARN_BATCHES * BATCH // 4 - 1)
+    assert played.told == []
+    played.lose(10)
+    assert len(played.told) == 1
+    played.now += 60
+    played.lose(1)
+    assert [report["lost"] for report in played.told] == [WARN_BATCHES * BATCH, WARN_BATCHES * BATCH + 40]
+    words = in_words(played.told[-1])
+    assert words.startswith("104 rollouts lost since step 0 (104 filtered): all 4 completed")
+
+
+def test_failures_are_logged_in_full_at_first_and_then_by_example(caplog: pytest.LogCaptureFixture) -> None:
+    played = Played()
+    caplog.set_level(logging.WARNING)
+    for _ in range(1000):
+        played.losses.rollout_failed("KeyError: 'x'")
+        played.now += 1 / 16
+    lines = caplog.text.splitlines()
+    assert len(lines) == FIRST_FAILURES + int(1000 / 16 / FAILURE_SECONDS)
+    assert lines[0].endswith("rollout failed: KeyError: 'x'")
+    assert "others since the last such line" in lines[-1]
+
+
+def test_the_pause_grows_while_everything_fails_and_only_then() -> None:
+    played = Played()
+    pauses = [played.losses.rollout_failed("down") for _ in range(2000)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == PAUSE_SECONDS
+    played.losses.rollout_completed()
+    assert played.losses.rollout_failed("down") == PAUSE_SECONDS[0]
+
+
+def test_a_report_that_cannot_be_written_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / LOSSES_FILE).mkdir()
+    save({"step": 1, "lost": 2}, tmp_path)
+    assert "losses.json cannot be written" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == [LOSSES_FILE]
+
+
+@pytest.mark.slow
+def test_an_environment_that_always_fails_says_so_everywhere(
+    make_config: Callable[..., OrchestratorConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(args={"fault": "hopeless"})
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    said: list[str] = []
+
+    def told() -> bool:
+        while (message := listener.receive()) is not None:
+            said.append(message.get("STATUS", ""))
+        return any("lost" in status for status in said)
+
+    with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
+        wait_until(told)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    listener.close()
+    status = next(status for status in said if "lost" in status)
+    assert re.fullmatch(
+        r"step 0 of 5; \d+ rollouts lost since step 0 \(\d+ failed\): no rollout of 4 survived; "
+        r"the first said: ConnectionError: the sandbox is down \(in rollout, .*\)",
+        status,
+    )
+    report = orjson.loads((config.run_dir / LOSSES_FILE).read_bytes())
+    assert report["rollouts/failed"] == report["lost"] > 0
+    log = (config.run_dir / "orchestrator.log").read_text()
+    assert log.count("rollout failed") <= FIRST_FAILURES + 1
+
+
+@pytest.mark.slow
+def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
+    make_config: Callable[..., OrchestratorConfig], inference: FakeInference
+) -> None:
+    config = make_config(args={"fault": "dull", "turns": 1})
+    recorded = RECORDED_BATCHES * BATCH
+    with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
+        wait_until(lambda: inference.completions > recorded + 100)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    assert "64 rollouts have been lost since step 0" in (config.run_dir / "orchestrator.log").read_text()
+    checkpoint = load_newest(config)
+    assert checkpoint is not None
+    assert len(checkpoint.waiting) == recorded
+    unrecorded = checkpoint.counts["rollouts/unrecorded"]
+    assert unrecorded > 0
+    report = orjson.loads((config.run_dir / LOSSES_FILE).read_bytes())
+    assert report["rollouts/completed"] == report["rollouts/filtered"] == recorded + unrecorded
+
+
+@pytest.mark.slow
+def test_a_step_tells_since_when_its_life_has_been_going_on(make_config: Callable[..., OrchestratorConfig]) -> None:
+    config = make_config()
+    with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
+        assert process.wait(60) == 0
+    uptimes = [line["uptime_seconds"] for line in metrics_of(config)]
+    assert uptimes == sorted(uptimes)
+    assert uptimes[0] > 0

@@ -1,0 +1,256 @@
+"""Judging a group: bad data fails its rollout with a reason, the siblings go on, and nothing raises."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from orchestrator.loop_health.threads import computed
+from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
+from orchestrator.scheduling.events import GroupJudged
+from orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
+from orchestrator.step.finalize import Judge, judge_group, judged
+from orchestrator.step.records import write_records
+from run.config import AdvantageConfig, ZeroAdvantageFilter
+from tests.orchestrator.rollouts_for_tests import make_group, make_turn
+from transport.records import Rollout
+
+group_mean = load_advantage(AdvantageConfig())
+zero_advantage = ZeroAdvantageFilter()
+
+
+def test_a_good_group_is_kept_with_its_advantages() -> None:
+    group = make_group([1.0, 0.0])
+    judgement = judge_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    assert [rollout.advantage for rollout in group] == [0.5, -0.5]
+
+
+def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
+    group = make_group([1.0, 0.0, 0.5])
+    judgement = judge_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=1)
+    assert [rollout.filtered_by for rollout in group] == [None, None, "zero_advantage"]
+    assert judgement.caught == {("zero_advantage", "words"): 1}
+
+
+class Body(bytearray):
+    """A server's answer, which a turn's arrays are views of."""
+
+
+def from_server(rollout: Rollout) -> weakref.ref[Body]:
+    """Makes the rollout's one turn as it arrives: log-probabilities and routing in one buffer."""
+    (turn,) = rollout.turns
+    rows = len(turn.prompt_ids) + len(turn.completion_ids) - 1
+    split = turn.log_probabilities.nbytes
+    body = Body(turn.log_probabilities.tobytes() + bytes(rows * 2 * 2))
+    log_probabilities = np.frombuffer(body, np.float32, len(turn.completion_ids))
+    routed_experts = np.frombuffer(body, np.uint8, offset=split).reshape(rows, 2, 2)
+    rollout.turns = [replace(turn, log_probabilities=log_probabilities, routed_experts=routed_experts)]
+    return weakref.ref(body)
+
+
+@pytest.mark.parametrize("group_scoring", [False, True])
+def test_what_will_not_train_holds_no_answer_of_a_server(group_scoring: bool) -> None:
+    """Sixty-four batches of lost rollouts may wait for the next step's records."""
+    group = make_group([1.0, 0.0, 0.5])
+    group[1].error = "it failed"
+    bodies = [from_server(rollout) for rollout in group]
+    judge = Judge(group_mean, [ZeroAdvantageFilter(mode="enforce")])
+    judgement = judge(group, group_scoring)
+    trains = {rollout.rollout_id for rollout in judgement.rollouts if not group_scoring and rollout.error is None}
+    assert len(trains) == judgement.event.kept
+    del group
+    assert [body() is not None for body in bodies] == [rollout.rollout_id in trains for rollout in judgement.rollouts]
+    for rollout in judgement.rollouts:
+        assert rollout.turns[0].log_probabilities.tolist() == make_group([0.0])[0].turns[0].log_probabilities.tolist()
+
+
+def changed(**fields: Any) -> Callable[[Rollout], None]:
+    def change(rollout: Rollout) -> None:
+        rollout.turns = [replace(rollout.turns[0], **fields)]
+
+    return change
+
+
+def rewarded(reward: float | None) -> Callable[[Rollout], None]:
+    def change(rollout: Rollout) -> None:
+        rollout.reward = reward
+
+    return change
+
+
+def emptied(rollout: Rollout) -> None:
+    rollout.turns = []
+
+
+def half_routed(rollout: Rollout) -> None:
+    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), make_turn([4], [1, 2, 0, 1, 2, 9])]
+
+
+def differently_routed(rollout: Rollout) -> None:
+    second = replace(make_turn([4], [1, 2, 0, 1, 2, 9]), routed_experts=routing(6, layers=3))
+    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), second]
+
+
+def routed_with_a_gap(rollout: Rollout) -> None:
+    second = replace(make_turn([4], [1, 2, 0, 1, 2, 9]), routed_experts=routing(1), routed_experts_start=5)
+    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), second]
+
+
+def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
+    return np.zeros((rows, layers, 2), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (rewarded(float("nan")), "the reward is nan; expected a finite number"),
+        (rewarded(None), "the reward is None"),
+        (rewarded(1e39), "the reward is 1e+39; expected at most 3.4e+38 in size"),
+        (emptied, "it ended without any turn"),
+        (
+            changed(log_probabilities=np.array([-1.0, -1.0], dtype=np.float32)),
+            "turn 0: 2 log_probabilities for 3 completion_ids; expected one each",
+        ),
+        (
+            changed(log_probabilities=np.array([-1.0, np.nan, -1.0], dtype=np.float32)),
+            "turn 0: log_probabilities[1] is nan; expected a finite number",
+        ),
+        (
+            changed(log_probabilities=np.array([-1.0, 0.5, -1.0], dtype=np.float32)),
+            "turn 0: log_probabilities[1] is 0.5; expected 0 or less",
+        ),
+        (changed(temperature=0.0), "turn 0: temperature is 0.0; expected a positive, finite number"),
+        (changed(prompt_ids=np.array([], dtype=np.int32)), "turn 0: prompt_ids is empty"),
+        (changed(prompt_ids=np.array([3, -1], dtype=np.int32)), "turn 0: prompt_ids holds the token -1"),
+        (changed(completion_ids=np.array([[1, 2, 3]], dtype=np.int32)), "turn 0: completion_ids has shape (1, 3)"),
+        (changed(completion_ids=np.array([1, 2, 3], dtype=np.int64)), "dtype int64; expected one dimension of int32"),
+        (
+            changed(completion_ids=np.array([], dtype=np.int32), log_probabilities=np.array([], dtype=np.float32)),
+            "no turn has a completion token",
+        ),
+        (changed(routed_experts=routing(3)), "routed_experts has 3 rows from position 0 on"),
+        (changed(routed_experts=np.zeros((4, 2, 2))), "dtype float64; expected [tokens, layers, top_k]"),
+        (half_routed, "turn 1: routed_experts is there in some turns and missing in others"),
+        (differently_routed, "turn 1: routed_experts has layers and top_k (3, 2) of uint8; turn 0 has (2, 2)"),
+        (routed_with_a_gap, "rows 4 to 4 are missing"),
+    ],
+)
+def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
+    spoil: Callable[[Rollout], None], reason: str
+) -> None:
+    group = make_group([1.0, 0.0, 0.25])
+    spoil(group[2])
+    judgement = judge_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    assert judgement.failed == 1
+    assert group[2].error is not None
+    assert reason in group[2].error
+    assert [rollout.advantage for rollout in group[:2]] == [0.5, -0.5]
+
+
+def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
+    group = make_group([1.0, 0.0, 9.0])
+    group[2].error = "the environment raised KeyError"
+    judgement = judge_group(group, group_mean, [])
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    assert judgement.failed == 0
+    assert group[2].error == "the environment raised KeyError"
+
+
+def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
+    group = make_group([float("inf"), 1.0])
+    group[1].error = "timed out"
+    judgement = judge_group(group, group_mean, [])
+    assert judgement.event.kept == 0
+    assert judgement.event.dropped == (
+        "no rollout of 2 survived; the first said: the reward is inf; expected a finite number"
+    )
+
+
+def test_a_failure_drops_a_group_that_is_scored_as_one() -> None:
+    group = make_group([1.0, 0.0])
+    group[1].error = "timed out"
+    judgement = judge_group(group, group_mean, [], group_scoring=True)
+    assert judgement.event.dropped == "scored as a group, and rollout 5-1 failed: timed out"
+
+
+def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
+    def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+        raise RuntimeError("no")
+
+    judgement = judge_group(make_group([1.0]), Advantage("mine:function", failing), [])
+    assert judgement.event.dropped is not None
+    assert judgement.event.dropped.startswith(
+        "advantage function 'mine:function' raised RuntimeError: no (in failing, "
+    )
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+async def test_whatever_an_advantage_function_raises_costs_its_group(raised: BaseException) -> None:
+    def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+        raise raised
+
+    judgement = await judged(Judge(Advantage("mine:function", failing), []), make_group([1.0, 0.0]), False)
+    assert judgement.event.dropped is not None
+    assert f"'mine:function' raised {type(raised).__name__}" in judgement.event.dropped
+    assert [rollout.error for rollout in judgement.rollouts] == [judgement.event.dropped] * 2
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else "the answer"
+
+
+def test_a_state_is_recorded_as_it_was_judged(tmp_path: Path) -> None:
+    """However deep it is, and whatever the environment and the advantage function do with it later."""
+
+    def meddling(inputs: AdvantageInputs) -> AdvantageOutputs:
+        for rollout in inputs.rollouts:
+            rollout.state["answer"], rollout.environment = object(), "nowhere"
+            rollout.turns.clear()
+        return AdvantageOutputs([1.0] * len(inputs.rollouts))
+
+    group = make_group([1.0, 0.0, 0.5])
+    group[0].state["answer"], group[1].state["answer"] = nested(253), "short"
+    group[2].state["answer"] = nested(254)
+    judgement = Judge(Advantage("mine:function", meddling), [])(group, False)
+    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    for rollout in group:
+        rollout.state["answer"], rollout.metrics["x"], rollout.reward = object(), float("nan"), None
+    write_records(tmp_path / "rollouts.jsonl", judgement.rollouts, {"words": ["answer"]})
+    write_rollouts(tmp_path / "rollouts.bin", judgement.rollouts)
+    records = [orjson.loads(line) for line in (tmp_path / "rollouts.jsonl").read_bytes().splitlines()]
+    assert [record["state"]["answer"] for record in records] == [nested(253), "short", None]
+    assert "not JSON-serialisable: " in records[2]["error"]
+    assert [rollout.state for rollout in read_rollouts(tmp_path / "rollouts.bin")] == [
+        {"answer": nested(253)}, {"answer": "short"}, {},
+    ]  # fmt: skip
+    assert [record["reward"] for record in records] == [1.0, 0.0, 0.5]
+
+
+async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() -> None:
+    called, released = threading.Event(), threading.Event()
+
+    def hangs(inputs: AdvantageInputs) -> AdvantageOutputs:
+        called.set()
+        released.wait()
+        return AdvantageOutputs([0.0] * len(inputs.rollouts))
+
+    judging = asyncio.create_task(judged(Judge(Advantage("tasks:hangs", hangs), []), make_group([1.0, 0.0]), False))
+    try:
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(called.wait)
+            assert await computed(sum, [1, 2]) == 3
+    finally:
+        released.set()
+    assert (await judging).event == GroupJudged(5, kept=2, filtered=0)

@@ -1,0 +1,315 @@
+"""The sender over a link that the test plays: credit, acknowledgement, resending, pruning, and the ends of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
+from orchestrator.run_directory import ConfigurationError
+from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
+from orchestrator.step.sender import NoTrainerError, Sender
+from tests.orchestrator.rollout_examples import make_rollout
+from transport import codec
+from transport.messages import (
+    Acknowledged,
+    Bye,
+    Commit,
+    Evicted,
+    Hello,
+    Offer,
+    Ready,
+    Rejected,
+    ToOrchestrator,
+    Waiting,
+)
+from transport.records import Batch
+
+LIMIT = 1 << 30
+
+
+class PlayedLink:
+    """A `TrainerLink` whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[Batch] = []
+        self.commits: list[int] = []
+        self.sessions: list[int] = []
+        """Of everything sent."""
+        self.hello: Hello | None = None
+        self.last_acknowledged = 0
+        self._incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
+
+    async def start(self, hello: Hello) -> None:
+        self.hello = hello
+
+    def acknowledged(self, step: int) -> None:
+        self.last_acknowledged = step
+
+    async def send(self, message: Offer | Commit) -> None:
+        await asyncio.sleep(0)
+        self.sessions.append(message.session)
+        if isinstance(message, Offer):
+            self.sent.append(message.batch)
+        else:
+            self.commits.append(message.step)
+
+    async def receive(self) -> ToOrchestrator:
+        message = await self._incoming.get()
+        self._incoming.task_done()
+        return message
+
+    async def close(self) -> None:
+        pass
+
+    async def say(self, message: ToOrchestrator) -> None:
+        """Until the sender has taken it in and done what follows."""
+        self._incoming.put_nowait(message)
+        await self._incoming.join()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    @property
+    def steps(self) -> list[int]:
+        return [batch.step for batch in self.sent]
+
+
+def make_batch(step: int) -> Batch:
+    return assemble_batch("one", step, merge_rollout(make_rollout(step)))
+
+
+async def submit(sender: Sender, batch: Batch) -> None:
+    sender.offer(batch, batch.nbytes)
+    sender.commit(batch.step)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running(
+    run_dir: Path, newest_step: int = 0, on_waiting: Callable[[str], None] = lambda reason: None
+) -> AsyncIterator[tuple[Sender, PlayedLink]]:
+    link = PlayedLink()
+    sender = Sender(link, run_dir, "one", newest_step, LIMIT, on_waiting)
+    task = asyncio.create_task(sender.run())
+    try:
+        yield sender, link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - files are read in a thread; nothing announces the end
+            await asyncio.sleep(0.001)
+
+
+def record(run_dir: Path, step: int) -> Path:
+    directory = run_dir / "rollouts" / f"step_{step}"
+    directory.mkdir(parents=True)
+    codec.write_file(directory / "batch.bin", make_batch(step))
+    return directory / "batch.bin"
+
+
+async def test_nothing_is_sent_before_ready_and_never_more_than_the_credit(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        for step in (1, 2, 3):
+            await submit(sender, make_batch(step))
+        assert link.sent == []
+        await link.say(Ready(1, credit=2, session=1))
+        assert link.steps == [1, 2]
+        assert sender.unacknowledged == 3
+        await link.say(Acknowledged(1, durable=0))
+        assert link.steps == [1, 2, 3]
+        assert link.last_acknowledged == 1
+        assert sender.unacknowledged == 2
+
+
+async def test_after_a_reconnect_everything_unacknowledged_goes_again_from_memory(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        for step in (1, 2, 3):
+            await submit(sender, make_batch(step))
+        await link.say(Acknowledged(1, durable=0))
+        await link.say(Bye("restarting"))
+        await submit(sender, make_batch(4))
+        assert link.steps == [1, 2, 3]
+        await link.say(Ready(2, credit=4, session=1))
+        assert link.steps == [1, 2, 3, 2, 3, 4]
+
+
+async def test_what_is_not_in_memory_is_read_from_the_record(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        record(tmp_path, step)
+    async with running(tmp_path, newest_step=3) as (_, link):
+        await link.say(Ready(2, credit=4, session=1))
+        await until(lambda: link.steps == [2, 3])
+        np.testing.assert_array_equal(link.sent[0].token_ids_T, make_batch(2).token_ids_T)
+
+
+async def test_records_go_once_durable(tmp_path: Path) -> None:
+    paths = [record(tmp_path, step) for step in (1, 2, 3)]
+    async with running(tmp_path, newest_step=3) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        await until(lambda: link.steps == [1, 2, 3])
+        await link.say(Acknowledged(3, durable=2))
+        await asyncio.wait_for(sender.wait_durable(2), 10)
+        assert [path.exists() for path in paths] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "said"),
+    [
+        (Rejected(2, "NaN in sample 3"), RejectedError, "step 2: NaN in sample 3"),
+        (Evicted("over budget"), EvictedError, "over budget"),
+        (Ready(5, credit=1, session=1), MissingBatchError, "trained up to step 4"),
+        (Ready(1, credit=1, session=1), MissingBatchError, "batch.bin is gone"),
+    ],
+)
+async def test_what_ends_the_run(tmp_path: Path, message: ToOrchestrator, error: type[Exception], said: str) -> None:
+    link = PlayedLink()
+    task = asyncio.create_task(Sender(link, tmp_path, "one", 2, LIMIT).run())
+    await link.say(message)
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(task, 10)
+    (found,) = raised.value.exceptions
+    assert isinstance(found, error)
+    assert said in str(found)
+
+
+async def test_a_run_that_has_to_wait_is_patient_for_as_long_as_the_trainer_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The patience counts from its last word: many words, each within it, last longer than it."""
+    heard: list[str] = []
+    async with running(tmp_path, on_waiting=heard.append) as (sender, link):
+        ready = asyncio.create_task(sender.wait_ready(0.5))
+        with caplog.at_level(logging.INFO):
+            began = sender.last_word
+            while sender.last_word - began < 1.0:
+                await link.say(Waiting("all places are taken"))
+                await asyncio.sleep(0.01)
+                assert not ready.done()
+        assert sum("all places are taken" in record.message for record in caplog.records) == 1
+        assert len(heard) > 1
+        await link.say(Ready(1, credit=2, session=1))
+        assert (await asyncio.wait_for(ready, 10)).credit == 2
+
+
+async def test_a_run_that_is_sent_to_wait_keeps_its_batches(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        await link.say(Waiting("its place was given away"))
+        await submit(sender, make_batch(1))
+        assert link.steps == []
+        await link.say(Ready(1, credit=4, session=1))
+        assert link.steps == [1]
+
+
+async def test_a_batch_travels_before_its_step_is_committed(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=5))
+        sender.offer(make_batch(1), 100)
+        await until(lambda: link.steps == [1])
+        assert (link.commits, sender.newest_step) == ([], 0)
+        sender.commit(1)
+        await until(lambda: link.commits == [1])
+        await link.say(Ready(1, credit=4, session=6))
+        sender.offer(make_batch(2), 100)
+        await until(lambda: link.steps == [1, 1, 2])
+        assert link.commits == [1, 1]
+        assert link.sessions == [5, 5, 6, 6, 6]
+
+
+async def test_a_batch_that_either_end_refuses_is_not_taken(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        with pytest.raises(
+            ConfigurationError, match=rf"step 1 takes {LIMIT + 1} bytes, and this end takes at most {LIMIT}"
+        ):
+            sender.offer(make_batch(1), LIMIT + 1)
+        await link.say(Ready(1, 4, 1, max_batch_bytes=1000))
+        with pytest.raises(ConfigurationError, match=r"the trainer takes at most 1000 \(transport\.max_batch_bytes"):
+            sender.offer(make_batch(1), 1001)
+        await submit(sender, make_batch(1))
+        assert link.steps == [1]
+
+
+async def test_no_more_bytes_are_on_their_way_than_the_trainer_holds_but_for_one_batch(tmp_path: Path) -> None:
+    """A record that was on disk before counts as well."""
+    size = record(tmp_path, 1).stat().st_size
+    (tmp_path / "rollouts/step_1/STABLE").touch()
+    async with running(tmp_path, newest_step=1) as (sender, link):
+        await link.say(Ready(1, 4, 1, credit_bytes=size + 1000))
+        await until(lambda: link.steps == [1])
+        for step, nbytes in ((2, 900), (3, 101), (4, size + 2000)):
+            sender.offer(make_batch(step), nbytes)
+            sender.commit(step)
+        await until(lambda: link.steps == [1, 2])
+        await link.say(Acknowledged(1, durable=0))
+        assert link.steps == [1, 2, 3]
+        await link.say(Acknowledged(2, durable=0))
+        assert link.steps == [1, 2, 3], "beside another, it is too large"
+        await link.say(Acknowledged(3, durable=0))
+        assert link.steps == [1, 2, 3, 4]
+
+
+async def test_what_is_committed_is_said_before_the_farewell(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=5))
+        sender.offer(make_batch(1), 100)
+        await until(lambda: link.steps == [1])
+    sender.commit(1)
+    await sender.close()
+    assert link.commits == [1]
+
+
+async def test_a_batch_is_forgotten_once_the_trainer_has_it_whatever_words_were_lost(tmp_path: Path) -> None:
+    """An acknowledgement stands for those before it, and a READY for what it does not ask for."""
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        held = []
+        for step in range(1, 31):
+            batch = make_batch(step)
+            held.append(weakref.ref(batch.token_ids_T))
+            await submit(sender, batch)
+            del batch
+            if step % 4 == 2:
+                await link.say(Acknowledged(step, durable=0))  # that of the step before was lost
+            elif step % 4 == 0:
+                await link.say(Ready(step + 1, credit=4, session=step))  # and here two were
+            link.sent.clear()
+        assert sum(batch() is not None for batch in held) == 0
+
+
+async def test_a_rejection_of_an_earlier_session_does_not_end_the_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        await link.say(Ready(1, credit=4, session=2))
+        await link.say(Rejected(7, "step 7: this trainer trains step 1 next and holds 4 batches", session=1))
+        await submit(sender, make_batch(1))
+        assert link.steps == [1]
+
+
+async def test_a_record_that_is_not_wanted_any_more_may_be_gone(tmp_path: Path) -> None:
+    """The trainer was at the very step when it said READY, and has finished it before the record was read."""
+    async with running(tmp_path, newest_step=1) as (sender, link):
+        for message in (Ready(1, credit=1, session=1), Acknowledged(1, durable=1)):
+            link._incoming.put_nowait(message)
+        await asyncio.wait_for(sender.wait_durable(1), 10)
+        await submit(sender, make_batch(2))
+        assert link.steps == [2]
+
+
+async def test_a_silent_trainer_is_not_waited_for_beyond_the_patience(tmp_path: Path) -> None:
+    async with running(tmp_path) as (sender, _):
+        with pytest.raises(NoTrainerError, match=r"trainer_timeout_seconds = 0\.05"):
+            await asyncio.wait_for(sender.wait_ready(0.05), 10)

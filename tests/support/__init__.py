@@ -1,0 +1,1 @@
+"""What tests of several packages need: polling, ports, records, and servers and trainers for fault injection."""

@@ -1,0 +1,117 @@
+"""The floors of the house: packages import downwards only, no modules import each other in a circle, no folder is too full."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+FLOORS = (
+    ("transport", "sweep"),
+    ("environments", "cluster"),
+    ("inference", "models"),
+    ("run",),
+    ("orchestrator", "trainer"),
+    ("job",),
+    ("perf",),
+    ("cli",),
+)
+"""From the ground up. A package imports those of the floors below its own."""
+
+FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
+
+MOST_FILES = 20
+"""In one folder; more are sub-packages by purpose."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product, by its dotted name."""
+    files = [path for package in FLOOR_OF for path in (REPOSITORY / package).rglob("*.py")]
+    names = [path.relative_to(REPOSITORY).with_suffix("").parts for path in files]
+    return {
+        ".".join(parts[:-1] if parts[-1] == "__init__" else parts): path
+        for parts, path in zip(names, files, strict=True)
+    }
+
+
+def imports_of(path: Path, known: set[str]) -> set[str]:
+    """The modules that a file imports, at its top or inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (inner & known) or {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & known
+
+
+FILES = modules()
+GRAPH = {name: imports_of(path, set(FILES)) - {name} for name, path in FILES.items()}
+
+
+def test_every_package_has_a_floor() -> None:
+    assert {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} == {*FLOOR_OF, "tests"}
+
+
+def test_packages_import_downwards_only() -> None:
+    upwards = [
+        f"{name} imports {imported}"
+        for name, others in GRAPH.items()
+        for imported in others
+        if (mine := name.split(".")[0]) != (other := imported.split(".")[0]) and FLOOR_OF[mine] <= FLOOR_OF[other]
+    ]
+    assert not upwards
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+def test_only_the_command_of_the_benches_imports_them() -> None:
+    assert {
+        name
+        for name, others in GRAPH.items()
+        for other in others
+        if other.startswith("perf") and name.startswith("cli")
+    } <= {"cli.bench"}
+
+
+def test_a_sweep_needs_storage_and_nothing_else() -> None:
+    assert {other.split(".")[0] for name, others in GRAPH.items() if name.startswith("sweep") for other in others} == {
+        "sweep"
+    }
+
+
+def test_the_orchestrator_needs_neither_torch_nor_vllm() -> None:
+    heavy = {"torch", "vllm", "transformers", "ray"}
+    for name, path in FILES.items():
+        if name.split(".")[0] in ("orchestrator", "transport", "run", "sweep"):
+            tree = ast.parse(path.read_text())
+            named = {
+                alias.name.split(".")[0]
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Import)
+                for alias in node.names
+            }
+            named |= {
+                node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+            }
+            assert not named & heavy, name
+
+
+def test_no_folder_is_too_full() -> None:
+    folders = {path.parent for path in FILES.values()}
+    full = {
+        str(folder.relative_to(REPOSITORY)): count
+        for folder in folders
+        if (count := len([*folder.glob("*.py")])) > MOST_FILES
+    }
+    assert not full

@@ -1,0 +1,294 @@
+"""Layers with many adapters: each slot's tokens through its own, a slot given back leaves nothing, exports are what they say."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import weakref
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from run.config import LoraConfig
+from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY
+from tests.trainer.model.test_load import run
+from trainer.lora.experts import MultiLoraExperts
+from trainer.lora.layer import MultiLora, Routing, add_low_rank, add_low_rank_grouped
+from trainer.lora.multi_lora import (
+    MultiLoraLinear,
+    check_targets,
+    export_adapter,
+    is_target,
+    routing,
+    wrap_linears,
+)
+from trainer.model.load import load_model
+from trainer.model.router_replay import RouterReplay
+from trainer.probe import write_probe
+
+CPU = torch.device("cpu")
+LENGTHS = [7, 12, 4]
+ALL = LoraConfig(rank=4, alpha=8.0, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "experts"])
+DENSE = LoraConfig(rank=4, alpha=8.0)
+
+
+def wrapped(directory: Path) -> tuple[nn.Module, dict[str, MultiLora]]:
+    """A model with room for four runs."""
+    model = load_model(directory, "float32", CPU)
+    return model, wrap_linears(model, 4)
+
+
+def admit(layers: dict[str, MultiLora], index: int, config: LoraConfig, spread: float = 0.1) -> None:
+    """Gives a slot an adapter whose weights are all random, with this standard deviation."""
+    generator = torch.Generator().manual_seed(index)
+    for name, layer in layers.items():
+        if is_target(name, config):
+            layer.admit(index, config.rank, config.alpha, generator)
+            for parameter in layer.adapter_parameters(index).values():
+                torch.nn.init.normal_(parameter, std=spread, generator=generator)
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, VOCABULARY, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
+
+
+def values(model: nn.Module, spans: list[tuple[int, int]]) -> Tensor:
+    """Log-probabilities of a row of three samples."""
+    with torch.no_grad(), routing(model, spans):
+        return run(model, tokens(), LENGTHS)
+
+
+@pytest.fixture(params=["moe", "dense"])
+def directory(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(f"{request.param}_directory")
+    return path
+
+
+def test_wrapping_freezes_and_changes_nothing_and_is_done_once(directory: Path) -> None:
+    bare = load_model(directory, "float32", CPU)
+    expected = run(bare, tokens(), LENGTHS)
+    model, layers = wrapped(directory)
+    assert {name.rpartition(".")[2] for name in layers} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert wrap_linears(model, 4) == layers
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not any(isinstance(layer.base, MultiLora) for layer in layers.values())
+    assert torch.equal(run(model, tokens(), LENGTHS), expected)
+    assert torch.equal(values(model, [(0, 7), (3, 16)]), expected), "slots without an adapter are the bare model"
+    for index in (0, 3):
+        for layer in layers.values():
+            layer.admit(index, 4, 8.0, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(values(model, [(0, 7), (3, 16)]), expected, rtol=0, atol=5e-6)
+
+
+def test_a_slots_tokens_see_its_adapter_alone(directory: Path) -> None:
+    model, layers = wrapped(directory)
+    config = ALL if "mlp.experts" in " ".join(layers) else DENSE
+    for index in (0, 1, 3):
+        admit(layers, index, config if index else config.model_copy(update={"target_modules": ["q_proj"], "rank": 3}))
+    together = values(model, [(3, 7), (0, 12), (1, 4)])
+    apart = [values(model, [(slot, sum(LENGTHS))]) for slot in (3, 0, 1)]
+    ends = (6, 6 + 11, 6 + 11 + 3)
+    for start, end, alone in zip((0, *ends), ends, apart, strict=False):
+        torch.testing.assert_close(together[start:end], alone[start:end], rtol=0, atol=5e-6)
+    assert min(float((one - other).abs().min()) for one, other in pairwise(apart)) > 1e-6
+    bare = run(model, tokens(), LENGTHS)
+    assert torch.equal(bare, run(load_model(directory, "float32", CPU), tokens(), LENGTHS)), (
+        "the adapters outlive `routing`"
+    )
+
+
+def test_a_slot_given_back_leaves_nothing(directory: Path) -> None:
+    model, layers = wrapped(directory)
+    admit(layers, 1, ALL)
+    layer = layers["model.layers.0.self_attn.q_proj"]
+    traces = [weakref.ref(parameter) for each in layers.values() for parameter in each.adapter_parameters(1).values()]
+    with routing(model, [(1, sum(LENGTHS))]):
+        run(model, tokens(), LENGTHS).sum().backward()
+    assert all(trace().grad is not None for trace in traces)  # type: ignore[union-attr]
+    for each in layers.values():
+        each.release(1)
+    assert not any(trace() is not None for trace in traces)
+    assert layer.adapter_parameters(1) == layer.adapter_state(1) == {}
+    assert torch.equal(values(model, [(1, sum(LENGTHS))]), run(model, tokens(), LENGTHS))
+    layer.admit(1, 2, 2.0, torch.Generator().manual_seed(0))
+    fresh = MultiLoraLinear(nn.Linear(32, 32), 4)
+    fresh.admit(3, 2, 2.0, torch.Generator().manual_seed(0))
+    assert torch.equal(layer.adapter_parameters(1)["lora_A"], fresh.adapter_parameters(3)["lora_A"])
+    assert not layer.adapter_parameters(1)["lora_B"].any()
+
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+def test_all_spans_at_once_are_each_span_by_itself(dtype: torch.dtype, tolerance: float, device: str) -> None:
+    """The formula, span by span, against both ways to compute it (in place, and grouped as on a GPU): values and gradients."""
+    spans, lengths = [(2, 5), (3, 4), (0, 7), (1, 1), (1, 0)], [5, 4, 7, 1, 0]
+    layer = MultiLoraLinear(nn.Linear(16, 24, device=device, dtype=dtype), 4)
+    generator = torch.Generator().manual_seed(0)
+    for slot, rank in ((0, 3), (1, 16), (2, 8)):
+        layer.admit(slot, rank, 2.0, generator)
+        with torch.no_grad():
+            lora_B = layer.adapter_parameters(slot)["lora_B"]
+            lora_B.copy_(torch.randn(lora_B.shape, generator=generator))
+    layer.routing = known = Routing.of(spans, torch.device(device))
+    products = layer.products("")
+
+    def by_formula(output: Tensor, hidden: Tensor) -> Tensor:
+        added = [
+            (0.0 if product is None else product.scale * (row.float() @ product.lora_A.T @ product.lora_B.T))
+            for product, row in zip(products, hidden.split(lengths, 1), strict=True)
+        ]
+        return torch.cat([out + low for out, low in zip(output.float().split(lengths, 1), added, strict=True)], 1)
+
+    results = []
+    for compute in (
+        by_formula,
+        lambda output, hidden: add_low_rank(output, hidden, known, products),
+        lambda output, hidden: add_low_rank_grouped(output, hidden, known.ends, products),
+    ):
+        hidden = torch.randn(1, 17, 16, generator=torch.Generator().manual_seed(1)).to(device, dtype).requires_grad_()
+        output = compute(layer.base(hidden), hidden)
+        parameters = [p for slot in (0, 1, 2) for p in layer.adapter_parameters(slot).values()]
+        results.append(
+            [output.detach().float(), *torch.autograd.grad(output.float().sin().sum(), [hidden, *parameters])]
+        )
+    for other in results[1:]:
+        for ours, theirs in zip(other, results[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))
+
+
+def test_experts_with_an_adapter_are_experts_with_its_sum(moe_directory: Path, tmp_path: Path) -> None:
+    """The exported adapter, merged by its names into the weights of a bare model: an independent path to the same numbers."""
+    model, layers = wrapped(moe_directory)
+    admit(layers, 2, ALL)
+    found = values(model, [(2, sum(LENGTHS))])
+    export_adapter(model, 2, ALL, str(moe_directory), tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    assert len(tensors) == LAYERS * 2 * (4 + 3 * EXPERTS)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == sorted(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    merged = load_model(moe_directory, "float32", CPU)
+    state = merged.state_dict()
+    for name in {key.rpartition(".lora_")[0] for key in tensors}:
+        delta = 2.0 * tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]
+        path = name.removeprefix("base_model.model.")
+        block, experts, rest = path.partition(".experts.")
+        if not experts:
+            state[f"{path}.weight"] += delta
+            continue
+        expert, _, projection = rest.partition(".")
+        if projection == "down_proj":
+            state[f"{block}.experts.down_proj"][int(expert)] += delta
+        else:
+            half = state[f"{block}.experts.gate_up_proj"][int(expert)].chunk(2)[projection == "up_proj"]
+            half += delta
+    torch.testing.assert_close(found, run(merged, tokens(), LENGTHS).detach(), rtol=0, atol=1e-5)
+    assert (found - run(model, tokens(), LENGTHS)).abs().max() > 1e-2
+
+
+@pytest.mark.slow  # imports peft
+def test_an_exported_adapter_gives_the_same_results_in_peft(dense_directory: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft's own imports
+        from peft import PeftModel
+    model, layers = wrapped(dense_directory)
+    admit(layers, 3, DENSE)
+    admit(layers, 1, DENSE)
+    export_adapter(model, 3, DENSE, str(dense_directory), tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 4
+    ours_P = values(model, [(3, sum(LENGTHS))])
+    peft_model = PeftModel.from_pretrained(load_model(dense_directory, "float32", CPU), tmp_path).eval()
+    torch.testing.assert_close(run(peft_model, tokens(), LENGTHS).detach(), ours_P, rtol=0, atol=5e-6)
+    assert (ours_P - run(model, tokens(), LENGTHS)).abs().max() > 1e-2
+
+
+def test_targets_that_cannot_be_are_refused(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model(directory, "float32", CPU)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"\['query'\].* no such layer that can have an adapter; it has .*'q_proj'"
+        ):
+            check_targets(model, LoraConfig(target_modules=["query"]), 8)
+        with pytest.raises(ValueError, match="no such layer"):
+            check_targets(model, LoraConfig(target_modules=["lm_head"]), 8)
+        with pytest.raises(ValueError, match=r"training\.lora\.rank = 9: this trainer takes ranks up to .* 8"):
+            check_targets(model, LoraConfig(rank=9), 8)
+        assert all(parameter.requires_grad for parameter in model.parameters()) or isinstance(
+            model.get_submodule("model.layers.0.self_attn.q_proj"), MultiLora
+        )
+        caplog.clear()
+        check_targets(model, LoraConfig(target_modules=["q_proj", "query"]), 8)
+        assert "['query']" in caplog.text
+        wrap_linears(model, 4)
+
+
+def test_experts_of_another_kind_have_no_adapters(moe_directory: Path) -> None:
+    model = load_model(moe_directory, "float32", CPU)
+    for module in model.modules():
+        if type(module).__name__ == "Qwen3MoeExperts":
+            module.is_transposed = True
+    with pytest.raises(ValueError, match="no such layer"):
+        check_targets(model, LoraConfig(target_modules=["experts"]), 8)
+    assert not any(isinstance(layer, MultiLoraExperts) for layer in wrap_linears(model, 4).values())
+
+
+def test_a_row_of_another_length_is_noticed(dense_directory: Path) -> None:
+    model, layers = wrapped(dense_directory)
+    admit(layers, 0, DENSE)
+    with pytest.raises(AssertionError, match="23 tokens, of which 22 were announced"):
+        values(model, [(0, 22)])
+
+
+@pytest.mark.slow  # imports vllm
+def test_vllm_reads_the_adapters_of_experts(moe_directory: Path, tmp_path: Path) -> None:
+    """By its own reader, since a server on a CPU has no kernel for them; the names are those of its Qwen3-MoE."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of vllm's own imports
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.lora_weights import PackedLoRALayerWeights
+        from vllm.lora.peft_helper import PEFTHelper
+    model, layers = wrapped(moe_directory)
+    admit(layers, 1, ALL)
+    export_adapter(model, 1, ALL, str(moe_directory), tmp_path)
+    helper = PEFTHelper.from_local_dir(str(tmp_path), None)
+    projections = [f"experts.{expert}.{name}_proj" for expert in range(EXPERTS) for name in ("gate", "down", "up")]
+    expected = {"q_proj", "k_proj", "v_proj", "o_proj", "experts", *projections}
+    read = LoRAModel.from_local_checkpoint(str(tmp_path), expected, helper, lora_model_id=1, device="cpu")
+    for layer in range(LAYERS):
+        block = f"model.layers.{layer}.mlp"
+        packed = PackedLoRALayerWeights.pack_moe([read.loras[f"{block}.{name}"] for name in projections], block)
+        ours = layers[f"{block}.experts"].adapter_parameters(1)
+        gate_B, up_B = ours["gate_up_proj.lora_B"].chunk(2, 1)
+        ours_A = [ours["gate_up_proj.lora_A"], ours["down_proj.lora_A"], ours["gate_up_proj.lora_A"]]
+        for found, parameter in zip(packed.lora_a, ours_A, strict=True):
+            assert torch.equal(found, parameter)
+        for found, parameter in zip(packed.lora_b, [gate_B, ours["down_proj.lora_B"], up_B], strict=True):
+            assert torch.equal(found, parameter)
+        assert packed.scaling == [2.0, 2.0, 2.0]
+
+
+def test_a_probe_is_of_the_runs_own_adapter(directory: Path, tmp_path: Path) -> None:
+    model, layers = wrapped(directory)
+    replay = RouterReplay(model)
+    for index in (1, 2):
+        admit(layers, index, DENSE)
+
+    def probe(index: int) -> tuple[Tensor, Tensor]:
+        write_probe(model, replay, index + 5, tmp_path / "probe.json", index, {}, None)
+        written = json.loads((tmp_path / "probe.json").read_text())
+        assert written["version"] == index + 5
+        return torch.tensor(written["token_ids"]), torch.tensor(written["log_probabilities"])
+
+    for index in (0, 1, 2):
+        token_ids_T, found_P = probe(index)
+        with torch.no_grad(), routing(model, [(index, len(token_ids_T))]):
+            expected_P = run(model, token_ids_T, [len(token_ids_T)])
+        torch.testing.assert_close(found_P, expected_P, rtol=0, atol=5e-6)
+    assert not torch.equal(probe(1)[1], probe(2)[1])

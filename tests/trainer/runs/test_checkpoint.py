@@ -1,0 +1,170 @@
+"""Checkpoints and broadcasts as files: exact, whole, and only as many as asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.conftest import make_batch
+from tests.trainer.lone_run import make_lone_run
+from trainer.broadcast import Broadcaster
+from trainer.metrics import MetricsFile
+from trainer.probe import BrokenWeights
+from trainer.runs import checkpoint
+from trainer.runs.checkpoint import CheckpointError
+from transport.files.atomic import published_steps
+
+
+@pytest.mark.parametrize(
+    ("trainer", "training"),
+    [
+        ({}, {"schedule": "cosine", "warmup_steps": 1, "weight_decay": 0.1}),
+        ({"dtype": "bfloat16"}, {}),
+        ({"dtype": "bfloat16"}, {"lora": {"rank": 2}}),
+    ],
+)
+def test_training_goes_on_bit_for_bit(
+    moe_directory: Path, tmp_path: Path, trainer: dict[str, Any], training: dict[str, Any]
+) -> None:
+    first = make_lone_run(tmp_path, moe_directory, trainer, **training)
+    for step in (1, 2):
+        first.train(make_batch(step, routed=True))
+    checkpoint.save(first.run, tmp_path, keep=2)
+    random_after = torch.rand(3)
+    second = make_lone_run(tmp_path, moe_directory, trainer, resume=True, **training)
+    assert torch.equal(torch.rand(3), random_after)
+    assert second.run.progress == first.run.progress
+    assert second.run.progress.total_samples == 8
+    for step in (3, 4):
+        expected, found = (lone.train(make_batch(step, routed=True)) for lone in (first, second))
+        assert found["loss"] == expected["loss"]
+        assert found["learning_rate"] == expected["learning_rate"]
+    former, latter = first.weights(), second.weights()
+    assert all(torch.equal(former[name], latter[name]) for name in former)
+    start = make_lone_run(tmp_path / "again", moe_directory, trainer, **training).weights()
+    assert any(not torch.equal(former[name], start[name]) for name in former)
+
+
+def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = make_lone_run(tmp_path, dense_directory)
+    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=9)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noticed(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", noticed)
+    broadcaster.publish(lone.model, lone.learner.replay, lone.run)
+    assert any("broadcast" in name for name in synced), "the version that a life begins with"
+    for step in (1, 2):
+        lone.train(make_batch(step))
+        synced.clear()
+        broadcaster.publish(lone.model, lone.learner.replay, lone.run)
+        assert synced == []
+    checkpoint.save(lone.run, tmp_path, keep=2)
+    weights = "run_default/broadcast/step_2/model.safetensors"
+    state = next(name for name in synced if name.endswith("state.safetensors"))
+    assert synced.index(weights) < synced.index(state), "no checkpoint goes back to weights that may be lost"
+    assert not any("step_1" in name for name in synced)
+
+
+def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory)
+    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
+    for step in (1, 2, 3):
+        lone.train(make_batch(step))
+        checkpoint.save(lone.run, tmp_path, keep=2)
+        broadcaster.publish(lone.model, lone.learner.replay, lone.run)
+    assert published_steps(checkpoint.checkpoints_directory(tmp_path, "default")) == [2, 3]
+    assert published_steps(broadcaster.directory) == [2, 3]
+    broadcaster.remove_beyond(2)
+    assert published_steps(broadcaster.directory) == [2]
+
+
+def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory)
+    lone.train(make_batch(1))
+    checkpoint.save(lone.run, tmp_path, keep=1)
+    other = make_lone_run(tmp_path, moe_directory)
+    with pytest.raises(CheckpointError, match=r"step_1 cannot be used: weight .* is missing"):
+        checkpoint.load(other.run, tmp_path, 1, random_state=False)
+    state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
+    description = json.loads(state.read_text())
+    state.write_text(json.dumps(description | {"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99 of run 'default'; expected format 1"):
+        checkpoint.load(lone.run, tmp_path, 1, random_state=False)
+
+
+def test_broken_weights_are_not_published(dense_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory)
+    with torch.no_grad():
+        next(lone.model.parameters()).fill_(torch.nan)
+    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
+    with pytest.raises(BrokenWeights, match="version 0: the probe's log-probabilities are not finite"):
+        broadcaster.publish(lone.model, lone.learner.replay, lone.run)
+    assert list(broadcaster.directory.iterdir()) == []
+
+
+def test_a_broadcast_carries_the_tokenizer_of_its_model(dense_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory)
+    (dense_directory / "tokenizer.json").write_text("{}")
+    Broadcaster(tmp_path, "default", str(dense_directory), keep=2).publish(lone.model, None, lone.run)
+    names = {path.name for path in (tmp_path / "run_default" / "broadcast" / "step_0").iterdir()}
+    assert {"tokenizer.json", "config.json", "model.safetensors", "probe.json", "STABLE"} <= names
+    (dense_directory / "tokenizer.json").unlink()
+
+
+def test_metrics_of_repeated_steps_are_removed(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.truncate("a", 0)
+    for run_id, step in (("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)):
+        metrics.append({"run_id": run_id, "step": step, "loss": 0.5})
+    with metrics.path.open("ab") as file:
+        file.write(b'{"run_id": "a", "st{"run_id": "b", "step": 3}\n{"run_id": "b", "st')
+    metrics.truncate("a", 1)
+    left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
+    assert [(line["run_id"], line["step"]) for line in left] == [("a", 1), ("b", 1), ("b", 2)]
+
+
+def test_metrics_are_read_no_further_back_than_the_step_that_training_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    lines: list[dict[str, Any]] = [
+        {"run_id": run_id, "step": step, "pad": "x" * 100} for step in range(1, 3001) for run_id in ("a", "b")
+    ]
+    metrics.path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    read = 0
+    pread = os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal read
+        read += length
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    metrics.truncate("a", 2998)
+    assert read <= 2**16
+    left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
+    assert left == [line for line in lines if line["run_id"] == "b" or line["step"] <= 2998]
+
+
+def test_checkpoints_of_runs_that_were_deleted_meanwhile_are_set_aside(tmp_path: Path) -> None:
+    for run_id in ("kept", "deleted"):
+        (tmp_path / "trainer" / run_id / "checkpoints" / "step_1").mkdir(parents=True)
+    (tmp_path / "run_kept").mkdir()
+    for content in ("once", "twice"):
+        (tmp_path / "trainer" / "deleted" / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trainer" / "deleted" / "checkpoints" / content).touch()
+        checkpoint.set_aside_deleted(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "trainer").iterdir()) == [".deleted-deleted", "kept"]
+    assert [path.name for path in (tmp_path / "trainer" / ".deleted-deleted" / "checkpoints").iterdir()] == ["twice"]

@@ -1,0 +1,426 @@
+"""The manager over real directories: who gets which place, every hook in its order, and what is said to those refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+
+from run.config import OrchestratorConfig
+from tests.trainer.conftest import make_run_config
+from trainer.lora.multi_lora import MultiLoraLinear
+from trainer.runs import control_files
+from trainer.runs import manager as manager_module
+from trainer.runs.manager import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
+from transport.files.atomic import write_atomically
+
+CPU = torch.device("cpu")
+
+
+def write(output_dir: Path, run_id: str, age: float = 0.0, **training: Any) -> Path:
+    """The run's `orch.toml`, by rename as an orchestrator writes it, `age` seconds old."""
+    config = make_run_config(output_dir, Path("/model"), **{"lora": {"rank": 2}, **training})
+    path = output_dir / f"run_{run_id}" / "control" / "orch.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = config.model_copy(update={"run_id": run_id}).model_dump(mode="json", exclude_none=True)
+    write_atomically(path, tomli_w.dumps(values).encode())
+    os.utime(path, (1e9 - age, 1e9 - age))
+    return path
+
+
+class Diary:
+    """Registers two hooks of each kind and notes what is called."""
+
+    def __init__(self, manager: MultiRunManager) -> None:
+        self.entries: list[tuple[object, ...]] = []
+        for number in (1, 2):
+            manager.register_deletion_hook(partial(self._note, "deletion", number))
+            manager.register_forgotten_hook(partial(self._note, "forgotten", number))
+            manager.register_creation_hook(partial(self._note, "creation", number))
+            manager.register_discovered_hook(partial(self._note, "discovered", number))
+
+    def _note(self, kind: str, number: int, index: int, run_id: str, config: OrchestratorConfig | None = None) -> None:
+        assert config is None or config.run_id == run_id
+        self.entries.append((kind, number, index, run_id))
+
+    def take(self) -> list[tuple[object, ...]]:
+        taken, self.entries = self.entries, []
+        return taken
+
+
+def twice(kind: str, index: int, run_id: str) -> list[tuple[object, ...]]:
+    return [(kind, 1, index, run_id), (kind, 2, index, run_id)]
+
+
+def test_runs_come_and_go_and_every_hook_is_called_in_its_order(tmp_path: Path) -> None:
+    manager = MultiRunManager(tmp_path, 2, CPU)
+    diary = Diary(manager)
+    assert not manager.discover_runs()
+    for age, run_id in enumerate(("new", "middle", "old")):
+        write(tmp_path, run_id, age)
+    assert manager.discover_runs()
+    assert manager.run_ids == {0: "old", 1: "middle"}
+    assert manager.waiting == ["new"]
+    assert diary.take() == twice("discovered", 0, "old") + twice("discovered", 1, "middle")
+    manager.synchronize_state()
+    assert diary.take() == twice("creation", 0, "old") + twice("creation", 1, "middle")
+    assert not manager.discover_runs()
+    manager.synchronize_state()
+    assert diary.take() == []
+
+    write_atomically(tmp_path / "run_old" / "control" / "evicted.txt", b"by hand")
+    assert manager.discover_runs()
+    assert diary.take() == twice("forgotten", 0, "old") + twice("discovered", 0, "new")
+    assert manager.run_ids == {0: "new", 1: "middle"}
+    assert manager.refused["old"].startswith("by hand (")
+    manager.synchronize_state()
+    assert diary.take() == twice("deletion", 0, "old") + twice("creation", 0, "new")
+    assert (manager.index_of("new"), manager.index_of("old")) == (0, None)
+
+    for name in ("run_new", "run_middle"):
+        (tmp_path / name).rename(tmp_path / f"deleted_{name}")
+    assert manager.is_deleted(0)
+    manager.discover_runs()
+    manager.synchronize_state()
+    assert diary.take() == [
+        *twice("forgotten", 0, "new"), *twice("forgotten", 1, "middle"),
+        *twice("deletion", 0, "new"), *twice("deletion", 1, "middle"),
+    ]  # fmt: skip
+    assert [manager.run_ids, manager.config, manager.progress] == [{}, {}, {}]
+
+
+def test_a_run_that_goes_and_comes_back_between_two_synchronizations_is_another(tmp_path: Path) -> None:
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    diary = Diary(manager)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    manager.synchronize_state()
+    manager.evict_run(0, "for a moment")
+    manager.discover_runs()
+    (tmp_path / "run_a" / "control" / "evicted.txt").unlink()
+    manager.discover_runs()
+    diary.take()
+    manager.synchronize_state()
+    assert diary.take() == twice("deletion", 0, "a") + twice("creation", 0, "a")
+
+
+def test_only_what_the_trainer_uses_of_a_configuration_renews_a_run(tmp_path: Path) -> None:
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    write(tmp_path, "a", age=-5)
+    assert not manager.discover_runs()
+    write(tmp_path, "a", learning_rate=0.5)
+    assert manager.discover_runs()
+    assert manager.config[0].training.learning_rate == 0.5
+    write(tmp_path, "a", steps=99)
+    assert manager.discover_runs()
+    assert manager.config[0].steps == 99
+
+
+def test_an_evicted_run_that_is_let_in_again_at_once_begins_anew(tmp_path: Path) -> None:
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    diary = Diary(manager)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    diary.take()
+    manager.evict_run(0, "for a moment")
+    assert (tmp_path / "run_a" / "control" / "evicted.txt").read_text() == "for a moment\n"
+    (tmp_path / "run_a" / "control" / "evicted.txt").unlink()
+    assert manager.discover_runs()
+    assert diary.take() == twice("forgotten", 0, "a") + twice("discovered", 0, "a")
+
+
+def test_an_invalid_configuration_is_explained_once_and_looked_at_again_when_it_changes(tmp_path: Path) -> None:
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    asked: list[str] = []
+
+    def rank_is_even(config: OrchestratorConfig) -> tuple[bool, str]:
+        asked.append(config.run_id)
+        lora = config.training.lora
+        return lora is not None and lora.rank % 2 == 0, "the rank is odd"
+
+    manager.register_config_validation_hook(rank_is_even)
+    path = write(tmp_path, "a", lora={"rank": 3})
+    complaint = path.with_name("config_validation_error.txt")
+    for _ in range(3):
+        assert not manager.discover_runs()
+    assert asked == ["a"]
+    assert complaint.read_text() == "the rank is odd\n"
+    assert manager.refused == {"a": "the rank is odd"}
+    write_atomically(path, b"steps = [broken")
+    assert not manager.discover_runs()
+    assert "orch.toml" in complaint.read_text()
+    write(tmp_path, "b", lora={"rank": 2}, age=-9)
+    path.write_bytes(path.read_bytes().replace(b"[broken", b"'b'"))
+    manager.discover_runs()
+    assert "steps" in complaint.read_text()
+    assert manager.run_ids == {0: "b"}
+    write(tmp_path, "a", lora={"rank": 4})
+    manager.discover_runs()
+    assert (manager.waiting, manager.refused) == (["a"], {})
+    assert not complaint.exists(), "its orchestrator would end with it"
+
+
+def test_a_verdict_of_a_former_life_goes_with_the_first_look(tmp_path: Path) -> None:
+    path = write(tmp_path, "a")
+    complaint = path.with_name("config_validation_error.txt")
+    complaint.write_text("of a trainer that had less room")
+    in_the_way = write(tmp_path, "b").with_name("config_validation_error.txt")
+    in_the_way.mkdir()
+    manager = MultiRunManager(tmp_path, 2, CPU)
+    assert manager.discover_runs()
+    assert manager.run_ids == {0: "a", 1: "b"}
+    assert not complaint.exists()
+    complaint.write_text("by another hand")
+    manager.discover_runs()
+    assert complaint.exists(), "what has been judged is not looked at again"
+
+
+def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path: Path) -> None:
+    def divides(config: OrchestratorConfig) -> tuple[bool, str]:
+        return 1 // (config.steps - 1) > -1, ""
+
+    manager = MultiRunManager(tmp_path, 2, CPU)
+    manager.register_config_validation_hook(divides)
+    write(tmp_path, "bad", steps=1)
+    write(tmp_path, "good", steps=2)
+    manager.discover_runs()
+    assert manager.run_ids == {0: "good"}
+    assert "divides failed: ZeroDivisionError" in manager.refused["bad"]
+
+
+@pytest.mark.parametrize("kind", ["discovered", "forgotten", "creation", "deletion"])
+def test_a_hook_that_raises_is_named(tmp_path: Path, kind: str) -> None:
+    def unlucky(*arguments: object) -> None:
+        raise OSError("no luck")
+
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    getattr(manager, f"register_{kind}_hook")(unlucky)
+    write(tmp_path, "a")
+
+    def live() -> None:
+        manager.discover_runs()
+        manager.synchronize_state()
+        (tmp_path / "run_a").rename(tmp_path / "gone")
+        manager.discover_runs()
+        manager.synchronize_state()
+
+    with pytest.raises(HookError, match=rf"the {kind} hook .*unlucky failed for run 'a' at index 0 on rank 0.*no luck"):
+        live()
+
+
+def test_names_that_are_no_ids_and_links_that_lead_elsewhere_are_no_runs(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    write(tmp_path / "elsewhere", "a")
+    write(job, "good")
+    write(job, "bad name")
+    (job / "run_linked").symlink_to(tmp_path / "elsewhere" / "run_a")
+    (job / "run_file").write_text("")
+    (job / "run_half" / "control").mkdir(parents=True)
+    (job / "run_half" / "control" / "orch.toml").symlink_to(tmp_path / "elsewhere" / "run_a" / "control" / "orch.toml")
+    manager = MultiRunManager(job, 9, CPU)
+    manager.discover_runs()
+    assert manager.run_ids == {0: "good"}
+    assert not (tmp_path / "elsewhere" / "run_a" / "control" / "config_validation_error.txt").exists()
+
+
+def test_a_link_to_another_run_is_no_run_and_says_nothing_in_its_name(tmp_path: Path) -> None:
+    control_of_good = write(tmp_path, "good").parent
+    (tmp_path / "run_whole").symlink_to(tmp_path / "run_good")
+    (tmp_path / "run_inner").mkdir()
+    (tmp_path / "run_inner" / "control").symlink_to(control_of_good)
+    manager = MultiRunManager(tmp_path, 9, CPU)
+    manager.discover_runs()
+    assert manager.run_ids == {0: "good"}
+    assert manager.refused == {}
+    assert [path.name for path in control_of_good.iterdir()] == ["orch.toml"]
+
+
+def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("good", "mute", "shut"):
+        write(tmp_path, name)
+    (tmp_path / "run_loop").symlink_to(tmp_path / "run_loop")
+    (tmp_path / "run_mute" / "control" / "config_validation_error.txt").mkdir()
+    manager = MultiRunManager(tmp_path, 9, CPU)
+    manager.register_config_validation_hook(lambda config: (config.run_id != "mute", "not today"))
+    manager.discover_runs()
+    assert manager.run_ids == {0: "good", 1: "shut"}
+    assert manager.refused["mute"] == "not today"
+
+    def forbidden(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied", "evicted.txt")
+
+    monkeypatch.setattr(control_files, "evict", forbidden)
+    manager.evict_run(1, "broken")
+    for _ in range(2):
+        manager.discover_runs()
+        assert manager.run_ids == {0: "good"}
+        assert manager.refused["shut"].startswith("broken ([Errno 13]")
+
+
+def as_bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "reason"),
+    [
+        ("orch.toml", as_bytes(b"a = " + b"[" * 100_000), "more than 32 deep"),
+        ("orch.toml", as_bytes(b"a" + b".a" * 400_000 + b" = 1"), "a dotted key of more than 32 parts"),
+        ("orch.toml", as_bytes(b" " * 2**20 + b"\n"), "at most 1048576 are read"),
+        ("orch.toml", as_bytes(b"".join(b"key_%d = 1\n" % number for number in range(10_000))), "Extra inputs"),
+        ("orch.toml", os.mkfifo, "is a FIFO; expected a regular file"),
+        ("orch.toml", Path.mkdir, "is a directory; expected a regular file"),
+        ("evicted.txt", os.mkfifo, "is a FIFO; expected a regular file"),
+        ("evicted.txt", Path.mkdir, "is a directory; expected a regular file"),
+        ("evicted.txt", as_bytes(b"a" * 10**6), "has 1000000 bytes; at most 16384 are read"),
+    ],
+)
+def test_a_file_of_a_guest_that_is_not_what_it_should_be_costs_its_run_alone(
+    tmp_path: Path, name: str, make: Callable[[Path], object], reason: str
+) -> None:
+    bad = write(tmp_path, "bad").with_name(name)
+    bad.unlink(missing_ok=True)
+    make(bad)
+    write(tmp_path, "good")
+    manager = MultiRunManager(tmp_path, 9, CPU)
+    assert manager.discover_runs()
+    assert manager.run_ids == {0: "good"}
+    assert reason in manager.refused["bad"]
+    assert len(manager.refused["bad"]) < 5000
+    complaint = bad.with_name("config_validation_error.txt")
+    assert complaint.exists() == (name == "orch.toml")
+    if complaint.exists():
+        assert reason in complaint.read_text()
+
+
+def test_a_directory_deleted_and_made_anew_at_once_is_of_another_run(tmp_path: Path) -> None:
+    """Though many a file system gives the new one the inode of the old."""
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    diary = Diary(manager)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    diary.take()
+    shutil.rmtree(tmp_path / "run_a")
+    write(tmp_path, "a")
+    assert manager.is_deleted(0)
+    assert manager.discover_runs()
+    assert diary.take() == twice("forgotten", 0, "a") + twice("discovered", 0, "a")
+    assert not manager.is_deleted(0)
+
+
+@pytest.mark.parametrize("target", ["run_a", "elsewhere"])
+def test_a_directory_that_a_link_takes_the_place_of_is_deleted(tmp_path: Path, target: str) -> None:
+    """A link to itself, too, which cannot be followed."""
+    manager = MultiRunManager(tmp_path, 1, CPU)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    (tmp_path / "run_a").rename(tmp_path / "elsewhere")
+    (tmp_path / "run_a").symlink_to(target)
+    assert manager.is_deleted(0)
+
+
+def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = MultiRunManager(tmp_path, 2, CPU)
+    path = write(tmp_path, "a")
+    read = control_files.read_config
+
+    def too_late(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
+        path.unlink()
+        return read(output_dir, run_id)
+
+    monkeypatch.setattr(control_files, "read_config", too_late)
+    assert not manager.discover_runs()
+    assert not path.with_name("config_validation_error.txt").exists()
+    monkeypatch.setattr(control_files, "read_config", read)
+    write(tmp_path, "a")
+    assert manager.discover_runs()
+
+
+@pytest.mark.slow
+def test_discovery_while_directories_appear_change_and_go(tmp_path: Path) -> None:
+    """No look fails or takes a run for invalid, and the last one finds what there is in the end."""
+    manager = MultiRunManager(tmp_path, 4, CPU)
+    diary = Diary(manager)
+    done = threading.Event()
+
+    def churn(name: str) -> None:
+        for round_ in range(40):
+            write(tmp_path, name, learning_rate=0.1 + round_ / 100)
+            if round_ % 4 == 3:
+                (tmp_path / f"run_{name}").rename(tmp_path / f"gone_{name}_{round_}")
+        write(tmp_path, name, learning_rate=0.9)
+
+    threads = [threading.Thread(target=churn, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+
+    def watch() -> None:
+        for thread in threads:
+            thread.join()
+        done.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    while not done.is_set():
+        if manager.discover_runs():
+            manager.synchronize_state()
+        assert manager.refused == {}
+    watcher.join()
+    manager.discover_runs()
+    manager.synchronize_state()
+    assert sorted(manager.run_ids.values()) == ["a", "b", "c"]
+    assert {config.training.learning_rate for config in manager.config.values()} == {0.9}
+    kinds = [entry[0] for entry in diary.entries if entry[1] == 1]
+    assert kinds.count("creation") - kinds.count("deletion") == 3
+
+
+def test_an_adapter_goes_and_the_next_ones_owner_finds_nothing_of_it(tmp_path: Path) -> None:
+    layers = {f"layers.{n}.q_proj": MultiLoraLinear(torch.nn.Linear(8, 8), 2) for n in range(2)}
+    other = MultiLoraLinear(torch.nn.Linear(8, 8), 2)
+    manager = MultiRunManager(tmp_path, 2, CPU, seed=3)
+    for prefix, layer in layers.items():
+        manager.register_module(prefix, layer)
+    manager.register_module("layers.0.v_proj", other)
+    write(tmp_path, "a", lora={"rank": 2, "alpha": 8, "target_modules": ["q_proj"]})
+    manager.discover_runs()
+    manager.reset_run_parameters(0)
+    assert manager.scaling_factor(0) == 4.0
+    parameters = manager.get_named_parameters_for_run(0)
+    assert sorted(parameters) == [f"layers.{n}.q_proj.lora_{part}" for n in range(2) for part in "AB"]
+    fresh = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.fill_(7.0)
+    exported = manager.get_state_dict_for_run(0)
+    assert sorted(exported) == [f"base_model.model.{name}.weight" for name in sorted(parameters)]
+    assert all(bool((tensor == 7.0).all()) for tensor in exported.values())
+    manager.release_run_parameters(0)
+    assert manager.get_named_parameters_for_run(0) == {}
+    manager.reset_run_parameters(0)
+    again = manager.get_named_parameters_for_run(0)
+    assert all(torch.equal(again[name], fresh[name]) for name in fresh)
+    assert all(again[name] is not parameters[name] for name in fresh)
+
+
+def test_there_is_one_manager_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "_manager", None)
+    with pytest.raises(RuntimeError, match="call setup_multi_run_manager first"):
+        get_multi_run_manager()
+    manager = setup_multi_run_manager(tmp_path, 2, CPU)
+    assert get_multi_run_manager() is manager
+    with pytest.raises(RuntimeError, match=r"get_multi_run_manager\(\) returns it"):
+        setup_multi_run_manager(tmp_path, 2, CPU)

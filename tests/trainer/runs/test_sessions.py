@@ -1,0 +1,188 @@
+"""Rank 0's side of the wire by itself: messages in, answers out, over a wire that is a list."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.runs.test_manager import write
+from trainer.config import TrainerConfig
+from trainer.loss import load_loss
+from trainer.optimizer import Optimizer
+from trainer.runs.manager import MultiRunManager, Run
+from trainer.runs.presence import Attendance
+from trainer.runs.sessions import MAX_CALLERS, Reception
+from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from transport.records import Batch
+
+
+class Wire:
+    """A `BatchReceiver` that delivers what is in `coming` and keeps what is said."""
+
+    rejected = 0
+
+    def __init__(self) -> None:
+        self.coming: list[tuple[str, Hello | Batch | Commit | Bye]] = []
+        self.said: list[tuple[str, ToOrchestrator]] = []
+
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+        return self.coming.pop(0) if self.coming else None
+
+    def take_offences(self) -> dict[str, str]:
+        return {}
+
+    def send(self, run_id: str, message: ToOrchestrator) -> bool:
+        self.said.append((run_id, message))
+        return True
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+def make_reception(directory: Path) -> tuple[Reception, Wire]:
+    config = TrainerConfig(output_dir=directory, model="/model")
+    wire = Wire()
+    return Reception(config, wire, MultiRunManager(directory, 1, torch.device("cpu")), Attendance()), wire
+
+
+def make_run(directory: Path, run_id: str = "default") -> Run:
+    config = make_run_config(directory, directory, steps=100).model_copy(update={"run_id": run_id})
+    optimizer = Optimizer({"weight": nn.Parameter(torch.zeros(1))}, config.training, config.steps)
+    return Run(0, run_id, config, optimizer, load_loss(config.training.loss))
+
+
+def take_in(reception: Reception, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
+    """Delivers messages of a run that does nothing wrong."""
+    wire.coming += [(run_id, message) for message in messages]
+    assert list(reception.take_in(0.0)) == []
+
+
+def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_path: Path) -> None:
+    """A step of many rows takes a while, and the orchestrator sends on as soon as it is acknowledged."""
+    reception, wire = make_reception(tmp_path)
+    run = make_run(tmp_path)
+    take_in(reception, wire, Hello("default", 0))
+    reception.admit(run)
+    assert isinstance(wire.said[-1][1], Ready)
+    credit = wire.said[-1][1].credit
+    take_in(reception, wire, Commit(100, wire.said[-1][1].session))
+    take_in(reception, wire, *(make_batch(step) for step in range(1, credit + 1)))
+    for step in range(1, 2 * credit):
+        batch = reception.next_batch(run)
+        assert batch is not None
+        assert wire.said[-1] == ("default", Acknowledged(step, 0))
+        take_in(reception, wire, make_batch(step + credit))
+        assert wire.said[-1] == ("default", Acknowledged(step, 0)), "the batch that there was room for is taken"
+        take_in(reception, wire, make_batch(step + credit + 1))
+        assert isinstance(wire.said[-1][1], Rejected), "and the one after it is not"
+        run.progress.step = step
+        reception.trained(run)
+
+
+def test_a_batch_is_trained_once_its_step_is_committed_and_forgotten_when_the_run_begins_anew(tmp_path: Path) -> None:
+    reception, wire = make_reception(tmp_path)
+    run = make_run(tmp_path)
+    take_in(reception, wire, Hello("default", 0))
+    reception.admit(run)
+    take_in(reception, wire, make_batch(1), make_batch(2))
+    assert reception.next_batch(run) is None, "not committed"
+    take_in(reception, wire, Commit(1, 0))
+    batch = reception.next_batch(run)
+    assert batch is not None
+    assert batch.step == 1
+    run.progress.step = 1
+    reception.trained(run)
+    assert reception.next_batch(run) is None
+    take_in(reception, wire, Bye())
+    assert run.waiting == {}, "its orchestrator ended before the commit of step 2"
+    take_in(reception, wire, Hello("default", 1), make_batch(2), make_batch(3), Commit(2, 0), Hello("default", 1))
+    assert list(run.waiting) == [2], "step 3 belonged to an earlier session, and may never be committed"
+    batch = reception.next_batch(run)
+    assert batch is not None
+    assert batch.step == 2
+
+
+def test_a_run_made_anew_under_an_old_id_is_not_welcomed_as_the_old_one(tmp_path: Path) -> None:
+    """Rows may take minutes, so its orchestrator may call before the deletion is discovered. A READY for the old run's next step
+    would end that orchestrator."""
+    write(tmp_path, "a")
+    config, wire = TrainerConfig(output_dir=tmp_path, model="/model"), Wire()
+    manager = MultiRunManager(tmp_path, 1, torch.device("cpu"))
+    manager.discover_runs()
+    reception = Reception(config, wire, manager, Attendance())
+    old = make_run(tmp_path, "a")
+    old.progress.step = 5
+    reception.admit(old)
+    shutil.rmtree(tmp_path / "run_a")
+    write(tmp_path, "a")
+    take_in(reception, wire, Hello("a", 0), run_id="a")
+    assert wire.said == []
+    assert reception.calls, "the directories are looked at promptly"
+    manager.discover_runs({"a"})
+    reception.dismiss("a")
+    reception.admit(make_run(tmp_path, "a"))
+    assert [message.next_step for _, message in wire.said if isinstance(message, Ready)] == [1]
+
+
+def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    reception, wire = make_reception(tmp_path)
+    (tmp_path / "run_honest").mkdir()
+    names = [f"name-{number}" for number in range(3 * MAX_CALLERS)]
+    for name in names:
+        take_in(reception, wire, Hello(name, 0), run_id=name)
+    take_in(reception, wire, Hello("honest", 0), run_id="honest")
+    assert {run_id for run_id, _ in wire.said} == set(names[MAX_CALLERS:])
+    wire.said.clear()
+    reception.answer()
+    assert {run_id for run_id, message in wire.said if isinstance(message, Waiting)} == {*names[:MAX_CALLERS], "honest"}
+    monkeypatch.setattr("trainer.runs.sessions.GRACE_SECONDS", -1.0)
+    wire.said.clear()
+    reception.answer()
+    assert {type(message) for _, message in wire.said} == {Evicted}
+    wire.said.clear()
+    reception.answer()
+    assert wire.said == []
+    monkeypatch.undo()
+    take_in(reception, wire, Hello("late", 0), run_id="late")
+    reception.answer()
+    assert [run_id for run_id, message in wire.said if isinstance(message, Waiting)] == ["late"]
+    assert len(caplog.records) < 50
+
+
+def test_what_a_run_repeats_without_end_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reception, wire = make_reception(tmp_path)
+    run = make_run(tmp_path)
+    batch = make_batch(1)
+    take_in(reception, wire, Hello("default", 0), *[batch] * 200)
+    reception.admit(run)
+    run.progress.step = 1
+    take_in(reception, wire, *[batch] * 200)
+    for _ in range(200):
+        take_in(reception, wire, Bye(), Hello("default", 0))
+    assert len(caplog.records) < 50
+
+
+def test_a_wire_that_never_runs_dry_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calls without end keeps the trainer from its rows no longer than `INTAKE_SECONDS`."""
+    reception, wire = make_reception(tmp_path)
+    calls = 0
+
+    def receive(timeout: float) -> tuple[str, Hello]:
+        nonlocal calls
+        calls += 1
+        assert calls < 1_000_000, "it is still taking in"
+        return "nobody", Hello("nobody", 0)
+
+    monkeypatch.setattr(wire, "receive", receive)
+    assert list(reception.take_in(0.0)) == []
+    assert calls > 1

@@ -1,0 +1,127 @@
+"""Files and directories appear whole or not at all, even when the writer is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory, write_atomically
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"one")
+    write_atomically(path, b"tw", np.frombuffer(b"o!", np.uint8))
+    assert path.read_bytes() == b"two!"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_many_buffers_arrive_in_order(tmp_path: Path) -> None:
+    buffers = [bytes([i % 256]) * (i % 7) for i in range(3000)]
+    write_atomically(tmp_path / "a", *buffers)
+    assert (tmp_path / "a").read_bytes() == b"".join(buffers)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"good")
+
+    def full(descriptor: int, buffers: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"bad")
+    assert path.read_bytes() == b"good"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_short_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, views: real(fd, [views[0][: max(1, len(views[0]) // 2)]]))
+    write_atomically(tmp_path / "a", b"abcdefgh", b"", b"ijk")
+    assert (tmp_path / "a").read_bytes() == b"abcdefghijk"
+
+
+def test_a_directory_appears_with_its_marker(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "step_1"
+    with publish_directory(path) as partial:
+        (partial / "nested").mkdir()
+        (partial / "nested" / "a").write_text("x")
+        assert not path.exists()
+    assert (path / STABLE).exists()
+    assert (path / "nested" / "a").read_text() == "x"
+    assert published_steps(tmp_path / "run") == [1]
+    with pytest.raises(FileExistsError, match="already published"), publish_directory(path):
+        pass
+
+
+def test_a_failed_block_publishes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), publish_directory(tmp_path / "step_1") as partial:
+        (partial / "a").rename(partial / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_published_steps_count(tmp_path: Path) -> None:
+    for name in ("step_10", "step_2", "step_x", "other"):
+        with publish_directory(tmp_path / name):
+            pass
+    (tmp_path / "step_3").mkdir()
+    assert published_steps(tmp_path) == [2, 10]
+    assert published_steps(tmp_path / "missing") == []
+    remove_directory(tmp_path / "step_2")
+    remove_directory(tmp_path / "step_2")
+    assert published_steps(tmp_path) == [10]
+
+
+def test_what_was_half_removed_is_published_again(tmp_path: Path) -> None:
+    (tmp_path / "step_1").mkdir()
+    (tmp_path / "step_1" / "old").write_text("x")
+    with publish_directory(tmp_path / "step_1") as partial:
+        (partial / "new").write_text("x")
+    assert sorted(entry.name for entry in (tmp_path / "step_1").iterdir()) == [STABLE, "new"]
+
+
+@pytest.mark.slow
+def test_a_killed_writer_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from transport.files.atomic import publish_directory\n"
+        "with publish_directory(Path(sys.argv[1])) as partial:\n"
+        "    (partial / 'a').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "step_1")], timeout=30, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert published_steps(tmp_path) == []
+    with publish_directory(tmp_path / "step_1"):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_a_directory_is_on_disk_before_it_appears_and_the_disk_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four things to flush, and none is flushed before all are asked for."""
+    path, all_asked_for = tmp_path / "step_1", threading.Barrier(4)
+    synced: list[tuple[str, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if name != str(tmp_path):
+            all_asked_for.wait(timeout=10)
+        synced.append((name, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with publish_directory(path) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "a").write_bytes(b"a")
+    inside = {str(partial), *(str(partial / name) for name in ("inner", "inner/a", STABLE))}
+    assert {name for name, _ in synced[:4]} == inside
+    assert [appeared for _, appeared in synced] == [False] * 4 + [True]
+    assert synced[4][0] == str(tmp_path)

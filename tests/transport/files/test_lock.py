@@ -1,0 +1,59 @@
+"""The lock that says who is at a place: one process at a time, and looking at it disturbs nobody."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transport.files.lock import Holder, holder_of, lock_place
+
+
+def test_a_place_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "place.lock"
+    assert holder_of(path) is None
+    descriptor = lock_place(path, "taken")
+    assert holder_of(path) == Holder(os.getpid(), socket.gethostname())
+    with pytest.raises(OSError, match="taken"):
+        lock_place(path, "taken")
+    assert holder_of(path) == Holder(os.getpid(), socket.gethostname()), "the one who was refused left no trace"
+    os.close(descriptor)
+    assert holder_of(path) is None
+    os.close(lock_place(path, "taken"))
+
+
+def test_whoever_may_read_the_directory_may_ask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        os.close(lock_place(tmp_path / "place.lock", "taken"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "place.lock").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "place.lock"
+    code = (
+        f"import time; from pathlib import Path; from transport.files.lock import lock_place; "
+        f"lock_place(Path({str(path)!r}), 'taken'); print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert holder_of(path) == Holder(other.pid, socket.gethostname())
+        other.kill()
+        other.wait()
+    assert holder_of(path) is None
+
+
+def test_what_the_file_says_is_believed_only_when_it_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "place.lock"
+    descriptor = lock_place(path, "taken")
+    for words in ("", "² host", "9" * 400 + " host", "12", "-1 host"):
+        path.write_text(words)
+        assert holder_of(path) == Holder(0, "")
+    os.close(descriptor)

@@ -1,0 +1,138 @@
+"""Any process of a job may be killed at any moment: `--resume` goes on, and every step is trained exactly once.
+
+Each test runs a whole job, with real vLLM, kills one process in the middle of a step, and resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.whole_job.jobs import STEPS, RunningJob, assert_nothing_is_left, steps_of, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+ALL_STEPS = list(range(1, STEPS + 1))
+
+
+def test_a_killed_orchestrator_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
+    kill_and_resume(tmp_path, "cli.main orchestrator", "orchestrator")
+
+
+def test_a_killed_trainer_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
+    kill_and_resume(tmp_path, "cli.main trainer", "trainer")
+
+
+def test_a_killed_vllm_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
+    kill_and_resume(tmp_path, "vllm.entrypoints", "inference_0")
+
+
+def test_what_is_killed_comes_back_by_itself_and_nothing_is_lost_or_repeated(tmp_path: Path, tiny_moe: Path) -> None:
+    """Each role once, while the others live on; without `--resume` from anybody's hand."""
+    job = started_and_trained(tmp_path, trained=1, max_restarts=3)
+    trained = job.output_dir / "trainer" / "metrics.jsonl"
+    try:
+        for victim in ("vllm.entrypoints", "cli.main trainer", "cli.main orchestrator"):
+            before = len(steps_of(trained))
+            os.kill(job.pid_of(victim), signal.SIGKILL)
+            job.wait_for(f"a step after the death of {victim}", lambda: len(steps_of(trained)) > before)  # noqa: B023
+        assert job.wait() == 0, job.output()
+        assert_nothing_is_left(job)
+    finally:
+        job.end()
+    for name in ("inference_0", "trainer", "orchestrator"):
+        assert re.search(rf"{name} .*: restarting", job.output()), job.output()
+    assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS
+    assert steps_of(trained) == ALL_STEPS
+
+
+def test_ctrl_c_leaves_no_process_and_a_directory_to_resume(tmp_path: Path, tiny_moe: Path) -> None:
+    job = started_and_trained(tmp_path, trained=2)
+    try:
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130, job.output()
+        assert_nothing_is_left(job)
+    finally:
+        job.end()
+    assert_resumes(job)
+
+
+def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_inference(
+    tmp_path: Path, tiny_moe: Path
+) -> None:
+    """And a job that is done stays as it is."""
+    job = started_and_trained(tmp_path, trained=STEPS - 2)
+    try:
+        trainer = job.pid_of("cli.main trainer")
+        os.kill(trainer, signal.SIGSTOP)  # the orchestrator may lead by two steps, which are the last ones
+        job.wait_for("the last commit", lambda: steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS)
+        os.kill(trainer, signal.SIGKILL)
+        assert job.wait() == 1, job.output()
+    finally:
+        job.end()
+    assert_resumes(job)
+    summary = (job.output_dir / "summary.json").read_bytes()
+    again = RunningJob(job.config_file, job.output_dir, ("--resume",))
+    try:
+        assert again.wait() == 0, again.output()
+    finally:
+        again.end()
+    assert f"is done: {STEPS} of {STEPS} steps" in again.output()
+    assert (job.output_dir / "summary.json").read_bytes() == summary
+
+
+def kill_and_resume(directory: Path, victim: str, name: str) -> None:
+    """Kills the process with `victim` in its command line while the step after the fourth is under way."""
+    job = started_and_trained(directory, trained=4)
+    try:
+        os.kill(job.pid_of(victim), signal.SIGKILL)
+        assert job.wait() == 1, job.output()
+        assert name in job.output(), "the message names the worker that died"
+        assert_nothing_is_left(job)
+    finally:
+        job.end()
+    assert_resumes(job)
+
+
+def started_and_trained(directory: Path, trained: int, max_restarts: int = 0) -> RunningJob:
+    job = RunningJob(write_config(directory, max_restarts), directory / "output")
+    try:
+        job.wait_for(f"step {trained}", lambda: len(steps_of(job.output_dir / "trainer" / "metrics.jsonl")) >= trained)
+    except BaseException:
+        job.end()
+        raise
+    return job
+
+
+def assert_resumes(job: RunningJob) -> None:
+    """The same job with `--resume` goes to its end, with what was committed before left as it was."""
+    committed = records_of(job.output_dir)
+    assert committed, "the job was killed before it had committed anything: the test proves nothing"
+    resumed = RunningJob(job.config_file, job.output_dir, ("--resume",))
+    try:
+        assert resumed.wait() == 0, resumed.output()
+        assert_nothing_is_left(resumed)
+    finally:
+        resumed.end()
+    assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS
+    assert steps_of(job.output_dir / "trainer" / "metrics.jsonl") == ALL_STEPS
+    records = records_of(job.output_dir)
+    assert sorted(records) == ALL_STEPS
+    assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
+
+
+def records_of(output_dir: Path) -> dict[int, str]:
+    """Step to digest of the records of every step that was committed: one whose checkpoint or successor is there."""
+    run = output_dir / "run_killed"
+    newest = max(
+        (int(path.parent.name.removeprefix("step_")) for path in run.glob("checkpoints/step_*/STABLE")), default=0
+    )
+    return {
+        step: hashlib.sha256((run / f"rollouts/step_{step}/rollouts.jsonl").read_bytes()).hexdigest()
+        for step in range(1, newest + 1)
+    }

@@ -1,0 +1,1 @@
+"""LoRA adapters of many runs beside one frozen model."""

@@ -1,0 +1,90 @@
+"""An adapter in PEFT's format, read into a run's slot: what `training.lora.start_from` names.
+
+The file is not trusted: its names and shapes are compared with those of the run's own adapter before a tensor is read, and
+nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from run.config import LoraConfig
+from transport.files.untrusted import open_regular, read_json
+
+MAX_DESCRIPTION_BYTES = 2**20
+
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "use_rslora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": ([], None),
+}
+"""Keys of `adapter_config.json` that change the meaning of the weights, and their values in plain LoRA."""
+
+
+def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, directory: Path) -> None:
+    """Copies the adapter in `directory` into a run's.
+
+    Args:
+        state: gives the run's adapter by PEFT's names, in the memory of its parameters.
+        config: the run's; its rank and alpha must be the file's.
+        directory: with `adapter_config.json` and `adapter_model.safetensors`.
+
+    Raises:
+        ValueError: there is no adapter, or this run could not have written it; the message says what differs.
+    """
+    try:
+        _check_description(read_json(directory / "adapter_config.json", MAX_DESCRIPTION_BYTES), config)
+        own = state()
+        given = _read(directory / "adapter_model.safetensors", own)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+        for name, tensor in state().items():
+            if not torch.equal(tensor.cpu(), given[name].to(tensor.dtype)):
+                raise ValueError(
+                    f"{name} differs from that of a layer which this model fuses with it; fused layers share one lora_A"
+                )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"training.lora.start_from = {str(directory)!r}: {error}") from error
+
+
+def _check_description(description: Mapping[str, Any], config: LoraConfig) -> None:
+    for key, name, wanted in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
+        if description.get(key) != wanted:
+            raise ValueError(
+                f"the adapter has {key} = {description.get(key)!r}, and training.lora.{name} = {wanted:g}; they must be the same"
+            )
+    for key, plain in _PLAIN.items():
+        if description.get(key) not in plain:
+            raise ValueError(f"the adapter has {key} = {description[key]!r}; expected {plain[0]!r}")
+
+
+def _read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the file, which are those of `own` by name and shape."""
+    open_regular(path).close()  # safetensors would wait for a FIFO
+    with safe_open(path, "pt") as file:
+        found = set(file.keys())
+        if found != own.keys():
+            missing, unknown = sorted(own.keys() - found), sorted(found - own.keys())
+            which = [f"it lacks {len(missing)}, such as {missing[0]}"] if missing else []
+            which += [f"it has {len(unknown)} more, such as {unknown[0]}"] if unknown else []
+            raise ValueError(
+                f"its tensors are not those of this run's adapter: {'; '.join(which)}; compare target_modules"
+            )
+        for name, tensor in own.items():
+            if (shape := list(file.get_slice(name).get_shape())) != list(tensor.shape):
+                raise ValueError(
+                    f"{name} has the shape {shape}; expected {list(tensor.shape)}: is it of another model?"
+                )
+        return {name: file.get_tensor(name) for name in own}

@@ -1,0 +1,214 @@
+"""The adapters of one layer: a low-rank product a slot, and which tokens of a packed row go through which.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021; many adapters over one base as in Chen et al.,
+"Punica: Multi-Tenant LoRA Serving", 2023. `trainer/lora/multi_lora.py` has the layers that use this. Shape suffixes as in
+`transport/records.py`, and `E` for experts, `R` for rank, `I` and `O` for a weight's inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+ALIGNMENT = 8
+"""Sizes that `grouped_mm` takes are multiples of 16 bytes, which for bfloat16 are 8 elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """`scale * B A x`, or one for each of several experts. Parameters are float32."""
+
+    lora_A: nn.Parameter
+    """`[R, I]` or `[E, R, I]`."""
+    lora_B: nn.Parameter
+    """`[O, R]` or `[E, O, R]`."""
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Whose the tokens of a packed row are: `lengths[i]` tokens of slot `slots[i]`, end to end."""
+
+    slots: tuple[int, ...]
+    lengths: tuple[int, ...]
+    ends: Tensor
+    """int32 `[spans]`: where each span ends, on the device."""
+    span_T: Tensor
+    """int64 `[T]`: which span each token is in, on the device."""
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int]], device: torch.device) -> Routing:
+        """For `(slot, tokens)` in the order of the row."""
+        lengths = tuple(tokens for _, tokens in spans)
+        ends = torch.tensor(list(accumulate(lengths)), dtype=torch.int32).to(device)
+        span_T = torch.arange(len(spans)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).to(device)
+        return cls(tuple(slot for slot, _ in spans), lengths, ends, span_T)
+
+
+class MultiLora(nn.Module):
+    """A layer with up to `max_runs` adapters by slot, each a low-rank product for each of its base weights."""
+
+    def __init__(self, base: nn.Module, weights: Mapping[str, Tensor], max_runs: int) -> None:
+        """`weights`: the base weights `[O, I]` or `[E, O, I]`, by the prefix of their adapters' names."""
+        super().__init__()
+        self.base = base
+        self.max_runs = max_runs
+        self.routing: Routing | None = None
+        # Not submodules: the model's parameters are those of its base, and a slot's belong to its run.
+        self.adapters: dict[int, dict[str, LowRank]] = {}
+        self._weights = dict(weights)
+
+    def admit(self, index: int, rank: int, alpha: float, generator: torch.Generator) -> None:
+        """Puts a fresh adapter into the free slot `index`: A random, B zero, so that it changes nothing until it is trained.
+
+        `generator` is a CPU one, whatever the device, so that a seed means the same everywhere.
+        """
+        assert 0 <= index < self.max_runs, f"slot {index} of {self.max_runs}"
+        assert index not in self.adapters, f"slot {index} is taken"
+        self.adapters[index] = {
+            prefix: _fresh(weight, rank, alpha, generator) for prefix, weight in self._weights.items()
+        }
+
+    def release(self, index: int) -> None:
+        """Empties slot `index`: nothing of its adapter remains. One that is empty stays so."""
+        self.adapters.pop(index, None)
+
+    def adapter_parameters(self, index: int) -> dict[str, nn.Parameter]:
+        """The leaf parameters of slot `index`, float32, by name; none where it has no adapter on this layer."""
+        parameters: dict[str, nn.Parameter] = {}
+        for prefix, product in self.adapters.get(index, {}).items():
+            parameters |= {f"{prefix}lora_A": product.lora_A, f"{prefix}lora_B": product.lora_B}
+        return parameters
+
+    @abstractmethod
+    def adapter_state(self, index: int) -> dict[str, Tensor]:
+        """The weights of slot `index` under PEFT's names below the layer's own, such as `lora_A.weight`, as inference loads them;
+        none where it has no adapter on this layer. They may share memory with the parameters."""
+
+    def products(self, prefix: str) -> list[LowRank | None]:
+        """Of each span of the row at hand; None where its slot has no adapter on this layer."""
+        assert self.routing is not None
+        return [self.adapters[slot][prefix] if slot in self.adapters else None for slot in self.routing.slots]
+
+
+def _fresh(weight: Tensor, rank: int, alpha: float, generator: torch.Generator) -> LowRank:
+    *experts, outputs, inputs = weight.shape
+    bound = 1 / math.sqrt(inputs)
+    initial = torch.empty(*experts, rank, inputs).uniform_(-bound, bound, generator=generator)
+    return LowRank(
+        lora_A=nn.Parameter(initial.to(weight.device)),
+        lora_B=nn.Parameter(torch.zeros(*experts, outputs, rank, device=weight.device)),
+        scale=alpha / rank,
+    )
+
+
+def add_low_rank(output: Tensor, hidden: Tensor, routing: Routing, products: Sequence[LowRank | None]) -> Tensor:
+    """`output` `[..., O]`, which is used up, plus each span's product of its tokens in `hidden` `[..., I]`, in their precision.
+
+    Several spans on a GPU are two grouped products; elsewhere each span is its own, in place, so that one costs what it would
+    alone and many no more than their tokens.
+    """
+    if not any(products):
+        return output
+    aligned = output.shape[-1] % ALIGNMENT == 0 and hidden.shape[-1] % ALIGNMENT == 0
+    if hidden.is_cuda and len(products) > 1 and aligned:
+        return add_low_rank_grouped(output, hidden, routing.ends, products)
+    factors = [factor for product in products if product for factor in (product.lora_A, product.lora_B)]
+    scales = [product.scale if product else None for product in products]
+    result: Tensor = _AddLowRank.apply(output, hidden, routing.lengths, scales, *factors)
+    return result
+
+
+def add_low_rank_grouped(output: Tensor, hidden: Tensor, ends: Tensor, products: Sequence[LowRank | None]) -> Tensor:
+    """The same by grouped products, whatever the device. Sizes are multiples of `ALIGNMENT`; `ends` int32 `[spans]`."""
+    lora_A, lora_B = stacked(products, hidden.shape[-1], output.shape[-1], hidden)
+    rows_TI = hidden.reshape(-1, hidden.shape[-1])
+    shrunk_TR = functional.grouped_mm(rows_TI, lora_A.transpose(-2, -1), offs=ends)
+    low_rank_TO = functional.grouped_mm(shrunk_TR, lora_B.transpose(-2, -1), offs=ends)
+    return output + low_rank_TO.view_as(output)
+
+
+def stacked(
+    products: Sequence[LowRank | None], inputs: int, outputs: int, like: Tensor, experts: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """The factors of several products, ranks filled up to a common one by zeros, in the precision and on the device of `like`.
+
+    Returns:
+        A `[*experts, products, R, inputs]`, and B `[*experts, products, outputs, R]` with the scale in it; zeros for None.
+    """
+    highest = max(product.lora_A.shape[-2] for product in products if product)
+    rank = -(-highest // ALIGNMENT) * ALIGNMENT
+    empty_A, empty_B = like.new_zeros(*experts, rank, inputs), like.new_zeros(*experts, outputs, rank)
+    lora_A = [
+        functional.pad(product.lora_A.to(like.dtype), (0, 0, 0, rank - product.lora_A.shape[-2]))
+        if product
+        else empty_A
+        for product in products
+    ]
+    lora_B = [
+        functional.pad((product.scale * product.lora_B).to(like.dtype), (0, rank - product.lora_B.shape[-1]))
+        if product
+        else empty_B
+        for product in products
+    ]
+    return torch.stack(lora_A, -3), torch.stack(lora_B, -3)
+
+
+class _AddLowRank(torch.autograd.Function):
+    """Products of contiguous spans into the rows of one tensor. As a function of its own, because differentiating slices and
+    their concatenation would copy or zero every activation once more for every span."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        hidden: Tensor,
+        lengths: Sequence[int],
+        scales: Sequence[float | None],
+        *factors: Tensor,
+    ) -> Tensor:
+        ctx.mark_dirty(output)
+        rows_TO, rows_TI = output.view(-1, output.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+        assert len(rows_TI) == sum(lengths), (
+            f"{len(rows_TI)} tokens, of which {sum(lengths)} were announced to `routing`"
+        )
+        given, shrunk = iter(factors), []
+        for scale, added_TO, taken_TI in zip(scales, rows_TO.split(lengths), rows_TI.split(lengths), strict=True):
+            if scale is None:
+                continue
+            lora_A, lora_B = (next(given).to(hidden.dtype) for _ in range(2))
+            shrunk.append(taken_TI @ lora_A.T)
+            added_TO.addmm_(shrunk[-1], lora_B.T, alpha=scale)
+        ctx.lengths, ctx.scales = lengths, scales
+        ctx.save_for_backward(hidden, *factors, *shrunk)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        hidden, *saved = ctx.saved_tensors
+        count = len(saved) // 3
+        factors, shrunk = iter(saved[: 2 * count]), iter(saved[2 * count :])
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
+        grad_TO, rows_TI = grad.reshape(-1, grad.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+        grad_factors: list[Tensor] = []
+        start = 0
+        for scale, length in zip(ctx.scales, ctx.lengths, strict=True):
+            span = slice(start, start := start + length)
+            if scale is None:
+                if grad_hidden is not None:
+                    grad_hidden.view(-1, hidden.shape[-1])[span].zero_()
+                continue
+            lora_A, lora_B = (next(factors).to(hidden.dtype) for _ in range(2))
+            grad_shrunk_TR = (grad_TO[span] @ lora_B).mul_(scale)
+            grad_factors += [grad_shrunk_TR.T @ rows_TI[span], (grad_TO[span].T @ next(shrunk)).mul_(scale)]
+            if grad_hidden is not None:
+                torch.mm(grad_shrunk_TR, lora_A, out=grad_hidden.view(-1, hidden.shape[-1])[span])
+        return grad, grad_hidden, None, None, *grad_factors

@@ -1,0 +1,148 @@
+"""LoRA for many runs at once: adapters by slot over one frozen model, beside its linear layers and its experts.
+
+A layer holds an adapter for each slot that is taken (`trainer/lora/layer.py`), with parameters and a rank of its own, so that
+memory grows with the adapters that are there and an optimizer owns those of its run alone. `routing` says which tokens of a
+forward pass go through which slot; outside it the model is the bare base. The base does not learn and the tokens of two runs
+do not mix, so what is not finite in one run's tokens stays there. Exports are in PEFT's format, which vLLM loads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
+from run.config import LoraConfig
+from trainer.lora.experts import MultiLoraExperts, can_adapt
+from trainer.lora.layer import MultiLora, Routing, add_low_rank
+
+logger = logging.getLogger(__name__)
+
+
+class MultiLoraLinear(MultiLora):
+    """`base(x) + (alpha / rank) * B A x` with the `A` `[rank, in]` and `B` `[out, rank]` of each token's slot."""
+
+    def __init__(self, base: nn.Linear, max_runs: int) -> None:
+        super().__init__(base, {"": base.weight}, max_runs)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[..., in]` to `[..., out]`, in the precision of `hidden`; tokens in the order of the row."""
+        output = self.base(hidden)
+        return output if self.routing is None else add_low_rank(output, hidden, self.routing, self.products(""))
+
+    def adapter_state(self, index: int) -> dict[str, Tensor]:
+        return {f"{name}.weight": parameter.detach() for name, parameter in self.adapter_parameters(index).items()}
+
+
+def wrap_linears(model: nn.Module, max_runs: int) -> dict[str, MultiLora]:
+    """Freezes the model and puts a layer for adapters around each layer that can have one, unless that has been done.
+
+    Returns:
+        These layers by module path, in the model's order. Without an adapter they give what the bare ones gave.
+    """
+    for name, module in _adaptable(model).items():
+        if not isinstance(module, MultiLora):
+            parent, _, child = name.rpartition(".")
+            kind = MultiLoraLinear if isinstance(module, nn.Linear) else MultiLoraExperts
+            setattr(model.get_submodule(parent), child, kind(module, max_runs))
+    model.requires_grad_(False)
+    return {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
+
+
+def is_target(name: str, config: LoraConfig) -> bool:
+    """Whether a run with this configuration has an adapter on the layer at module path `name`."""
+    return name.rpartition(".")[2] in config.target_modules
+
+
+def check_targets(model: nn.Module, config: LoraConfig, max_rank: int) -> None:
+    """Raises `ValueError`, for people, unless the model, wrapped or not, can have this adapter."""
+    if config.rank > max_rank:
+        raise ValueError(
+            f"training.lora.rank = {config.rank}: this trainer takes ranks up to max_lora_rank = {max_rank}"
+        )
+    known = {name.rpartition(".")[2] for name in _adaptable(model)}
+    missing = set(config.target_modules) - known
+    if missing >= set(config.target_modules):
+        raise ValueError(
+            f"training.lora.target_modules = {config.target_modules}: this model has no such layer that can have an adapter; "
+            f"it has {sorted(known)}"
+        )
+    if missing:
+        logger.warning("LoRA: this model has no layer named %s that can have an adapter", sorted(missing))
+
+
+@contextmanager
+def routing(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Forward passes inside take each token through the adapter of its slot, where that has one.
+
+    Args:
+        model: wrapped; one that is not has no adapters, and computes what it always does.
+        spans: `(slot, tokens)` in the order of the packed row, adding up to its tokens.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MultiLora)]
+    if layers:
+        known = Routing.of(spans, next(model.parameters()).device)
+        for layer in layers:
+            layer.routing = known
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.routing = None
+
+
+def peft_state(layers: Mapping[str, MultiLora], index: int) -> dict[str, Tensor]:
+    """The weights of slot `index` on all `layers`, by module path, under the names of PEFT; they may share memory."""
+    return {
+        f"base_model.model.{prefix}.{name}": tensor
+        for prefix, layer in layers.items()
+        for name, tensor in layer.adapter_state(index).items()
+    }
+
+
+def export_adapter(
+    model: nn.Module, index: int, config: LoraConfig, base_model: str, directory: Path
+) -> dict[str, Tensor]:
+    """Writes `adapter_model.safetensors` and `adapter_config.json` of slot `index`, as PEFT names them, into `directory`, and
+    returns the tensors written, on the CPU."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
+    # Each its own memory: safetensors refuses two names for one.
+    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, index).items()}
+    # Not save_file, whose errors do not say what the system's was.
+    (directory / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
+    description = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors}),
+        "inference_mode": True,
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(description, indent=2) + "\n")
+    return tensors
+
+
+def digest_adapter(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Digest]:
+    """The digest of an adapter as an engine holds it, by the precision of the engine."""
+    scale = config.alpha / config.rank
+    return {name: digest_of(scaled_adapter(tensors, scale, dtype), dtype) for name, dtype in DTYPES.items()}
+
+
+def _adaptable(model: nn.Module) -> dict[str, nn.Module]:
+    """By module path, the layers that have adapters or can. Not the output layer: it sees a row's predicting tokens only."""
+    head = model.get_output_embeddings()
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = name.rpartition(".")[0] in found
+        if not inside and module is not head and (isinstance(module, MultiLora | nn.Linear) or can_adapt(module)):
+            found[name] = module
+    return found

@@ -1,0 +1,104 @@
+"""Loading the causal language model that is trained, and the one way its forward pass is called.
+
+Everything that runs the model (training, the probe, tests) calls `log_probabilities`, so that packing, temperature and
+precision mean the same everywhere. The model is always in evaluation mode: dropout would make the trainer another function
+than the inference engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from trainer.model import attention
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for `auto`, `cpu` or `cuda`; with CUDA and several ranks, the one of this local rank.
+
+    Raises:
+        ValueError: `cuda` was asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError('device = "cuda", but torch sees no CUDA device here; use device = "cpu" or "auto"')
+    if name == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The precision for `auto`, `float32` or `bfloat16` on `device`: `auto` is what its attention kernels are made for."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[name]
+
+
+def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Module:
+    """The model in `directory`, in evaluation mode, with attention kept within each sample.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be read.
+    """
+    transformers_logging.disable_progress_bar()  # a bar for every broadcast would bury the log
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        raise ValueError(f"model = {str(directory)!r}: there is no config.json in that directory")
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            path, dtype=choose_dtype(dtype, device), attn_implementation=attention.NAME, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"model = {str(directory)!r} cannot be loaded: {error}") from error
+    return model.to(device).eval()
+
+
+def log_probabilities(
+    model: nn.Module,
+    token_ids_T: Tensor,
+    position_ids_T: Tensor,
+    sample_lengths: Sequence[int],
+    predicting_P: Tensor,
+    targets_P: Tensor,
+    temperature: Tensor | float,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of chosen tokens of a packed row, and the entropies of the distributions they came from.
+
+    Args:
+        model: as `load_model` returns it.
+        token_ids_T: int64 `[T]`, samples end to end.
+        position_ids_T: int64 `[T]`, restarting at 0 with each sample.
+        sample_lengths: of each sample, adding up to T.
+        predicting_P: int64 `[P]`, the positions whose next token is asked for; logits are computed for these only.
+        targets_P: int64 `[P]`, those next tokens.
+        temperature: divides the logits; one for all, or float32 `[P]`.
+
+    Returns:
+        float32 `[P]` natural log-probabilities, with gradient, and float32 `[P]` entropies in nats, without.
+    """
+    logits_PV = model(
+        input_ids=token_ids_T[None],
+        position_ids=position_ids_T[None],
+        use_cache=False,
+        logits_to_keep=predicting_P,
+        sample_lengths=list(sample_lengths),
+    ).logits[0]
+    divisor = temperature[:, None] if isinstance(temperature, Tensor) else temperature
+    log_probabilities_PV = torch.log_softmax(logits_PV.float() / divisor, dim=-1)
+    with torch.no_grad():
+        entropies_P = -(log_probabilities_PV.exp() * log_probabilities_PV).sum(-1)
+    return log_probabilities_PV.gather(-1, targets_P[:, None])[:, 0], entropies_P
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name to parameter of all that require a gradient; a tied parameter appears once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

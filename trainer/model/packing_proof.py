@@ -1,0 +1,121 @@
+"""Tests by computation, when a model is loaded, whether the samples of a packed row influence each other.
+
+Our attention (`trainer/model/attention.py`) stays within each sample, but a model may have other layers that look back:
+convolutions, state spaces, linear attention. So a few random samples are computed three times: by transformers' own forward
+pass, one sample at a time; by ours, one at a time; and by ours in packed rows, each sample once at the beginning of a row.
+If the first two differ, the model computes another function under our attention and must not be trained. The first sample of
+a row cannot see another sample, so it differs from the same sample alone only by rounding, on this device and at this
+precision. If the other samples differ by much more, the model is trained with one sample a row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainer.faults import is_fatal
+from trainer.model import attention
+from trainer.model.load import log_probabilities
+
+logger = logging.getLogger(__name__)
+
+LENGTHS = (5, 12, 1, 9, 3)
+"""Lengths of the samples in tokens: shorter than any attention window, and all different."""
+
+LEAST_BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Nats, root mean square: how much packed samples may differ from the same samples alone, even if rounding differs by less."""
+
+ROUNDING_FACTOR = 3.0
+"""How much more than the first sample of a row the others may differ."""
+
+STOCK_BOUND = {torch.float32: 1e-3, torch.bfloat16: 3e-1}
+"""Nats, root mean square: how far transformers' own attention may be from ours, which sums in another order."""
+
+_SEED = 20_240_229
+
+
+def prove_packing(model: nn.Module) -> None:
+    """Tests `model`, as `load_model` returned it, and stores the result on it for `can_pack`.
+
+    Raises:
+        ValueError: it cannot be trained, because it computes another function here than in transformers.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    samples = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    samples = [sample.to(next(model.parameters()).device) for sample in samples]
+    dtype = next(model.parameters()).dtype
+    try:
+        with torch.no_grad():
+            alone = [_row(model, [sample])[0] for sample in samples]
+            stock = _stock(model, samples)
+            rows = [_row(model, [*samples[first:], *samples[:first]]) for first in range(len(samples))]
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        raise ValueError(f"{type(model).__name__} cannot be trained: {error}") from error
+    if not (other := _distance(alone, stock)) <= STOCK_BOUND[dtype]:
+        raise ValueError(
+            f"{type(model).__name__} cannot be trained: under the trainer's attention, log-probabilities of a sample differ "
+            f"from those of transformers by {other:.2g} nats (root mean square; at most {STOCK_BOUND[dtype]:g} in {dtype})"
+        )
+    rounding = _distance([row[0] for row in rows], alone)
+    found = _distance(
+        [values for row in rows for values in row[1:]],
+        [values for first in range(len(samples)) for values in [*alone[first + 1 :], *alone[:first]]],
+    )
+    bound = max(LEAST_BOUND[dtype], ROUNDING_FACTOR * rounding)
+    model.one_sample_a_row = not found <= bound
+    if model.one_sample_a_row:
+        logger.warning(
+            "%s does not keep the samples of a row apart: packed, their log-probabilities differ by %.2g nats from those alone "
+            "(root mean square; at most %.2g). It is trained with one sample a row, which is correct but slower",
+            type(model).__name__, found, bound,
+        )  # fmt: skip
+    else:
+        logger.info("packing proven: samples in a row and alone differ by %.2g nats (at most %.2g)", found, bound)
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Whether several samples may share a row; else each needs one of its own."""
+    return not getattr(model, "one_sample_a_row", False)
+
+
+def _row(model: nn.Module, samples: Sequence[Tensor]) -> list[Tensor]:
+    """The log-probabilities of each sample's tokens but the first, in one row."""
+    lengths = [len(sample) for sample in samples]
+    tokens_T = torch.cat(list(samples))
+    positions_T = torch.cat([torch.arange(length, device=tokens_T.device) for length in lengths])
+    predicting_P = (positions_T[1:] > 0).nonzero()[:, 0]
+    targets_P = tokens_T[1:][predicting_P]
+    values_P, _ = log_probabilities(model, tokens_T, positions_T, lengths, predicting_P, targets_P, 1.0)
+    return list(values_P.split([length - 1 for length in lengths]))
+
+
+def _stock(model: nn.Module, samples: Sequence[Tensor]) -> list[Tensor]:
+    """The same sample by sample as transformers computes it; the model is then as it was.
+
+    Raises:
+        ValueError: its attention cannot be exchanged, so ours is not what it uses.
+    """
+    try:
+        try:
+            model.set_attn_implementation("sdpa")
+        except ValueError:
+            model.set_attn_implementation("eager")
+        if model.config._attn_implementation == attention.NAME:
+            raise ValueError("it does not use transformers' attention interface")
+        logits = [model(input_ids=sample[None], use_cache=False).logits[0].float() for sample in samples]
+    finally:
+        model.set_attn_implementation(attention.NAME)
+    return [
+        each[:-1].log_softmax(-1).gather(-1, sample[1:, None])[:, 0]
+        for each, sample in zip(logits, samples, strict=True)
+    ]
+
+
+def _distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The root mean square of their differences; not a number where one of them is not."""
+    return float((torch.cat(list(found)) - torch.cat(list(expected))).square().mean().sqrt())

@@ -1,0 +1,171 @@
+"""The trainer's checkpoints of one run, `trainer/<run_id>/checkpoints/step_N/`: everything that makes a resume exact.
+
+`state.safetensors` holds the weights, the optimizer's moments and the random state as tensors, `state.json` the progress. Nothing
+is pickled. A directory appears whole, with its `STABLE` marker, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from run.config import OrchestratorConfig
+from trainer.runs import control_files
+from trainer.runs.manager import Progress, Run
+from transport.config import IDENTIFIER_PATTERN
+from transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the message says which and why."""
+
+
+def checkpoints_directory(output_dir: Path, run_id: str) -> Path:
+    """Where the trainer keeps its checkpoints of a run."""
+    return output_dir / "trainer" / run_id / "checkpoints"
+
+
+def newest_step(output_dir: Path, run_id: str) -> int:
+    """The step of the newest checkpoint of a run; 0 when there is none."""
+    return max(published_steps(checkpoints_directory(output_dir, run_id)), default=0)
+
+
+def fallback_step(output_dir: Path, run_id: str, keep: int) -> int:
+    """The step of the oldest of `keep` checkpoints, to which a run can go back should the newer ones be damaged; 0 when there are
+    fewer."""
+    steps = published_steps(checkpoints_directory(output_dir, run_id))
+    return steps[-keep] if len(steps) >= keep else 0
+
+
+def holds_any(output_dir: Path) -> Path | None:
+    """A published checkpoint of any run under `output_dir`, or None."""
+    return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
+
+
+def finished_runs(output_dir: Path) -> list[OrchestratorConfig]:
+    """The configurations of the runs under `output_dir`, evicted ones left out, if the checkpoints say of every one that it is
+    trained to its end; else none."""
+    finished: list[OrchestratorConfig] = []
+    for run_id, sighting in control_files.scan(output_dir).items():
+        if sighting.evicted:
+            continue
+        try:
+            config = control_files.read_config(output_dir, run_id)
+        except control_files.InvalidConfig:
+            return []  # the gate will say what is wrong with it
+        if config is None or newest_step(output_dir, run_id) < config.steps:
+            return []
+        finished.append(config)
+    return finished
+
+
+def set_aside(output_dir: Path, run_id: str) -> None:
+    """Moves the checkpoints of a run whose directory was deleted to `trainer/.deleted-<run_id>/`, in place of any that are there.
+
+    A new run of that name begins anew, and what was deleted by mistake is not lost.
+    """
+    former = output_dir / "trainer" / run_id
+    aside = former.with_name(f".deleted-{run_id}")
+    if former.is_dir():
+        if aside.exists():
+            shutil.rmtree(aside)
+        former.rename(aside)
+
+
+def set_aside_deleted(output_dir: Path) -> None:
+    """The same for every run whose directory was deleted while no trainer ran."""
+    for kept in sorted(output_dir.glob("trainer/*/checkpoints")):
+        run_id = kept.parent.name
+        if re.fullmatch(IDENTIFIER_PATTERN, run_id) and not control_files.run_directory(output_dir, run_id).exists():
+            logger.info("the directory of run %s was deleted; its checkpoints are set aside", run_id)
+            set_aside(output_dir, run_id)
+
+
+def save(run: Run, output_dir: Path, keep: int) -> None:
+    """Writes the checkpoint of the run's current step unless it is there already, then removes all but the newest `keep`. The
+    weights that were broadcast at this step become durable with it: a resume takes them as they are.
+
+    Raises `OSError` (disk full); the former checkpoints are then intact.
+    """
+    parent = checkpoints_directory(output_dir, run.run_id)
+    step = run.progress.step
+    if step not in published_steps(parent):
+        broadcast = control_files.run_directory(output_dir, run.run_id) / "broadcast" / f"step_{step}"
+        if broadcast.is_dir():
+            flush_directory(broadcast)
+        # Each tensor gets its own storage: safetensors refuses two names for one.
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.optimizer.state().items()}
+        with publish_directory(parent / f"step_{step}") as directory:
+            save_file(tensors | _random_state(), directory / "state.safetensors")
+            description = {"format": FORMAT, "run_id": run.run_id, "progress": asdict(run.progress)}
+            (directory / "state.json").write_text(json.dumps(description, indent=2) + "\n")
+    for old in published_steps(parent)[:-keep]:
+        remove_directory(parent / f"step_{old}")
+
+
+def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
+    """Puts the run where it was after `step`, and with `random_state` this process's generators, too, which runs share.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or is of another model, adapter, optimizer or format.
+    """
+    progress = _read_progress(output_dir, run.run_id, step)
+    directory = checkpoints_directory(output_dir, run.run_id) / f"step_{step}"
+    try:
+        tensors = load_file(directory / "state.safetensors")
+        run.optimizer.load_state(tensors)
+        if random_state:
+            _restore_random_state(tensors)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _unusable(directory, error) from error
+    run.progress = progress
+    logger.info("run %s goes on after step %d, from %s", run.run_id, step, directory)
+
+
+def _read_progress(output_dir: Path, run_id: str, step: int) -> Progress:
+    directory = checkpoints_directory(output_dir, run_id) / f"step_{step}"
+    try:
+        description = json.loads((directory / "state.json").read_text())
+        if description["format"] != FORMAT or description["run_id"] != run_id:
+            raise ValueError(
+                f"format {description['format']} of run {description['run_id']!r}; expected format {FORMAT} of {run_id!r}"
+            )
+        progress = Progress(**description["progress"])
+        if progress.step != step:
+            raise ValueError(f"it says it is of step {progress.step}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unusable(directory, error) from error
+    return progress
+
+
+def _unusable(directory: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {directory} cannot be used: {error}. If it is damaged, remove that directory to go on from the "
+        "one before"
+    )
+
+
+def _random_state() -> dict[str, Tensor]:
+    state = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["random.cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])

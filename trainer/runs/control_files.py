@@ -1,0 +1,144 @@
+"""`run_<id>/control/` as the trainer reads and writes it: who is there, with which configuration, and what the trainer answers.
+
+A directory is looked at without trust: its name has to be an id, neither it nor its `control` may be a link, and its files
+are read as `transport/files/untrusted.py` reads those of others. Nothing here needs torch, so that the command line evicts a
+run by the same function as the trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from run.config import OrchestratorConfig
+from transport.config import IDENTIFIER_PATTERN
+from transport.files.atomic import write_atomically
+from transport.files.untrusted import UntrustedFileError, read_text, read_toml
+
+logger = logging.getLogger(__name__)
+
+EVICTED = "evicted.txt"
+_REFUSED = "config_validation_error.txt"
+
+MAX_CONFIG_BYTES = 2**20
+"""Of `orch.toml`; larger ones are not read."""
+
+MAX_REASON_BYTES = 2**14
+"""Of `evicted.txt`; larger ones are not read. What the trainer writes to `control/` is no longer, either."""
+
+FileIdentity = tuple[int, int, int]
+"""Time of change in nanoseconds, size and inode: differs once a file was replaced."""
+
+
+class InvalidConfig(ValueError):
+    """A configuration with which a run cannot be trained; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A run's directory with a `control/orch.toml`, valid or not."""
+
+    run_id: str
+    directory: int
+    """Its inode: another one is another run of the same name."""
+    config: FileIdentity
+    evicted: bool
+
+    @property
+    def since(self) -> int:
+        """When its configuration was written, in nanoseconds."""
+        return self.config[0]
+
+
+def run_directory(output_dir: Path, run_id: str) -> Path:
+    """`<output_dir>/run_<id>`."""
+    return output_dir / f"run_{run_id}"
+
+
+def scan(output_dir: Path) -> dict[str, Sighting]:
+    """The runs in a job's directory by id. One that appears or goes meanwhile is there or not, and either is right; one that
+    may not be read is not there."""
+    seen: dict[str, Sighting] = {}
+    with os.scandir(output_dir) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            run_id = entry.name.removeprefix("run_")
+            if run_id == entry.name or not re.fullmatch(IDENTIFIER_PATTERN, run_id):
+                continue
+            try:
+                sighting = _look(entry, run_id)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                logger.debug("%s cannot be looked into, and is no run: %s", entry.path, error)
+            else:
+                if sighting is not None:
+                    seen[run_id] = sighting
+    return seen
+
+
+def _look(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
+    """The run in `directory`, if there is one. There may be thousands, finished long ago: no more calls than needed."""
+    control = f"{directory.path}/control"
+    config = f"{control}/orch.toml"
+    found = os.stat(config)
+    if directory.is_symlink() or os.path.islink(control) or os.path.islink(config):
+        # The link may lead to another run's directory, and an answer would then go to that run.
+        logger.debug("%s contains a link to another place; ignored as a run", directory.path)
+        return None
+    changed = (found.st_mtime_ns, found.st_size, found.st_ino)
+    return Sighting(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
+
+
+def read_config(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
+    """A run's configuration; None where the file has gone. Raises `InvalidConfig`."""
+    path = run_directory(output_dir, run_id) / "control" / "orch.toml"
+    try:
+        config = OrchestratorConfig.model_validate(read_toml(path, MAX_CONFIG_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UntrustedFileError as error:
+        raise InvalidConfig(str(error)) from error
+    except (OSError, ValidationError) as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+    if config.run_id != run_id:
+        raise InvalidConfig(f"{path}: run_id = {config.run_id!r}, but this is the directory of run {run_id!r}")
+    return config
+
+
+def refuse_config(output_dir: Path, run_id: str, message: str) -> None:
+    """Writes `control/config_validation_error.txt`, which the orchestrator shows. Raises `OSError`."""
+    _write(output_dir, run_id, _REFUSED, message)
+
+
+def accept_config(output_dir: Path, run_id: str) -> None:
+    """Takes back what `refuse_config` wrote of an earlier configuration. Raises `OSError`."""
+    (run_directory(output_dir, run_id) / "control" / _REFUSED).unlink(missing_ok=True)
+
+
+def evict(output_dir: Path, run_id: str, reason: str) -> None:
+    """Writes `control/evicted.txt`: the trainer takes nothing more from this run until an operator removes the file. Raises
+    `OSError`, as when there is no such run."""
+    _write(output_dir, run_id, EVICTED, reason)
+
+
+def eviction(output_dir: Path, run_id: str) -> str | None:
+    """Why the run was evicted; None where it was not."""
+    path = run_directory(output_dir, run_id) / "control" / EVICTED
+    try:
+        return read_text(path, MAX_REASON_BYTES).strip() or "no reason given"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UntrustedFileError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+
+
+def _write(output_dir: Path, run_id: str, name: str, text: str) -> None:
+    content = text.encode(errors="replace")[: MAX_REASON_BYTES - 1] + b"\n"
+    write_atomically(run_directory(output_dir, run_id) / "control" / name, content)

@@ -1,0 +1,113 @@
+"""JSON Lines that one process appends to and others read meanwhile, as both `metrics.jsonl` are.
+
+A line counts once its newline is there. A writer that was killed, or whose disk was full, may leave half a line behind; the next
+append removes it first, since whatever follows it would be lost with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from transport.files.atomic import write_buffers
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 64 * 2**10
+
+
+def append_line(path: Path, line: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Appends one JSON object, in one write where the disk lets it. One writer a file. Blocks: call it in a thread.
+
+    `durable` waits until this line and all before it are on the disk; others may be lost when the machine ends. Raises `OSError`
+    (disk full): the file then ends with the line before.
+    """
+    data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        end = _end_of_last_line(descriptor, size)
+        if end < size:
+            logger.warning("%s: removing %d bytes of a line that was never finished", path, size - end)
+            os.ftruncate(descriptor, end)
+        try:
+            write_buffers(descriptor, [data])
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Every whole line, newline included, and the object that it holds. Others are passed over, with a warning. Nothing
+    where there is no file. Raises `OSError`."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for raw in file:
+            if (line := object_in(raw)) is not None:
+                yield raw, line
+            else:
+                logger.warning("%s: dropping a torn line of %d bytes", path, len(raw))
+
+
+def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """The lines of a file, the last one first: where each begins, its bytes with the newline, and its object, or None for what is
+    none or has no newline. Nothing where there is no file. Reads a block at a time; raises `OSError`."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        start, rest = file.seek(0, os.SEEK_END), b""
+        while start:
+            size = min(_BLOCK_BYTES, start)
+            start -= size
+            data = os.pread(file.fileno(), size, start) + rest
+            *ended, last = data.split(b"\n")
+            lines = [line + b"\n" for line in ended] + ([last] if last else [])
+            rest = lines.pop(0) if start else b""  # it may have begun in the block before
+            end = start + len(data)
+            for raw in reversed(lines):
+                end -= len(raw)
+                yield end, raw, object_in(raw)
+
+
+def replace_end(path: Path, start: int, data: bytes) -> None:
+    """Replaces what the file holds from `start` on; flushed to disk when this returns. An interruption loses the file's end, so
+    the lines must be stored elsewhere, too. Raises `OSError`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.ftruncate(descriptor, start)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        write_buffers(descriptor, [data])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def object_in(raw: bytes) -> dict[str, Any] | None:
+    """What a line holds; None where that is no JSON object, or the line has no newline."""
+    try:
+        line = orjson.loads(raw) if raw.endswith(b"\n") else None
+    except orjson.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    """The offset after the last newline."""
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

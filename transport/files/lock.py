@@ -1,0 +1,74 @@
+"""At most one process at one place: a lock that dies with its holder, however it dies, and so tells stale from taken.
+
+It is an open file description lock (fcntl(2)), since one can ask for its state without taking it: whoever looks never stands in
+the way of whoever comes. The file says who holds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from transport.files.untrusted import UntrustedFileError, open_regular
+
+_FLOCK = struct.Struct("hhqqi0q")
+"""`struct flock`: type, whence, start, length (0: all), pid."""
+
+_WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+LONGEST_PID = 7
+"""Digits: the kernel's own limit is 4,194,304."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock."""
+
+    pid: int
+    """0 in the moment before it has written its own."""
+    host: str
+
+
+def lock_place(lock_path: Path, taken: str) -> int:
+    """Takes the lock and returns its descriptor, which holds it until closed. Raises `OSError` (`EADDRINUSE`) that says
+    `taken` when another process has it."""
+    lock_path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # others may ask
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OSError(errno.EADDRINUSE, taken) from None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def holder_of(lock_path: Path) -> Holder | None:
+    """Who holds the lock now; None when nobody does, or there is no such file, or something else in its place."""
+    try:
+        with open_regular(lock_path) as file:
+            kind = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0]
+            words = file.read(512).decode(errors="replace").split()
+    except (FileNotFoundError, UntrustedFileError):
+        return None
+    if kind == fcntl.F_UNLCK:
+        return None
+    says_who = len(words) == 2 and words[0].isdecimal() and len(words[0]) <= LONGEST_PID
+    return Holder(int(words[0]), words[1]) if says_who else Holder(0, "")
+
+
+def lock_listener(lock_path: Path, place: str) -> int:
+    """`lock_place` for a trainer that listens at `place`."""
+    return lock_place(
+        lock_path, f"cannot listen at {place}: another trainer does; stop it or choose another output_dir"
+    )

@@ -1,0 +1,1 @@
+"""The wires between orchestrator and trainer, and the two ends on any of them."""

@@ -1,0 +1,313 @@
+"""The orchestrator's end on any wire: `TrainerLink` around a `Connection`, which knows the wire.
+
+Everything that may take time (encoding, handing thousands of frames to the wire, reconnecting) happens in one thread of the
+link's own, which alone touches the connection. The event loop only appends to a queue and writes one byte to a pipe; what
+arrives comes back by `call_soon_threadsafe`. The design's table of lag says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from transport import codec
+from transport.files.atomic import Buffer
+from transport.messages import Bye, Commit, Evicted, Hello, Offer, Ready, Rejected, ToOrchestrator, Waiting
+
+logger = logging.getLogger(__name__)
+
+LINGER_SECONDS = 2.0
+"""How long a leaving end waits for what is queued. What does not make it is in the durable record, and is sent again."""
+
+_BACKOFF_SECONDS = (0.1, 5.0)
+_DISPLACEMENTS = 3
+"""How often a link that was replaced connects again. Its own earlier greeting, read late, may have replaced it, or another
+orchestrator of the run, to which it gives way in the end."""
+_FIRST_COMPLAINT_SECONDS, _RAREST_COMPLAINT_SECONDS = 2.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The trainer's end answers; a `Hello` will reach it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The trainer's end is gone, or is another than the one that was greeted. What was written may be lost."""
+
+    reason: str
+
+
+Arrived = list[Buffer]
+"""The frames of one message."""
+
+
+class Connection(Protocol):
+    """What a wire does for the link, in the link's thread."""
+
+    peer: str
+    """Who and where the other end is, for people."""
+
+    def open(self) -> None:
+        """Begins to connect, afresh: nothing written before is sent, and nothing more of an earlier connection comes. A peer that
+        is not there yet is waited for."""
+
+    def poll(self, wake: int, timeout: float) -> Sequence[Connected | Lost | Arrived]:
+        """What happened, in order; returns early when descriptor `wake` becomes readable. Between `Lost` and `open`: nothing."""
+
+    def write(self, frames: Sequence[Buffer]) -> None:
+        """Queues one message by reference. Never blocks on the peer."""
+
+    def close(self, linger: float) -> None:
+        """Waits at most `linger` seconds for what is queued, then frees everything."""
+
+
+class ThreadedLink:
+    """`TrainerLink` (see `transport.wires.base`) over a connection. Greets after every connect; drops what does not belong to the
+    present session, as its owner sends what a later `Ready` lacks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._patience = _Patience(connection.peer)
+        self._inbox: asyncio.Queue[ToOrchestrator | Exception] = asyncio.Queue()
+        self._outbox: deque[tuple[Offer | Commit, asyncio.Future[None]]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = asyncio.Event()
+        self._closing = False
+        self._connected = False
+        self._session: int | None = None
+        self._failures = self._displaced = 0
+        self._reopen_at: float | None = None
+
+    # --- on the event loop ---
+
+    async def start(self, hello: Hello) -> None:
+        """See `TrainerLink`. Once only."""
+        assert self._loop is None
+        self._loop = asyncio.get_running_loop()
+        self._hello = hello
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        threading.Thread(target=self._run, name=f"link-{hello.run_id}", daemon=True).start()
+
+    def acknowledged(self, step: int) -> None:
+        """See `TrainerLink`."""
+        self._hello = replace(self._hello, last_acknowledged=max(step, self._hello.last_acknowledged))
+
+    async def send(self, message: Offer | Commit) -> None:
+        """See `TrainerLink`. Returns once the wire has the message, or it was dropped. Raises `ValueError` for a batch that
+        cannot travel, `ConnectionError` when the link was closed or its thread failed."""
+        assert self._loop is not None
+        if self._ended.is_set() or self._closing:
+            raise ConnectionError(f"the link to {self._connection.peer} is closed")
+        handed_over = self._loop.create_future()
+        self._outbox.append((message, handed_over))
+        self._wake()
+        await handed_over
+
+    async def receive(self) -> ToOrchestrator:
+        """See `TrainerLink`. Raises `ConnectionError` when the link was closed or its thread failed."""
+        message = await self._inbox.get()
+        if isinstance(message, Exception):
+            self._inbox.put_nowait(message)  # for every later call
+            raise ConnectionError(f"the link to {self._connection.peer} ended: {message}") from message
+        return message
+
+    async def close(self) -> None:
+        """See `TrainerLink`."""
+        if self._loop is None or self._ended.is_set():
+            return
+        self._closing = True
+        self._wake()
+        try:
+            async with asyncio.timeout(LINGER_SECONDS + 5.0):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.warning("the link's thread to %s did not end in time; leaving it behind", self._connection.peer)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_writer, b"\0")
+        except BlockingIOError:
+            logger.debug("the link's pipe is full, so its thread has been woken already")
+
+    def _end(self, error: Exception) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+        self._inbox.put_nowait(error)
+        while self._outbox:
+            _settle(self._outbox.popleft()[1], ConnectionError(f"the link ended: {error}"))
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        end: Exception = ConnectionError("closed by this end")
+        try:
+            self._serve()
+        except Exception as error:
+            logger.exception("the link to %s failed", self._connection.peer)
+            end = error
+        finally:
+            self._post(lambda: self._end(end))
+
+    def _serve(self) -> None:
+        try:
+            self._connection.open()
+            self._patience.await_("a connection to")
+            while not self._closing:
+                for event in self._connection.poll(self._wake_reader, self._seconds_to_wait()):
+                    if self._is_displaced(event):
+                        self._take_place_back()
+                        break  # what follows is of the old connection
+                    self._handle(event)
+                self._reopen_if_due()
+                self._patience.complain_if_due()
+                self._hand_over()
+            self._hand_over()
+            if self._connected:
+                self._connection.write(codec.encode_message(Bye()))
+        finally:
+            self._connection.close(LINGER_SECONDS if self._connected else 0.0)
+
+    def _handle(self, event: Connected | Lost | Arrived) -> None:
+        match event:
+            case Connected():
+                self._connected = True
+                self._connection.write(codec.encode_message(self._hello))
+                self._patience.await_("READY from")
+            case Lost(reason):
+                self._connected, self._session = False, None
+                first, longest = _BACKOFF_SECONDS
+                delay = min(longest, first * 2**self._failures) * random.uniform(0.5, 1.0)
+                self._failures = min(self._failures + 1, 16)
+                self._reopen_at = time.monotonic() + delay
+                logger.warning("lost %s: %s; trying again in %.1f s", self._connection.peer, reason, delay)
+                self._patience.await_("a connection to")
+            case _:
+                self._take(event)
+
+    def _is_displaced(self, event: Connected | Lost | Arrived) -> bool:
+        """Whether the trainer does not know this connection any more, which it had said READY to."""
+        if self._session is None or self._displaced == _DISPLACEMENTS or not isinstance(event, list):
+            return False
+        try:
+            message = codec.decode_message(event)
+        except codec.CodecError:
+            return False
+        return isinstance(message, Rejected) and message.session is None
+
+    def _take_place_back(self) -> None:
+        self._displaced += 1
+        self._connected, self._session = False, None
+        logger.warning("%s took another connection for this run's newest; connecting anew", self._connection.peer)
+        self._connection.open()
+
+    def _take(self, frames: Arrived) -> None:
+        try:
+            message = codec.decode_message(frames)
+        except codec.CodecError as error:
+            logger.warning("dropped a message from %s: %s", self._connection.peer, error)
+            return
+        if isinstance(message, Hello | Commit):
+            kind = type(message).__name__.upper()
+            logger.warning("dropped a %s from %s: it is no trainer", kind, self._connection.peer)
+            return
+        if isinstance(message, Ready):
+            self._session = message.session
+        elif isinstance(message, Evicted | Bye):
+            self._session = None
+        if isinstance(message, Ready | Waiting):
+            self._failures = 0
+            self._patience.satisfied()
+        self._post(lambda: self._inbox.put_nowait(message))
+
+    def _reopen_if_due(self) -> None:
+        if self._reopen_at is not None and time.monotonic() >= self._reopen_at:
+            self._reopen_at = None
+            self._connection.open()
+
+    def _seconds_to_wait(self) -> float:
+        due = [self._patience.due] if self._reopen_at is None else [self._patience.due, self._reopen_at]
+        return max(0.0, min(due) - time.monotonic())
+
+    def _hand_over(self) -> None:
+        try:
+            os.read(self._wake_reader, 4096)
+        except BlockingIOError:
+            return  # nobody called
+        while self._outbox:
+            message, handed_over = self._outbox.popleft()
+            error: Exception | None = None
+            try:
+                self._write(message)
+            except ValueError as caught:
+                error = caught
+            self._post(lambda future=handed_over, error=error: _settle(future, error))  # type: ignore[misc]
+
+    def _write(self, message: Offer | Commit) -> None:
+        frames = codec.encode_message(message) if isinstance(message, Commit) else codec.encode_offer(message)
+        if message.session == self._session:
+            self._connection.write(frames)
+        else:
+            logger.debug("dropped a message of an earlier session with %s", self._connection.peer)
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            if not self._closing:
+                logger.warning("the event loop ended before the link to %s was closed", self._connection.peer)
+            self._closing = True
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():  # its awaiter was cancelled
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+class _Patience:
+    """Says what is awaited, of whom and since when, ever more rarely."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._what: str | None = None
+        self._complained = False
+        self.due = float("inf")
+
+    def await_(self, what: str) -> None:
+        if self._what is None:
+            self._since, self._started = time.strftime("%H:%M:%S"), time.monotonic()
+            self._interval = _FIRST_COMPLAINT_SECONDS
+            self.due = self._started + self._interval
+        self._what = what
+
+    def complain_if_due(self) -> None:
+        now = time.monotonic()
+        if now < self.due:
+            return
+        self._complained = True
+        self._interval = min(2 * self._interval, _RAREST_COMPLAINT_SECONDS)
+        self.due = now + self._interval
+        waited = now - self._started
+        logger.warning("waiting for %s %s since %s (%.0f s)", self._what, self._peer, self._since, waited)
+
+    def satisfied(self) -> None:
+        if self._what is None:
+            return
+        logger.info("connected to %s%s", self._peer, f", away since {self._since}" if self._complained else "")
+        self._what, self._complained, self.due = None, False, float("inf")

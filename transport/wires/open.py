@@ -1,0 +1,47 @@
+"""Opens either end of the wire that a configuration names. Both ends of one job get the same answer from the same values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transport.config import TransportConfig
+from transport.validation import MAX_ARRAY_BYTES
+from transport.wires.base import BatchReceiver, TrainerLink
+from transport.wires.endpoint import load_authorized_keys, load_keys, resolve_address
+from transport.wires.filesystem import DirectoryConnection, DirectoryListener
+from transport.wires.link import Connection, ThreadedLink
+from transport.wires.receiver import Listener, Receiver
+from transport.wires.zmq_wire import ZmqConnection, ZmqListener
+
+EXCHANGE = "exchange"
+"""Directory of the filesystem wire within the job's."""
+
+
+def open_link(config: TransportConfig, output_dir: Path, run_id: str) -> TrainerLink:
+    """The orchestrator's end for the job in `output_dir`. Connects once started. Raises `ValueError` for a bad configuration."""
+    connection: Connection
+    if config.kind == "filesystem":
+        connection = DirectoryConnection(output_dir / EXCHANGE, run_id, config.heartbeat_seconds)
+    else:
+        connection = ZmqConnection(resolve_address(config, output_dir), load_keys(config), config.heartbeat_seconds)
+    return ThreadedLink(connection)
+
+
+def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
+    """The trainer's end for the job in `output_dir`, listening. Raises `ValueError` for a bad configuration, `OSError` when
+    another trainer listens already or the place cannot be used."""
+    listener: Listener
+    if config.kind == "filesystem":
+        listener = DirectoryListener(output_dir / EXCHANGE, config.heartbeat_seconds, config.largest_batch)
+    else:
+        address, keys = resolve_address(config, output_dir), load_keys(config)
+        authorized = load_authorized_keys(config, keys) if keys is not None else frozenset()
+        listener = ZmqListener(
+            address,
+            keys,
+            authorized,
+            config.heartbeat_seconds,
+            min(config.largest_batch, MAX_ARRAY_BYTES),
+            config.credit,
+        )
+    return Receiver(listener, config.largest_batch)

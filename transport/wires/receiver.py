@@ -1,0 +1,187 @@
+"""The trainer's end on any wire: `BatchReceiver` around a `Listener`, which knows the wire.
+
+It keeps who said `Hello` as which run and which session was opened for it, and lets through only what is whole, known and
+sensible. What belongs to an earlier session is dropped; everything else is counted, logged with its sender, answered with
+`Rejected`, and dropped; nothing a peer sends touches another peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from transport import codec
+from transport.codec import CodecError
+from transport.config import IDENTIFIER_PATTERN
+from transport.files.atomic import Buffer
+from transport.messages import PROTOCOL_VERSION, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from transport.rate_limited_log import Chronicle
+from transport.records import Batch
+from transport.wires.link import LINGER_SECONDS
+
+logger = logging.getLogger(__name__)
+
+_REFUSALS_A_CALL = 256
+"""Refused messages that one call of `receive` goes through beyond its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One message as the wire delivered it."""
+
+    sender: bytes
+    """Where an answer goes; empty when none can."""
+    origin: str
+    """The sender's address, for people."""
+    frames: list[Buffer] | CodecError
+    """Its frames, or why the wire could not even read them."""
+
+
+class Listener(Protocol):
+    """What a wire does for the receiver."""
+
+    def poll(self, timeout: float) -> Arrival | None:
+        """The next message, or None after at most `timeout` seconds."""
+
+    def write(self, sender: bytes, frames: Sequence[Buffer]) -> bool:
+        """Queues one message; False when that sender is gone. Never blocks on it."""
+
+    def close(self, linger: float) -> None:
+        """Waits at most `linger` seconds for what is queued, then frees everything. Safe to call twice."""
+
+
+class Receiver:
+    """`BatchReceiver` (see `transport.wires.base`) over a listener. For one thread."""
+
+    def __init__(self, listener: Listener, max_batch_bytes: int) -> None:
+        self._listener = listener
+        self._max_batch_bytes = max_batch_bytes
+        self._runs: dict[bytes, str] = {}
+        self._senders: dict[str, bytes] = {}
+        self._sessions: dict[str, int] = {}
+        """By run, what its last `Ready` said; no entry where none counts."""
+        self._rejected = 0
+        self._offences: dict[str, str] = {}
+        self._chronicle = Chronicle(logger)
+
+    @property
+    def rejected(self) -> int:
+        """See `BatchReceiver`."""
+        return self._rejected
+
+    def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+        """See `BatchReceiver`."""
+        deadline = time.monotonic() + timeout
+        refusals = 0
+        while refusals < _REFUSALS_A_CALL or time.monotonic() < deadline:
+            arrival = self._listener.poll(max(0.0, deadline - time.monotonic()))
+            if arrival is None:
+                return None
+            try:
+                if (message := self._judge(arrival)) is not None:
+                    return message
+            except CodecError as error:
+                self._reject(arrival, error)
+            refusals += 1
+        return None
+
+    def take_offences(self) -> dict[str, str]:
+        """See `BatchReceiver`."""
+        taken, self._offences = self._offences, {}
+        return taken
+
+    def send(self, run_id: str, message: ToOrchestrator) -> bool:
+        """See `BatchReceiver`. After `Evicted` or `Bye` the run has to say `Hello` again."""
+        sender = self._senders.get(run_id)
+        connected = sender is not None and self._listener.write(sender, codec.encode_message(message))
+        if not connected:
+            self._chronicle.note(
+                logging.INFO, f"run {run_id} is not connected; it is not told {type(message).__name__}"
+            )
+        if isinstance(message, Evicted | Bye):
+            self._forget(run_id)
+        elif isinstance(message, Waiting):
+            self._sessions.pop(run_id, None)
+        elif isinstance(message, Ready):
+            self._sessions[run_id] = message.session
+        return connected
+
+    def close(self) -> None:
+        """See `BatchReceiver`."""
+        for run_id in list(self._senders):
+            self.send(run_id, Bye("the trainer ends"))
+        self._listener.close(LINGER_SECONDS)
+
+    def _judge(self, arrival: Arrival) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+        """The message to let through, with its run; None for one of an earlier session. Raises `CodecError` for any other."""
+        if isinstance(arrival.frames, CodecError):
+            raise arrival.frames
+        run_id = self._runs.get(arrival.sender)
+        if arrival.frames and arrival.frames[0] == codec.BATCH:
+            if run_id is None:
+                raise CodecError("a batch from a sender that has not said HELLO, or whose run has since connected anew")
+            session, frames = codec.split_offer(arrival.frames)
+            return (run_id, self._decode(run_id, frames)) if self._is_present(run_id, session) else None
+        match codec.decode_message(arrival.frames):
+            case Hello() as hello:
+                return self._greet(arrival, hello), hello
+            case Commit() as commit if run_id is not None:
+                return (run_id, commit) if self._is_present(run_id, commit.session) else None
+            case Bye() as bye if run_id is not None:
+                self._forget(run_id)
+                return run_id, bye
+            case other:
+                raise CodecError(
+                    f"a {type(other).__name__} is not for the trainer, or from a sender that has not said HELLO"
+                )
+
+    def _decode(self, run_id: str, frames: Sequence[Buffer]) -> Batch:
+        try:
+            batch = codec.decode(frames, self._max_batch_bytes)
+        except CodecError as error:
+            where = f"step {error.step}: " if error.step is not None else ""
+            self._offences[run_id] = f"{where}{error}"
+            raise
+        if batch.run_id != run_id:
+            raise CodecError(f"a batch of run {batch.run_id!r} from the sender of run {run_id!r}", batch.step)
+        return batch
+
+    def _is_present(self, run_id: str, session: int) -> bool:
+        if session == self._sessions.get(run_id):
+            return True
+        self._chronicle.note(logging.INFO, f"dropped a message of an earlier session of run {run_id}")
+        return False
+
+    def _greet(self, arrival: Arrival, hello: Hello) -> str:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise CodecError(
+                f"protocol {hello.protocol} where this trainer speaks {PROTOCOL_VERSION}; install one version at both ends"
+            )
+        if not re.fullmatch(IDENTIFIER_PATTERN, hello.run_id):
+            raise CodecError(f"run id {hello.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
+        self._forget(hello.run_id)
+        if (other := self._runs.get(arrival.sender)) is not None:
+            self._forget(other)
+        self._runs[arrival.sender] = hello.run_id
+        self._senders[hello.run_id] = arrival.sender
+        self._chronicle.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
+        return hello.run_id
+
+    def _forget(self, run_id: str) -> None:
+        self._sessions.pop(run_id, None)
+        sender = self._senders.pop(run_id, None)
+        if sender is not None:
+            del self._runs[sender]
+
+    def _reject(self, arrival: Arrival, error: CodecError) -> None:
+        self._rejected += 1
+        run_id = self._runs.get(arrival.sender)
+        who = f"run {run_id}" if run_id is not None else "a stranger"
+        self._chronicle.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
+        if arrival.sender:
+            session = self._sessions.get(run_id) if run_id is not None else None  # None: it has to say HELLO again
+            self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session)))

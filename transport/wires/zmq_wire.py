@@ -1,0 +1,244 @@
+"""ZMQ: a DEALER at the orchestrator's end, a ROUTER at the trainer's.
+
+A fresh DEALER is made for every connection, as an old one would deliver what it still has queued to a trainer that was not
+greeted. ZMQ's own heartbeats run in its I/O thread, so a trainer that computes for minutes is alive and one that was killed
+or stopped is noticed. Large frames are passed by reference, small ones copied, which is cheaper for them.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from transport.codec import MAX_MESSAGE_BYTES, CodecError
+from transport.files.atomic import Buffer, as_bytes_view
+from transport.files.lock import lock_listener
+from transport.process.yield_gil import unhurried
+from transport.wires.endpoint import IPC, CurveKeys
+from transport.wires.link import Arrived, Connected, Lost
+from transport.wires.receiver import Arrival
+
+_COPY_BELOW_BYTES = 2**16
+
+_FRAMES_AT_ONCE = 64
+"""Handed to ZMQ between two rests, so that a message of thousands of frames does not crowd out the event loop."""
+
+_FAILED_HANDSHAKES = (
+    zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class ZmqConnection:
+    """`link.Connection` by a DEALER."""
+
+    def __init__(self, address: str, keys: CurveKeys | None, heartbeat_seconds: float) -> None:
+        self.peer = f"the trainer at {address}"
+        self._address = address
+        self._keys = keys
+        self._heartbeat_seconds = heartbeat_seconds
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+
+    def open(self) -> None:
+        """See `Connection`."""
+        self._drop(0.0)
+        if self._context is None:
+            self._context = zmq.Context()
+        socket = _socket(self._context, zmq.DEALER, self._address, self._heartbeat_seconds)
+        socket.sndhwm = 0  # bounded by the trainer's credit, and a thread that blocks here would not hear of a loss
+        socket.maxmsgsize = MAX_MESSAGE_BYTES
+        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 5000
+        if self._keys is not None:
+            socket.curve_serverkey = self._keys.server_public
+            socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+        events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILED_HANDSHAKES
+        self._monitor = socket.get_monitor_socket(events)
+        self._socket = socket
+        socket.connect(self._address)
+
+    def poll(self, wake: int, timeout: float) -> list[Connected | Lost | Arrived]:
+        """See `Connection`."""
+        poller = zmq.Poller()
+        poller.register(wake, zmq.POLLIN)
+        for socket in (self._socket, self._monitor):
+            if socket is not None:
+                poller.register(socket, zmq.POLLIN)
+        poller.poll(_milliseconds(timeout))
+        # The monitor is read first and reported last, so that nothing that arrived before a loss is lost with it.
+        changes = self._read_monitor()
+        events: list[Connected | Lost | Arrived] = [*self._read_messages()]
+        lost = next((change for change in changes if isinstance(change, Lost)), None)
+        if lost is not None:
+            self._drop(0.0)
+            return [*events, lost]
+        return [*changes, *events]
+
+    def write(self, frames: Sequence[Buffer]) -> None:
+        """See `Connection`."""
+        assert self._socket is not None
+        for start in unhurried(range(0, len(frames), _FRAMES_AT_ONCE)):
+            for index, frame in enumerate(frames[start : start + _FRAMES_AT_ONCE], start + 1):
+                more = zmq.SNDMORE if index < len(frames) else 0
+                self._socket.send(as_bytes_view(frame), flags=zmq.DONTWAIT | more, copy=False)
+
+    def close(self, linger: float) -> None:
+        """See `Connection`."""
+        self._drop(linger)
+        if self._context is not None:
+            self._context.term()
+
+    def _read_monitor(self) -> list[Connected | Lost]:
+        changes: list[Connected | Lost] = []
+        while self._monitor is not None and self._monitor.poll(0):
+            event = zmq.Event(recv_monitor_message(self._monitor)["event"])
+            if event is zmq.Event.HANDSHAKE_SUCCEEDED:
+                changes.append(Connected())
+            elif event in _FAILED_HANDSHAKES:
+                changes.append(Lost(_handshake_failure(event)))
+            else:
+                changes.append(Lost("the connection broke, or its heartbeat stopped"))
+        return changes
+
+    def _read_messages(self) -> list[Arrived]:
+        messages: list[Arrived] = []
+        while self._socket is not None and self._socket.poll(0):
+            messages.append(list(self._socket.recv_multipart()))
+        return messages
+
+    def _drop(self, linger: float) -> None:
+        if self._socket is None or self._monitor is None:
+            return
+        _close(self._socket, self._monitor, linger)
+        self._socket = self._monitor = None
+
+
+class ZmqListener:
+    """`receiver.Listener` by a ROUTER. `authorized` are the client keys that may connect, given with `keys`.
+
+    Raises `OSError` when the address is in use or cannot be listened on."""
+
+    def __init__(
+        self,
+        address: str,
+        keys: CurveKeys | None,
+        authorized: frozenset[bytes],
+        heartbeat_seconds: float,
+        max_frame_bytes: int,
+        credit: int,
+    ) -> None:
+        self._address = address
+        self._lock: int | None = None
+        if address.startswith(IPC):  # ZMQ replaces a socket file that is there, be it stale or not
+            self._lock = lock_listener(Path(f"{address.removeprefix(IPC)}.lock"), address)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        socket = _socket(self._context, zmq.ROUTER, address, heartbeat_seconds)
+        socket.router_mandatory = True  # else a message to a peer that is gone vanishes without a word
+        socket.maxmsgsize = max_frame_bytes  # ZMQ drops a peer whose frame claims more, before it allocates
+        socket.rcvhwm = credit + 8  # messages of one peer held; one that ignores its credit is not read further
+        if keys is not None:
+            self._authenticator = ThreadAuthenticator(self._context)
+            self._authenticator.start()
+            self._authenticator.certs["*"] = dict.fromkeys(authorized, True)
+            socket.curve_server = True
+            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+        self._monitor = socket.get_monitor_socket(_FAILED_HANDSHAKES)
+        self._socket: zmq.Socket[bytes] | None = socket
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close(0.0)
+            hint = (
+                "another process listens there; stop it or set transport.address"
+                if error.errno == errno.EADDRINUSE
+                else ""
+            )
+            raise OSError(error.errno, f"cannot listen on {address}: {hint or error.strerror}") from error
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def poll(self, timeout: float) -> Arrival | None:
+        """See `Listener`."""
+        assert self._socket is not None, "the receiver is closed"
+        ready = dict(self._poller.poll(_milliseconds(timeout)))
+        if self._monitor in ready and self._socket not in ready:  # failed handshakes do not hold up who has succeeded
+            event = recv_monitor_message(self._monitor)
+            failure = _handshake_failure(zmq.Event(event["event"]))
+            return Arrival(b"", event["endpoint"].decode(errors="replace"), CodecError(failure))
+        if self._socket not in ready:
+            return None
+        sender, *frames = self._socket.recv_multipart(copy=False)
+        return Arrival(sender.bytes, _origin(frames), [frame.buffer for frame in frames])
+
+    def write(self, sender: bytes, frames: Sequence[Buffer]) -> bool:
+        """See `Listener`."""
+        assert self._socket is not None, "the receiver is closed"
+        try:
+            self._socket.send_multipart([sender, *map(as_bytes_view, frames)], flags=zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno in (errno.EHOSTUNREACH, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+    def close(self, linger: float) -> None:
+        """See `Listener`."""
+        if self._socket is None:
+            return
+        _close(self._socket, self._monitor, linger)
+        self._socket = None
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def _socket(
+    context: zmq.Context[Any], kind: zmq.SocketType, address: str, heartbeat_seconds: float
+) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    beat = max(1, int(min(heartbeat_seconds, 1000.0) * 1000))
+    socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = beat, 3 * beat, 3 * beat
+    socket.handshake_ivl = 3 * beat
+    socket.linger = 0
+    socket.copy_threshold = _COPY_BELOW_BYTES
+    socket.ipv6 = address.startswith("tcp://[")
+    return socket
+
+
+def _close(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], linger: float) -> None:
+    socket.disable_monitor()
+    monitor.close()  # which disabling does not do, and a context waits for every socket
+    socket.close(linger=_milliseconds(linger))
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(min(seconds, 3600.0) * 1000)
+
+
+def _handshake_failure(event: zmq.Event) -> str:
+    match event:
+        case zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return "the handshake failed: the CURVE key is not among the trainer's authorized keys"
+        case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+            return "the handshake failed: the other end has no or the wrong CURVE keys, or is no ZMQ peer"
+        case _:
+            return "the handshake failed: the other end hung up or did not answer in time"
+
+
+def _origin(frames: Sequence[zmq.Frame]) -> str:
+    try:
+        return str(frames[0]["Peer-Address"]) or "a local process"
+    except (IndexError, zmq.ZMQError):
+        return "a local process"
