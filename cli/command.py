@@ -135,7 +135,7 @@ def _whose(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
     from inference.config import InferenceConfig
     from job.config import JobConfig
     from job.sweep.targets import SweepConfig
-    from run.config import OrchestratorConfig
+    from run.config import RunConfig
     from trainer.config import TrainerConfig
 
     try:
@@ -147,7 +147,7 @@ def _whose(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
     kinds: dict[tuple[str, str], type[BaseModel]] = {
         ("job", "run"): JobConfig,
         ("trainer", "trainer"): TrainerConfig,
-        ("orchestrator", "orchestrator"): OrchestratorConfig,
+        ("orchestrator", "orchestrator"): RunConfig,
         ("server", "inference"): InferenceConfig,
         ("sweep", "sweep"): SweepConfig,
     }

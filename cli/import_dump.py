@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from cli.display.progress_bar import counted
+from cli.display.progress_bar import progress_bar
 from cli.synthesize import refuse_existing, written
 from job.errors import UserError
 from job.replay.import_dump import ImportedRollouts
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     print(f"reading {given.file}, {megabytes:,.3f} MB", file=sys.stderr, flush=True)
     try:
         imported = ImportedRollouts(given.file)
-        rollouts = counted(imported.rollouts(), imported.header.shipped, "rollouts")
+        rollouts = progress_bar(imported.rollouts(), imported.header.shipped, "rollouts")
         header = write_dump(given.out, imported.header, rollouts)
     except (PickleError, DumpError) as error:
         raise UserError(str(error)) from None

@@ -73,8 +73,8 @@ def show(found: Replay, dump: Dump) -> None:
     for row in found.rows:
         table.add_row(row.phase, f"{row.seconds:.3f} s", *lag_cells(row.lag))
     console.print(table)
-    if found.offences:
-        console.print(blame_table(found.offences))
+    if found.slow_spots:
+        console.print(blame_table(found.slow_spots))
     else:
         console.print("  Nothing made the loop later than it is when idle.")
 

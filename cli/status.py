@@ -33,7 +33,7 @@ from job.errors import UserError
 from job.history import History
 from job.run_state import verdict_on
 from job.summary import milliseconds, number, scientific
-from orchestrator.loop_health.slow_spots import offences_of
+from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import failures_in_words, sum_failures
 from orchestrator.step.discarded import in_words
 from orchestrator.step.phases import phases_in_words, sum_phases
@@ -128,8 +128,8 @@ class Look:
             if history.lost.get("notable"):
                 parts.append(_text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
         lines = (line for history in self.histories.values() for line in history.shipped.values())
-        if offences := offences_of(lines).worst():
-            parts.append(blame_table(offences))
+        if slow_spots := slow_spots_of(lines).worst():
+            parts.append(blame_table(slow_spots))
         if not self.recorded["workers"]:
             return [*parts, Text("No processes are known: the roles were not started by `counterpoint run`.", "dim")]
         errors = [_text(f"last error of {name}: {line}", "red") for name, line in self.last_errors().items()]

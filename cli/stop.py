@@ -28,7 +28,7 @@ from job.directory import (
 from job.errors import UserError
 from job.history import History
 from job.summary import duration
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.runs.control_files import evict
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.lock import Holder
@@ -43,7 +43,7 @@ Ends the run in order: its orchestrator drains, commits, and exits with 143. It 
 GRACE_SECONDS = 30.0
 """On top of the run's `shutdown_timeout_seconds`, within which its orchestrator ends whatever happens."""
 
-DEFAULT_SHUTDOWN_SECONDS = OrchestratorConfig.model_fields["shutdown_timeout_seconds"].default
+DEFAULT_SHUTDOWN_SECONDS = RunConfig.model_fields["shutdown_timeout_seconds"].default
 
 LONGEST_SHUTDOWN_SECONDS = 86400.0
 """What a run may say at most that it takes to end."""

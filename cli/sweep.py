@@ -35,7 +35,7 @@ from sweep.lock import Claim, PreviousTaskFailed
 from sweep.open_store import open_store
 from sweep.record import RecordError
 from sweep.store import UnsafeStoreError
-from transport.process.stop_requests import RequestsToStop
+from transport.process.stop_requests import StopRequests
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def _cancel_on_signals(work: asyncio.Future[None]) -> list[signal.Signals]:
     come."""
     received: list[signal.Signals] = []
 
-    requests = RequestsToStop()
+    requests = StopRequests()
 
     def cancel(number: signal.Signals) -> None:
         if requests.note() == 0:

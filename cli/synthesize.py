@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from cli.display.progress_bar import counted
+from cli.display.progress_bar import progress_bar
 from job.errors import UserError
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from orchestrator.rollouts.dump import DumpHeader, write_dump
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"synthesize: {error}") from None
     refuse_existing(out)
     started = time.monotonic()
-    rollouts = counted(synthetic_rollouts(shape), shape.rollouts, "rollouts")
+    rollouts = progress_bar(synthetic_rollouts(shape), shape.rollouts, "rollouts")
     print(written(out, write_dump(out, header_of(shape), rollouts), time.monotonic() - started), flush=True)
     return 0
 

@@ -36,7 +36,7 @@ from cluster.events import (
     Worker,
     describe_exit,
 )
-from transport.process.stop_requests import RequestsToStop
+from transport.process.stop_requests import StopRequests
 
 KILL_GRACE_SECONDS = 15.0
 """A killed process that is still there after this is stuck in the kernel; we go on without it and say so."""
@@ -98,7 +98,7 @@ class Lifecycle:
         self._ready_since: dict[str, float] = {}
         self._deaths_in_a_row = dict.fromkeys(self.workers, 0)
         self._killed: set[str] = set()
-        self._requests = RequestsToStop()
+        self._requests = StopRequests()
 
     @property
     def deadline(self) -> float | None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Turnstile:
+class PerTickLimiter:
     """Lets `a_pass` through in one pass."""
 
     def __init__(self, a_pass: int) -> None:

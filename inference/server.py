@@ -29,8 +29,8 @@ import orjson
 from inference.config import InferenceConfig
 from inference.token import read_token
 from transport.process.parent_death import bound_command, end_group, stopped_members
-from transport.process.permanent_errors import is_lasting
-from transport.process.stop_requests import RequestsToStop
+from transport.process.permanent_errors import is_permanent
+from transport.process.stop_requests import StopRequests
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def serve(
         _check_port(config.host, config.port)
     except (ValueError, OSError) as error:
         logger.error("inference: %s", error)
-        return EXIT_BAD_CONFIG if isinstance(error, ValueError) or is_lasting(error) else EXIT_FAILED
+        return EXIT_BAD_CONFIG if isinstance(error, ValueError) or is_permanent(error) else EXIT_FAILED
     try:
         with _output(config.log_file) as output, _Signals() as signals:
             child = _start(config, environment, output)
@@ -203,7 +203,7 @@ class _Signals:
     """Counts SIGTERM and SIGINT while it is entered; the handlers that were there before return after."""
 
     def __init__(self) -> None:
-        self._requests = RequestsToStop()
+        self._requests = StopRequests()
         self.exit_code = 0
         """128 + the number of the first signal."""
         self._before: dict[int, Any] = {}

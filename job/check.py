@@ -16,7 +16,7 @@ from cluster.events import describe_exit
 from cluster.process import guarded
 from job.configuration.layers import forget_environment
 from job.errors import UserError
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Of every role's environment: keeps Python from taking a `cli/` or `trainer/` in the directory we happen to stand in for our
@@ -29,7 +29,7 @@ CHECK_SECONDS = 60.0
 likely waits for something."""
 
 
-def check_run(config: OrchestratorConfig) -> None:
+def check_run(config: RunConfig) -> None:
     """Raises `UserError` for a built-in environment or advantage that does not exist or refuses its arguments."""
     from environments.registry import load_environment
     from orchestrator.step.advantages import load_advantage
@@ -47,7 +47,7 @@ def check_run(config: OrchestratorConfig) -> None:
             raise UserError(str(error)) from None
 
 
-def check_templates(runs: Sequence[OrchestratorConfig]) -> None:
+def check_templates(runs: Sequence[RunConfig]) -> None:
     """Raises `UserError` for `chat_template_kwargs` that the chat template of a run's model, a directory by now, never reads."""
     for run in runs:
         for environment in run.environments:
@@ -60,7 +60,7 @@ def check_templates(runs: Sequence[OrchestratorConfig]) -> None:
                     raise UserError(f"run {run.run_id}, environment {environment.name}: {error}") from None
 
 
-def check_imports(runs: Sequence[OrchestratorConfig]) -> None:
+def check_imports(runs: Sequence[RunConfig]) -> None:
     """Loads what is named by import path in a child process, within `CHECK_SECONDS`. Raises `UserError`, or `SystemExit` once the
     child has said why."""
     custom = [kind for run in runs for kind in _kinds(run) if ":" in kind]
@@ -81,11 +81,11 @@ def check_imports(runs: Sequence[OrchestratorConfig]) -> None:
         raise UserError(f"{names}: the process that loaded it {describe_exit(code)}")
 
 
-def _kinds(run: OrchestratorConfig) -> list[str]:
+def _kinds(run: RunConfig) -> list[str]:
     return [*(environment.kind for environment in run.environments), run.advantage.kind]
 
 
-def _load_in_child(runs: Sequence[OrchestratorConfig]) -> int | None:
+def _load_in_child(runs: Sequence[RunConfig]) -> int | None:
     """The child's exit code, None where it did not end in time and was killed."""
     command = guarded([sys.executable, "-P", "-m", "job.check"])
     environment = os.environ | SAFE_PATH
@@ -102,7 +102,7 @@ def _load_in_child(runs: Sequence[OrchestratorConfig]) -> int | None:
 
 def main() -> int:
     """The child: loads everything that the configurations on standard input name, one a line."""
-    runs = [OrchestratorConfig.model_validate_json(line) for line in sys.stdin.buffer]
+    runs = [RunConfig.model_validate_json(line) for line in sys.stdin.buffer]
     forget_environment()
     for run in runs:
         try:
@@ -113,7 +113,7 @@ def main() -> int:
     return 0
 
 
-def _load_all(run: OrchestratorConfig) -> None:
+def _load_all(run: RunConfig) -> None:
     from environments.registry import load_environment
     from orchestrator.step.advantages import load_advantage, try_advantage
 

@@ -14,9 +14,9 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from inference.config import InferenceConfig
 from job.configuration.load import merge
-from job.derive import fit
+from job.derive import derive
 from job.sections import JobSections
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.config import Config
 
 SHARED = {
@@ -77,11 +77,11 @@ class JobConfig(JobSections):
         named = {f"runs[{position}]": run for position, run in enumerate(self.runs)}
         if self.every_run and not self.runs:
             named = {"orchestrator": self.orchestrator}
-        fit(self, named)
+        derive(self, named)
         return self
 
     @property
-    def every_run(self) -> list[OrchestratorConfig]:
+    def every_run(self) -> list[RunConfig]:
         """The runs, of which there is at least one unless the job stays for others."""
         if self.runs or (self.stay and not self.orchestrator.environments):
             return self.runs

@@ -1,6 +1,6 @@
-"""How the parts of a job fit together: what one section must know of another is derived, and what cannot work is refused.
+"""How the parts of a job derive together: what one section must know of another is derived, and what cannot work is refused.
 
-`job/config.py` calls `fit` for a whole job; `job/join.py` calls `check_run` for a run that joins one. Errors are
+`job/config.py` calls `derive` for a whole job; `job/join.py` calls `check_run` for a run that joins one. Errors are
 `ValueError`s that name both keys and their values.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 from inference.config import InferenceConfig, LoraServingConfig, PoolConfig
 from job.sections import JobSections
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.config import TrainerConfig
 
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
-def fit(job: JobSections, runs: Mapping[str, OrchestratorConfig]) -> None:
+def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     """Fills in what is derived, in place, and checks the whole. `runs` are the job's, each under the name it has in the file."""
     _check_names(runs)
     for name, run in runs.items():
@@ -26,7 +26,7 @@ def fit(job: JobSections, runs: Mapping[str, OrchestratorConfig]) -> None:
                 raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
     places = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
     job.trainer = job.trainer.model_copy(update={"max_runs": places, "stay": True})
-    _fit_adapters(job, runs)
+    _derive_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
         run.inference = _pool_of(job, f"{name}.inference", run.inference)
     for name, run in runs.items():
@@ -41,10 +41,10 @@ def fit(job: JobSections, runs: Mapping[str, OrchestratorConfig]) -> None:
             f"inference.port = {job.inference.port} leaves no ports for inference.replicas = {job.inference.replicas}, "
             "which take those that follow it, up to 65535"
         )
-    _fit_gpus(job)
+    _check_gpus(job)
 
 
-def check_run(name: str, run: OrchestratorConfig, servers: InferenceConfig, trainer: TrainerConfig) -> None:
+def check_run(name: str, run: RunConfig, servers: InferenceConfig, trainer: TrainerConfig) -> None:
     """Whether the servers and the trainer can have this run. `name` is what stands before its keys in an error."""
     dot = f"{name}." if name else ""
     if not run.environments:
@@ -77,7 +77,7 @@ def check_run(name: str, run: OrchestratorConfig, servers: InferenceConfig, trai
                 raise ValueError(f"{dot}training.lora.rank = {lora.rank} is above {limit} = {most}")
 
 
-def _check_names(runs: Mapping[str, OrchestratorConfig]) -> None:
+def _check_names(runs: Mapping[str, RunConfig]) -> None:
     for run_id, count in Counter(run.run_id for run in runs.values()).items():
         if count > 1:
             raise ValueError(f"runs: run_id = {run_id!r} is used {count} times; each run needs its own")
@@ -110,7 +110,7 @@ def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
     return pool.model_copy(update=derived)
 
 
-def _fit_adapters(job: JobSections, runs: Mapping[str, OrchestratorConfig]) -> None:
+def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     """What trainer and servers hold of adapters, unless the file says it: those of the largest rank, and a place at the servers
     for each run that has one at the trainer. A job without runs is made for such as `[orchestrator]` describes."""
     expected = list(runs.values()) or [job.orchestrator]
@@ -129,7 +129,7 @@ def _fit_adapters(job: JobSections, runs: Mapping[str, OrchestratorConfig]) -> N
         )
 
 
-def _fit_gpus(job: JobSections) -> None:
+def _check_gpus(job: JobSections) -> None:
     servers = job.inference
     each = "inference.tensor_parallel_size" + (" x inference.replicas" if servers.replicas > 1 else "")
     needs = {

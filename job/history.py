@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job.metrics_lines import Follower, Line, read_losses
+from job.metrics_lines import Follower, Line, read_discarded
 from transport.files.untrusted import UntrustedFileError
 
 MAX_STEPS = 200_000
@@ -51,7 +51,7 @@ class History:
         try:
             for follower, steps in self._followers:
                 fresh += self._take_in(follower, steps)
-            report = read_losses(self._run_dir)
+            report = read_discarded(self._run_dir)
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
             return fresh

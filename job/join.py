@@ -14,7 +14,7 @@ from job.derive import check_run
 from job.directory import JOB_FILE, is_running, own_runs, read_json
 from job.errors import UserError
 from job.sections import ServersConfig
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.config import TrainerConfig
 
 FROM_THE_JOB = ("model", "served_model", "transport", "inference")
@@ -29,7 +29,7 @@ def values_of_job(directory: str) -> dict[str, Any]:
     return {"output_dir": str(Path(directory).absolute())} | known
 
 
-def check_joins(run: OrchestratorConfig, directory: Path) -> None:
+def check_joins(run: RunConfig, directory: Path) -> None:
     """Raises `UserError` unless the job runs and can take the run."""
     job = _job(directory)
     if run.output_dir != directory.absolute():

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.loop_health.slow_spots import METRIC, Offence
-from orchestrator.step.discarded import LOSSES_FILE
+from orchestrator.loop_health.slow_spots import METRIC, SlowSpot
+from orchestrator.step.discarded import DISCARDED_FILE
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json, read_json
 
 Line = dict[str, Any]
@@ -75,15 +75,15 @@ def step_of(text: bytes) -> Line:
         return {}
     if isinstance(values.get("run_id"), str):
         line["run_id"] = values["run_id"]
-    line[METRIC] = [fields for fields in _items(values.get(METRIC)) if _is_offence(fields)]
+    line[METRIC] = [fields for fields in _items(values.get(METRIC)) if _is_slow_spot(fields)]
     return line
 
 
-def read_losses(run_dir: Path) -> Line:
-    """The losses that a run reports (`orchestrator.step.discarded.Report`); empty if there is no usable report. Raises
+def read_discarded(run_dir: Path) -> Line:
+    """The rollouts that a run reports as discarded (`orchestrator.step.discarded.Report`); empty without a usable report. Raises
     `OSError`."""
     try:
-        values = read_json(run_dir / LOSSES_FILE, MAX_REPORT_BYTES)
+        values = read_json(run_dir / DISCARDED_FILE, MAX_REPORT_BYTES)
     except (FileNotFoundError, UntrustedFileError):
         return {}
     report: Line = {name: value for name, value in values.items() if is_number(value)}
@@ -101,13 +101,19 @@ def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _is_offence(fields: object) -> bool:
+def _is_slow_spot(fields: object) -> bool:
     if not isinstance(fields, dict):
         return False
     try:
-        offence = Offence.of_json(fields)
+        slow_spot = SlowSpot.of_json(fields)
     except (KeyError, TypeError, ValueError):
         return False
-    numbers = (offence.seconds, offence.worst, offence.count, offence.place.line)
-    words = (offence.callback, offence.thread, offence.place.function, offence.place.file, offence.place.inside)
+    numbers = (slow_spot.seconds, slow_spot.worst, slow_spot.count, slow_spot.place.line)
+    words = (
+        slow_spot.callback,
+        slow_spot.thread,
+        slow_spot.place.function,
+        slow_spot.place.file,
+        slow_spot.place.inside,
+    )
     return all(map(is_number, numbers)) and all(isinstance(word, str) for word in words)

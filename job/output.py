@@ -24,7 +24,7 @@ from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
 from transport.files.atomic import write_atomically
 from transport.files.lock import lock_place
-from transport.process.permanent_errors import is_lasting
+from transport.process.permanent_errors import is_permanent
 
 ROLES = "roles"
 
@@ -38,7 +38,7 @@ def check_ports(config: ServersConfig) -> None:
             try:
                 probe.bind((config.host, port))
             except OSError as error:
-                raise (UserError if is_lasting(error) else Obstructed)(
+                raise (UserError if is_permanent(error) else Obstructed)(
                     f"inference.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
                     "stop what uses it, or choose another with --inference.port"
                 ) from None
@@ -132,7 +132,7 @@ def claim(directory: Path, fresh: bool) -> Iterator[Path | None]:
             lock = _lock(directory)
     except OSError as error:
         reason = error.strerror if error.errno == errno.EADDRINUSE else f"{error.strerror}: {error.filename}"
-        raise (UserError if is_lasting(error) else Obstructed)(f"output_dir = {str(directory)!r}: {reason}") from None
+        raise (UserError if is_permanent(error) else Obstructed)(f"output_dir = {str(directory)!r}: {reason}") from None
     try:
         yield moved
     finally:

@@ -9,18 +9,18 @@ from cluster.events import State
 from cluster.job import WorkerView
 from job.directory import orchestrator_of
 from job.history import History
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.runs.control_files import MAX_REASON_BYTES
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, read_text
 
 
-def all_committed(run: OrchestratorConfig) -> bool:
+def all_committed(run: RunConfig) -> bool:
     """Whether the orchestrator has committed every step. What is left then is the trainer's, and needs no inference."""
     return max(published_steps(run.run_dir / "checkpoints"), default=0) >= run.steps
 
 
-def is_finished(run: OrchestratorConfig) -> bool:
+def is_finished(run: RunConfig) -> bool:
     """Whether nothing is left to do: every step committed, in the metrics, trained and durable, its batch deleted."""
     durable = max(published_steps(run.output_dir / "trainer" / run.run_id / "checkpoints"), default=0)
     history = History.of(run.output_dir, run.run_id)
@@ -33,7 +33,7 @@ def is_finished(run: OrchestratorConfig) -> bool:
     )
 
 
-def how_it_ended(run: OrchestratorConfig, history: History, worker: WorkerView | None) -> str:
+def how_it_ended(run: RunConfig, history: History, worker: WorkerView | None) -> str:
     """For a person: how a run of a job that is over has ended. `worker` is None for one that was not started."""
     if (verdict := verdict_on(run.run_dir)) is not None:
         return verdict

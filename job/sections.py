@@ -9,7 +9,7 @@ from pydantic import Field
 
 from environments.config import EnvironmentConfig
 from inference.config import InferenceConfig
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.config import TrainerConfig
 from transport.config import Config, TransportConfig
 
@@ -32,7 +32,7 @@ class ServersConfig(InferenceConfig):
     running servers, and `max_model_len` and `lora` must be what they were started with."""
 
 
-class SharedRunConfig(OrchestratorConfig):
+class SharedRunConfig(RunConfig):
     """What all runs have in common, or the one run where there are no `[[runs]]`."""
 
     environments: list[EnvironmentConfig] = []
@@ -73,7 +73,7 @@ class JobSections(Config):
     orchestrator: SharedRunConfig
     """The run; or, with `[[runs]]`, what they have in common."""
 
-    runs: list[OrchestratorConfig] = []
+    runs: list[RunConfig] = []
     """The runs: each a `run_id`, and what it has otherwise than `[orchestrator]`. Tables are merged, anything else is
     replaced."""
 

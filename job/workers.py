@@ -11,7 +11,7 @@ from job.check import SAFE_PATH
 from job.config import JobConfig
 from job.directory import living_runs
 from job.run_state import all_committed, is_finished
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.config import Config
 
 COMPUTE_NICE = 10
@@ -26,7 +26,7 @@ TRAINER_SILENCE_SECONDS = 300.0
 too, such as one that writes a large checkpoint to a slow disk."""
 
 
-def worker_of(config: JobConfig, run: OrchestratorConfig) -> str:
+def worker_of(config: JobConfig, run: RunConfig) -> str:
     """The name of a run's worker."""
     return f"orchestrator_{run.run_id}" if config.runs else "orchestrator"
 
@@ -86,7 +86,7 @@ def _servers(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
     ]
 
 
-def _orchestrator(config: JobConfig, run: OrchestratorConfig, files: dict[str, Path]) -> Worker:
+def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> Worker:
     name = worker_of(config, run)
     return Worker(
         name,

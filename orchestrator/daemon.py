@@ -28,7 +28,7 @@ from orchestrator.dispatcher import Dispatcher
 from orchestrator.ending import until_durable
 from orchestrator.logging_setup import logging_to, run_context
 from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, seldom_collecting, set_apart
+from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
 from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting
@@ -60,8 +60,8 @@ from orchestrator.step.delivery import EvictedError, MissingBatchError, Rejected
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
-from run.config import OrchestratorConfig
-from transport.process.permanent_errors import is_lasting
+from run.config import RunConfig
+from transport.process.permanent_errors import is_permanent
 from transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ _CONTROL_SECONDS = 0.5
 
 
 def run(
-    config: OrchestratorConfig,
+    config: RunConfig,
     on_ready: Callable[[], None],
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> int:
@@ -83,7 +83,7 @@ def run(
     try:
         with (
             prompt_switching(),
-            seldom_collecting(),
+            infrequent_gc(),
             taken_over(config),
             logging_to(config.run_dir / "orchestrator.log", config.log_format),
             StopSignals(config.shutdown_timeout_seconds) as signals,
@@ -92,7 +92,7 @@ def run(
             return _run_to_its_end(runner.get_loop(), _serve(config, on_ready, signals))
     except (ConfigurationError, OSError) as error:  # from before the loop, as of a log that cannot be opened
         sys.stderr.write(f"counterpoint: error: {error}\n")
-        return 2 if isinstance(error, ConfigurationError) or is_lasting(error) else 1
+        return 2 if isinstance(error, ConfigurationError) or is_permanent(error) else 1
 
 
 def _run_to_its_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:
@@ -109,7 +109,7 @@ def _run_to_its_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, i
             logger.debug("a task that an environment started raised %s", describe_error(error))
 
 
-async def _serve(config: OrchestratorConfig, on_ready: Callable[[], None], signals: StopSignals) -> int:
+async def _serve(config: RunConfig, on_ready: Callable[[], None], signals: StopSignals) -> int:
     run_context.set(config.run_id)
     try:
         done = await Daemon(config, on_ready, signals).serve()
@@ -121,7 +121,7 @@ async def _serve(config: OrchestratorConfig, on_ready: Callable[[], None], signa
 class Daemon:
     """One life of one run."""
 
-    def __init__(self, config: OrchestratorConfig, on_ready: Callable[[], None], signals: StopSignals) -> None:
+    def __init__(self, config: RunConfig, on_ready: Callable[[], None], signals: StopSignals) -> None:
         self._config = config
         self._on_ready = on_ready
         self._signals = signals
@@ -176,7 +176,7 @@ class Daemon:
         )
         await policy.load_first(ready.next_step - 1)
         self._run_beside(policy.run())
-        set_apart()
+        freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
 
@@ -230,7 +230,7 @@ class Daemon:
             blame=self._blame,
             tasks=self._tasks,
             publish=lambda line: self._publish(endpoint, line),
-            report_losses=self._report_losses,
+            report_discarded=self._report_discarded,
             on_progress=self._watchdog.progress,
             commit_in_progress=self._signals.commit_in_progress,
         )
@@ -298,7 +298,7 @@ class Daemon:
         metrics.log_step(line, self._config.steps)
         notify(f"STATUS=step {line['step']} of {self._config.steps}")
 
-    def _report_losses(self, report: discarded.Report) -> None:
+    def _report_discarded(self, report: discarded.Report) -> None:
         notify(f"STATUS=step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
         self._tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))
 
@@ -308,12 +308,12 @@ class Daemon:
         return "; ".join(self._scheduler.snapshot().waiting_for)
 
 
-def _resume(config: OrchestratorConfig) -> Checkpoint | None:
+def _resume(config: RunConfig) -> Checkpoint | None:
     """The checkpoint to go on from, the directory rewound to it. None where the run was killed before its first commit."""
     checkpoint = load_newest(config)
     newest_step = checkpoint.step if checkpoint is not None else 0
     rewind(config.run_dir, newest_step)
-    (config.run_dir / discarded.LOSSES_FILE).unlink(missing_ok=True)
+    (config.run_dir / discarded.DISCARDED_FILE).unlink(missing_ok=True)
     metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
     return checkpoint
 
@@ -329,7 +329,7 @@ class Loaded:
     environments: dict[str, LoadedEnvironment]
 
 
-def _load(config: OrchestratorConfig) -> Loaded:
+def _load(config: RunConfig) -> Loaded:
     """Loads model directory, functions and environments. Raises `ConfigurationError`."""
     try:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
@@ -344,17 +344,17 @@ def _load(config: OrchestratorConfig) -> Loaded:
         raise ConfigurationError(str(error)) from error
 
 
-def _adapter(config: OrchestratorConfig) -> str | None:
+def _adapter(config: RunConfig) -> str | None:
     """Name of the run's LoRA adapter at the servers; None where full weights are trained."""
     return config.run_id if config.training.lora is not None else None
 
 
-def _transcriber(config: OrchestratorConfig, chat: Chat) -> Transcriber | None:
+def _transcriber(config: RunConfig, chat: Chat) -> Transcriber | None:
     """What gives the records of rollouts their text, if they are to have any."""
     return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None
 
 
-def _dump_header(config: OrchestratorConfig, environments: dict[str, LoadedEnvironment]) -> DumpHeader:
+def _dump_header(config: RunConfig, environments: dict[str, LoadedEnvironment]) -> DumpHeader:
     """What every dump of the run says; the step and what ships are filled in step by step."""
     return DumpHeader(
         run_id=config.run_id,

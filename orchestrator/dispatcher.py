@@ -35,10 +35,10 @@ from orchestrator.scheduling.events import (
     CancelGroup,
     DrainRequested,
     Event,
+    FinalizeGroup,
     Finish,
     GroupsBegun,
     Instruction,
-    JudgeGroup,
     MoreToStart,
     RolloutEnded,
     ShipBatch,
@@ -48,11 +48,11 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import Advantage
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
-from orchestrator.step.discarded import Losses, Report, is_counted, save, with_unrecorded
-from orchestrator.step.finalize import Judge, judged
+from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save, with_unrecorded
+from orchestrator.step.finalize import Finalizer, judged
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.sender import Sender
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
@@ -72,12 +72,12 @@ class Group:
 
 
 class Dispatcher:
-    """One run's. `publish` receives every step's metrics line, `report_losses` why steps do not come, `on_progress` is called
+    """One run's. `publish` receives every step's metrics line, `report_discarded` why steps do not come, `on_progress` is called
     when something moves."""
 
     def __init__(
         self,
-        config: OrchestratorConfig,
+        config: RunConfig,
         *,
         scheduler: Scheduler,
         environments: Mapping[str, LoadedEnvironment],
@@ -90,14 +90,14 @@ class Dispatcher:
         blame: LoopBlame,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
-        report_losses: Callable[[Report], None],
+        report_discarded: Callable[[Report], None],
         on_progress: Callable[[], None],
         commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._config = config
         self._scheduler = scheduler
         self._environments = environments
-        self._judge_group = Judge(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
+        self._judge_group = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
         self._pool = pool
         self._calling = {
             environment.name: (
@@ -116,7 +116,7 @@ class Dispatcher:
         self._on_progress = on_progress
         self._commit_in_progress = commit_in_progress
         self._groups: dict[int, Group] = {}
-        self._losses = Losses(config.schedule, report_losses)
+        self._discarded = DiscardedRollouts(config.schedule, report_discarded)
         """Judged rollouts of groups that will not ship."""
         self._began: float | None = None
         """When this life's first group started, on the monotonic clock."""
@@ -142,7 +142,7 @@ class Dispatcher:
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
         for rollout in checkpoint.waiting:
             ready.get(rollout.group_id, lost).append(rollout)
-        self._losses.restore(checkpoint.step, lost, checkpoint.counts)
+        self._discarded.restore(checkpoint.step, lost, checkpoint.counts)
         for group_id, rollouts in ready.items():
             if not rollouts:
                 raise ValueError(f"the checkpoint of step {checkpoint.step} lacks the rollouts of group {group_id}")
@@ -181,7 +181,7 @@ class Dispatcher:
             ]
             checkpoint = self._checkpoint(self._sender.newest_step, self._scheduler.state(), ready)
             with self._commit_in_progress():
-                await in_thread(save, self._losses.report(), self._config.run_dir)
+                await in_thread(save, self._discarded.report(), self._config.run_dir)
                 await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
     async def settle(self) -> None:
@@ -199,7 +199,7 @@ class Dispatcher:
                 self._more_to_start = True
             case CancelGroup(group_id, reason):
                 self._cancel_group(self._groups.pop(group_id, None), reason)
-            case JudgeGroup(group_id):
+            case FinalizeGroup(group_id):
                 self._spawn(self._judge(self._groups[group_id]), f"judge {group_id}")
             case ShipBatch(step, group_ids):
                 self._boundary_task = self._spawn(self._ship(step, group_ids), f"step {step}")
@@ -241,7 +241,7 @@ class Dispatcher:
         group.cancelled = True
         _interrupt(group)
         if group.judged:
-            self._losses.add(group.rollouts, reason)
+            self._discarded.add(group.rollouts, reason)
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
         logger.debug("group %d is out: %s", group.group_id, reason)
@@ -255,14 +255,14 @@ class Dispatcher:
             with self._interruptible(group):
                 await play(self._environments[group.environment], rollout, model)
                 if rollout.error is not None:
-                    await asyncio.sleep(self._losses.rollout_failed(rollout.error))
+                    await asyncio.sleep(self._discarded.rollout_failed(rollout.error))
         except asyncio.CancelledError:
             if not (group.cancelled or self._draining):
                 raise
             interrupted = True
         outcome = "cancelled" if interrupted else "completed" if rollout.error is None else "failed"
         if outcome == "completed":
-            self._losses.rollout_completed()
+            self._discarded.rollout_completed()
             self._on_progress()
         oldest = rollout.oldest_policy_version if rollout.turns else None
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
@@ -288,7 +288,7 @@ class Dispatcher:
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
         set_context(step=step)
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
-        lost, unrecorded = self._losses.take(step)
+        lost, unrecorded = self._discarded.take(step)
 
         def snapshot(so_far: MetricsLine) -> Checkpoint:
             line = with_unrecorded(so_far, unrecorded) | self._metrics()
@@ -326,8 +326,8 @@ class Dispatcher:
             step=step,
             identity=identity_of(self._config),
             scheduler=scheduler,
-            counts={**self._counts, **self._losses.counts()},
-            waiting=[*ready, *self._losses.rollouts],
+            counts={**self._counts, **self._discarded.counts()},
+            waiting=[*ready, *self._discarded.rollouts],
             line=line,
         )
 

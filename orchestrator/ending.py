@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.step.sender import NoTrainerError, Sender
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.files.atomic import published_steps
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ SILENCE_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 
 
-async def until_durable(sender: Sender, config: OrchestratorConfig, on_progress: Callable[[], None]) -> None:
+async def until_durable(sender: Sender, config: RunConfig, on_progress: Callable[[], None]) -> None:
     """Until a checkpoint of the trainer covers the last step, by its word or by what lies in its directory.
 
     A trainer that went away is waited for without a limit. Raises `NoTrainerError` when none has been heard of for
@@ -55,6 +55,6 @@ async def until_durable(sender: Sender, config: OrchestratorConfig, on_progress:
             await durable
 
 
-def _checkpointed(config: OrchestratorConfig) -> bool:
+def _checkpointed(config: RunConfig) -> bool:
     steps = published_steps(config.output_dir / "trainer" / config.run_id / "checkpoints")
     return max(steps, default=0) >= config.steps

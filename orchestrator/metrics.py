@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from orchestrator.loop_health.slow_spots import offences_of
+from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from orchestrator.run_directory import ConfigurationError
 from transport.files.json_lines import lines_from_end, replace_end
-from transport.process.permanent_errors import is_lasting
+from transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,9 @@ def _failures(line: Mapping[str, Any]) -> str:
 
 
 def _blame(line: Mapping[str, Any]) -> str:
-    offences = offences_of([line])
-    worst = offences.worst(1)
-    return f"  late {offences.moments} times, most: {worst[0].seconds:.3f} s {worst[0]}" if worst else ""
+    slow_spots = slow_spots_of([line])
+    worst = slow_spots.worst(1)
+    return f"  late {slow_spots.moments} times, most: {worst[0].seconds:.3f} s {worst[0]}" if worst else ""
 
 
 class PrometheusEndpoint(Collector):
@@ -125,7 +125,7 @@ class PrometheusEndpoint(Collector):
                 f"prometheus_port = {self._port}: cannot listen on 127.0.0.1:{self._port}: {error.strerror}. "
                 "Choose another port, or 0 for any free one"
             )
-            if is_lasting(error):
+            if is_permanent(error):
                 raise ConfigurationError(message) from error
             raise OSError(error.errno, message) from error
         self.port = int(self._server.server_port)

@@ -1,4 +1,4 @@
-"""The run's directory as the orchestrator finds and leaves it: taking it over, the configuration in it, and rewinding on resume.
+"""The run's directory as the orchestrator finds and leaves it: taking it over, its configuration, and rewinding on resume.
 
 `control/` is how trainer and operator answer: a refused configuration and an eviction are files there.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import tomli_w
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.files.atomic import remove_directory, write_atomically
 from transport.files.lock import lock_place
-from transport.process.permanent_errors import is_lasting
+from transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class RunEvictedError(RuntimeError):
 
 
 @contextmanager
-def taken_over(config: OrchestratorConfig) -> Iterator[None]:
+def taken_over(config: RunConfig) -> Iterator[None]:
     """Creates the run's directory, or accepts an existing one with `resume`, and keeps others out while the block lasts: two
     orchestrators of one run would undo each other's steps. Raises `ConfigurationError`, or `OSError` for what may pass."""
     run_dir = config.run_dir
@@ -49,7 +49,7 @@ def taken_over(config: OrchestratorConfig) -> Iterator[None]:
         lock = lock_place(run_dir / _LOCK, "another orchestrator runs in it; stop that one first")
     except OSError as error:
         message = f"output_dir = {config.output_dir}: cannot write {run_dir}: {error.strerror}"
-        if is_lasting(error):
+        if is_permanent(error):
             raise ConfigurationError(message) from error
         raise OSError(error.errno, message) from error
     try:
@@ -58,7 +58,7 @@ def taken_over(config: OrchestratorConfig) -> Iterator[None]:
         os.close(lock)
 
 
-def write_config(config: OrchestratorConfig) -> None:
+def write_config(config: RunConfig) -> None:
     """Writes `control/orch.toml`, for which the trainer waits. A verdict on an earlier configuration goes first."""
     control = config.run_dir / "control"
     (control / _REFUSAL).unlink(missing_ok=True)

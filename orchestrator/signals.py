@@ -21,7 +21,7 @@ from typing import Any
 
 from cluster.notify import notify
 from orchestrator.loop_health.watchdog import describe_waits
-from transport.process.stop_requests import RequestsToStop
+from transport.process.stop_requests import StopRequests
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class StopSignals:
 
     def __init__(self, shutdown_timeout_seconds: float) -> None:
         self._timeout_seconds = shutdown_timeout_seconds
-        self._requests = RequestsToStop()
+        self._requests = StopRequests()
         self._received: int | None = None
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._deadline: threading.Timer | None = None

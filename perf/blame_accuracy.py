@@ -27,7 +27,7 @@ from rich.console import Console
 
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.blame_evidence import Kind
-from orchestrator.loop_health.slow_spots import Offence
+from orchestrator.loop_health.slow_spots import SlowSpot
 from orchestrator.loop_health.threads import prompt_switching
 from perf.figures import Case, Figure
 
@@ -125,12 +125,12 @@ async def found(culprit: Culprit, moments: int) -> Counter[str]:
             else:
                 culprit.function()
             await asyncio.sleep(2 * THRESHOLD_SECONDS)
-            offences = [each for each in blame.take().worst() if each.kind is not Kind.MACHINE]
-            verdicts[_verdict(culprit, line, offences[0]) if offences else "missed"] += 1
+            slow_spots = [each for each in blame.take().worst() if each.kind is not Kind.MACHINE]
+            verdicts[_verdict(culprit, line, slow_spots[0]) if slow_spots else "missed"] += 1
     return verdicts
 
 
-def _verdict(culprit: Culprit, line: int, offence: Offence) -> str:
+def _verdict(culprit: Culprit, line: int, offence: SlowSpot) -> str:
     named = offence.place.function
     if named not in (culprit.function.__name__, "found", ""):
         return "wrong"

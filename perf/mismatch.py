@@ -41,7 +41,7 @@ from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sam
 from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.run_directory import write_config
 from orchestrator.step.finalize import find_fault
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
@@ -55,7 +55,7 @@ DEMO = Path(__file__).parent.parent / "configs" / "demo.toml"
 UPDATES = 2
 
 
-def measure(model: Path, run: OrchestratorConfig, dtype: str, rollouts: int, directory: Path) -> list[dict[str, Any]]:
+def measure(model: Path, run: RunConfig, dtype: str, rollouts: int, directory: Path) -> list[dict[str, Any]]:
     """The rows of one inference precision: without replay, with replay, and with replay after each update."""
     with _server(model, dtype, directory) as url:
         batch = asyncio.run(_sample(model, run, url, rollouts))
@@ -135,7 +135,7 @@ def _differing_routing(learner: Learner, batch: Batch) -> float:
     return differing / pairs
 
 
-async def _sample(model: Path, run: OrchestratorConfig, url: str, rollouts: int) -> Batch:
+async def _sample(model: Path, run: RunConfig, url: str, rollouts: int) -> Batch:
     """Plays the run's environments on the server, with the orchestrator's own code, into one batch."""
     environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in run.environments}
     mix = ExampleMix(run.environments, {name: len(e.environment) for name, e in environments.items()}, run.seed)
@@ -227,9 +227,9 @@ def main() -> None:
     Console().print(table)
 
 
-def _demo_run(model: Path, output_dir: Path) -> OrchestratorConfig:
+def _demo_run(model: Path, output_dir: Path) -> RunConfig:
     demo = tomllib.loads(DEMO.read_text())
-    return OrchestratorConfig.model_validate(demo["orchestrator"] | {"output_dir": output_dir, "model": str(model)})
+    return RunConfig.model_validate(demo["orchestrator"] | {"output_dir": output_dir, "model": str(model)})
 
 
 if __name__ == "__main__":

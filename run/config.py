@@ -215,7 +215,7 @@ class LagConfig(Config):
     what a quiet loop shows; a lower one costs more looks at the loop, two in this time. Loops have timers of a millisecond."""
 
 
-class OrchestratorConfig(Config):
+class RunConfig(Config):
     """One run."""
 
     run_id: Identifier = "default"
@@ -308,7 +308,7 @@ class OrchestratorConfig(Config):
     a step in one call, which suits steps without routed experts."""
 
     @model_validator(mode="after")
-    def _weights_can_be_loaded(self) -> OrchestratorConfig:
+    def _weights_can_be_loaded(self) -> RunConfig:
         if self.inference.protocol == "openai" and self.training.lora is None:
             raise ValueError(
                 "inference.protocol = 'openai' without training.lora: a stock server takes adapters, but no full weights. "
@@ -317,7 +317,7 @@ class OrchestratorConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _names_differ(self) -> OrchestratorConfig:
+    def _names_differ(self) -> RunConfig:
         names = [environment.name for environment in self.environments]
         for name in names:
             if names.count(name) > 1:

@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from sweep.interruption import Interruptions
 from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
-from sweep.lock import REAL_CLOCKS, Claim, Keeper, PreviousTaskFailed, holder, keeping
+from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, holder, holding
 from sweep.open_store import open_proven
 from sweep.protocol import LeaseLost, Observer, Tenure, perform
 from sweep.record import RecordError, checked_id
@@ -100,9 +100,11 @@ def claim_and_run(
                 worker.say_waiting()
                 interruptions.rest(step.seconds)
                 continue
-            keeper = worker.acquire(step.target_id)
-            if keeper is not None:
-                worker.ended(step.target_id, _call(body, worker.targets[step.target_id], keeper, interruptions))
+            holder_of_lease = worker.acquire(step.target_id)
+            if holder_of_lease is not None:
+                worker.ended(
+                    step.target_id, _call(body, worker.targets[step.target_id], holder_of_lease, interruptions)
+                )
         interruptions.check()
         worker.raise_failures()
 
@@ -146,7 +148,7 @@ class _Worker(Generic[C]):
         self._said_at = monotonic()
         self._unreachable_since: float | None = None
 
-    def acquire(self, target_id: str) -> Keeper | None:
+    def acquire(self, target_id: str) -> LeaseHolder | None:
         """The claim, if it is ours now. Raises `StoreError` when the storage has been out of reach for too long."""
         terms = self._terms
         if terms.max_attempts is None and target_id in self._errors:
@@ -165,7 +167,7 @@ class _Worker(Generic[C]):
         self._waiting_for.pop(target_id, None)
         match found:
             case Tenure():
-                return Keeper(self._store, found)
+                return LeaseHolder(self._store, found)
             case Done():
                 self.walk.done(target_id)
             case StaysFailed(record):
@@ -237,11 +239,13 @@ def _taking_both(run_fn: Body[C]) -> Call[C]:
     return lambda target, claim: function(target)
 
 
-def _call(run_fn: Call[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions) -> Exception | None:
+def _call(
+    run_fn: Call[C], target: SweepTarget[C], holder_of_lease: LeaseHolder, interruptions: Interruptions
+) -> Exception | None:
     try:
-        with keeping(keeper, interruptions) as claim, interruptions.heeded(), _contained(interruptions):
+        with holding(holder_of_lease, interruptions) as claim, interruptions.heeded(), _contained(interruptions):
             _called(run_fn, target, claim)
-    except Exception as error:  # noqa: BLE001 - `keeping` has recorded it, and it is raised at the end
+    except Exception as error:  # noqa: BLE001 - `holding` has recorded it, and it is raised at the end
         return error
     return None
 
@@ -284,30 +288,34 @@ async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptio
             worker.say_waiting()
             await asyncio.sleep(step.seconds)
             continue
-        keeper = await _undisturbed(worker.acquire, step.target_id)
-        if keeper is not None:
-            worker.ended(step.target_id, await _run(run_fn, worker.targets[step.target_id], keeper, interruptions))
+        holder_of_lease = await _undisturbed(worker.acquire, step.target_id)
+        if holder_of_lease is not None:
+            worker.ended(
+                step.target_id, await _run(run_fn, worker.targets[step.target_id], holder_of_lease, interruptions)
+            )
 
 
 async def _run(
-    run_fn: Call[C], target: SweepTarget[C], keeper: Keeper, interruptions: Interruptions
+    run_fn: Call[C], target: SweepTarget[C], holder_of_lease: LeaseHolder, interruptions: Interruptions
 ) -> Exception | None:
-    """`_call` and `keeping`, with the body in a task that a lost lease cancels."""
+    """`_call` and `holding`, with the body in a task that a lost lease cancels."""
     try:
         try:
             await asyncio.sleep(0)  # as in `_drive`: a function that has begun cannot be cancelled
             if inspect.iscoroutinefunction(run_fn):
-                await _cancelled_when_lost(_awaited(run_fn(target, keeper.claim), interruptions), keeper)
+                await _cancelled_when_lost(
+                    _awaited(run_fn(target, holder_of_lease.claim), interruptions), holder_of_lease
+                )
             else:
-                await _told_when_cancelled(run_fn, target, keeper.claim, interruptions)
+                await _told_when_cancelled(run_fn, target, holder_of_lease.claim, interruptions)
         except Exception as error:  # noqa: BLE001 - it is recorded, and raised at the end
-            await _undisturbed(keeper.fail, error)
+            await _undisturbed(holder_of_lease.fail, error)
             return error
-        await _undisturbed(keeper.succeed)
+        await _undisturbed(holder_of_lease.succeed)
     except LeaseLost as error:
         return error
     except BaseException:
-        await _undisturbed(keeper.give_back)
+        await _undisturbed(holder_of_lease.give_back)
         raise
     return None
 
@@ -317,15 +325,15 @@ async def _awaited(body: Awaitable[Any], interruptions: Interruptions) -> None:
         await body
 
 
-async def _cancelled_when_lost(body: Awaitable[Any], keeper: Keeper) -> None:
+async def _cancelled_when_lost(body: Awaitable[Any], holder_of_lease: LeaseHolder) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(body)
-    keeper.on_lost(lambda: loop.call_soon_threadsafe(task.cancel))
+    holder_of_lease.on_lost(lambda: loop.call_soon_threadsafe(task.cancel))
     try:
         await task
     except asyncio.CancelledError:
         ours = asyncio.current_task()
-        if keeper.lost is not None and ours is not None and not ours.cancelling():
-            raise LeaseLost(keeper.lost) from None
+        if holder_of_lease.lost is not None and ours is not None and not ours.cancelling():
+            raise LeaseLost(holder_of_lease.lost) from None
         raise
 
 

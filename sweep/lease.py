@@ -91,7 +91,7 @@ class StaysFailed:
 Verdict = Take | WriteOff | Held | Done | StaysFailed
 
 
-def judge(record: Record | None, unchanged_seconds: float, wall_time: float, terms: Terms) -> Verdict:
+def assess(record: Record | None, unchanged_seconds: float, wall_time: float, terms: Terms) -> Verdict:
     """What to do with a target that has had `record` for `unchanged_seconds`, by the observer's own monotonic clock."""
     if record is None or record.state is State.INTERRUPTED:
         return Take()

@@ -61,7 +61,7 @@ class Claim:
     """Set when the body must end: its lease is lost, or its worker is asked to stop. What it does then counts for nothing."""
 
 
-class Keeper:
+class LeaseHolder:
     """Keeps one claim until it is ended, by exactly one of `succeed`, `fail` and `give_back`. In a forked child these do nothing:
     the claim is the parent's."""
 
@@ -193,18 +193,18 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def keeping(keeper: Keeper, interruptions: Interruptions) -> Iterator[Claim]:
+def holding(holder_of_lease: LeaseHolder, interruptions: Interruptions) -> Iterator[Claim]:
     """The claim for as long as the block runs: SUCCESS when it ends, given back when it is interrupted, FAILED when it raises
     anything else; the exception goes on. Raises `LeaseLost` if it ended too late to count."""
     try:
-        yield keeper.claim
+        yield holder_of_lease.claim
     except BaseException as error:
         if interruptions.caused(error):
-            keeper.give_back()
+            holder_of_lease.give_back()
         else:
-            keeper.fail(error)
+            holder_of_lease.fail(error)
         raise
-    keeper.succeed()
+    holder_of_lease.succeed()
 
 
 @contextlib.contextmanager
@@ -220,7 +220,7 @@ def step_lock(
     """Runs its block as the only one to do so for `path`, whose last part is the target's id and the rest the sweep's root.
 
     Waits, with jitter, while a peer has it: at most `timeout` seconds, or for as long as the peer lives. Raises
-    `StepAlreadyDone`, `PreviousTaskFailed`, `StepHeld`; at the block's end see `keeping`. `StoreError` when the storage
+    `StepAlreadyDone`, `PreviousTaskFailed`, `StepHeld`; at the block's end see `holding`. `StoreError` when the storage
     cannot be reached.
     """
     root, target_id = os.path.split(os.fspath(path))
@@ -243,7 +243,7 @@ def step_lock(
         case Tenure():
             with (
                 Interruptions(takes_over=False) as interruptions,
-                keeping(Keeper(store, found), interruptions) as claim,
+                holding(LeaseHolder(store, found), interruptions) as claim,
             ):
                 yield claim
 

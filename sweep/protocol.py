@@ -23,10 +23,10 @@ from sweep.lease import (
     StaysFailed,
     Take,
     Terms,
+    assess,
     beaten,
     claimed,
     interrupted,
-    judge,
     written_off,
 )
 from sweep.record import Record, State
@@ -204,7 +204,7 @@ class Observer:
     sightings: Sightings = field(default_factory=Sightings)
 
     def acquire(self, target_id: str, terms: Terms | None = None) -> Exchange[Tenure | Held | Done | StaysFailed]:
-        """Claims a target if that is allowed (`lease.judge`), as a new owner each time. `terms` in place of the observer's own.
+        """Claims a target if that is allowed (`lease.assess`), as a new owner each time. `terms` in place of the observer's own.
 
         Raises `StoreError` when it cannot be known whether it is claimed (then nobody is its owner, and its lease runs out),
         `RecordError` for a record that cannot be read.
@@ -213,7 +213,7 @@ class Observer:
         stored: Stored | None = yield Read(target_id)
         unchanged = self.sightings.unchanged_seconds(target_id, stored and stored.version, self.clocks.monotonic())
         record = self._record(target_id, stored)
-        verdict = judge(record, unchanged, self.clocks.wall(), terms)
+        verdict = assess(record, unchanged, self.clocks.wall(), terms)
         owner, started = uuid.uuid4().hex, self.clocks.monotonic()
         version = stored and stored.version
         try:

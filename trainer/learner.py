@@ -19,7 +19,7 @@ import msgpack
 import torch
 from torch import nn
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.config import TrainerConfig
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
@@ -184,7 +184,7 @@ class Learner:
 
     # --- what the manager's hooks do ---
 
-    def _fits_the_places(self, config: OrchestratorConfig) -> tuple[bool, str]:
+    def _fits_the_places(self, config: RunConfig) -> tuple[bool, str]:
         if config.training.lora is None and self.config.max_runs > 1:
             return False, (
                 f"training.lora is not set: full weights are trained by a trainer with max_runs = 1, and this one has "
@@ -192,7 +192,7 @@ class Learner:
             )
         return True, ""
 
-    def _fits_the_model(self, config: OrchestratorConfig) -> tuple[bool, str]:
+    def _fits_the_model(self, config: RunConfig) -> tuple[bool, str]:
         try:
             if config.training.lora is not None:
                 check_targets(self.model, config.training.lora, self.config.max_lora_rank)
@@ -200,7 +200,7 @@ class Learner:
             return False, str(error)
         return True, ""
 
-    def _create(self, index: int, run_id: str, config: OrchestratorConfig) -> None:
+    def _create(self, index: int, run_id: str, config: RunConfig) -> None:
         """Makes a run at the step that rank 0 has found. What is wrong with it is its own concern: `failures` on all ranks."""
         try:
             parameters = self._full_weights() if config.training.lora is None else self._adapter(index)
@@ -264,7 +264,7 @@ class Learner:
         )
 
 
-def _has_a_loss(config: OrchestratorConfig) -> tuple[bool, str]:
+def _has_a_loss(config: RunConfig) -> tuple[bool, str]:
     try:
         load_loss(config.training.loss)
     except ValueError as error:

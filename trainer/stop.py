@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-from transport.process.stop_requests import RequestsToStop
+from transport.process.stop_requests import StopRequests
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -15,7 +15,7 @@ class StopRequest:
     """A context manager, for the main thread; restores the former handlers at its end."""
 
     def __init__(self) -> None:
-        self._requests = RequestsToStop()
+        self._requests = StopRequests()
         self.requested = False
         self.exit_code = 0
         """Of a process that the signal ended before its work was complete: 128 + its number."""

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from cluster.notify import beating
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer import ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
@@ -33,11 +33,11 @@ from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint, control_files
 from trainer.runs.manager import HookError, Progress, Run, setup_multi_run_manager
-from trainer.runs.presence import Attendance
-from trainer.runs.sessions import Reception
+from trainer.runs.presence import Presence
+from trainer.runs.sessions import Sessions
 from trainer.stop import StopRequest
 from transport.files.atomic import published_steps
-from transport.process.permanent_errors import is_lasting
+from transport.process.permanent_errors import is_permanent
 from transport.wires.base import BatchReceiver
 from transport.wires.open import open_receiver
 
@@ -82,7 +82,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         logger.error("output_dir = %s: cannot be written: %s", config.output_dir, error.strerror)
-        return 2 if is_lasting(error) else 1
+        return 2 if is_permanent(error) else 1
     if config.processes > 1 and not ranks.inside_torchrun():
         return ranks.launch(config, on_ready)
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             receiver = stack.enter_context(closing(open_receiver(config.transport, config.output_dir)))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
-            return 2 if isinstance(error, ValueError) or is_lasting(error) else 1
+            return 2 if isinstance(error, ValueError) or is_permanent(error) else 1
         on_ready()
         stack.enter_context(beating())
         try:
@@ -128,8 +128,8 @@ class Trainer:
         self._config = config
         self._learner = learner
         self._manager = learner.manager
-        self._attendance = Attendance()
-        self._reception = Reception(config, receiver, self._manager, self._attendance)
+        self._presence = Presence()
+        self._sessions = Sessions(config, receiver, self._manager, self._presence)
         self._shares = FairShare(config.max_tokens, learner.ranks.count)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._broadcasters: dict[int, Broadcaster] = {}
@@ -146,7 +146,7 @@ class Trainer:
         if config.resume:
             checkpoint.set_aside_deleted(config.output_dir)
             for finished in checkpoint.finished_runs(config.output_dir):
-                self._attendance.finished(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
+                self._presence.finished(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
 
     def serve(self, stop: StopRequest) -> int:
         """Until the runs have ended, or `stop`; the exit code."""
@@ -165,15 +165,15 @@ class Trainer:
         logger.info("the trainer ends%s", f": {steps}" if steps else "")
         if stop.requested and not self._over():
             return stop.exit_code
-        return EVICTED if self._attendance.all_evicted() else 0
+        return EVICTED if self._presence.all_evicted() else 0
 
     def _over(self) -> bool:
-        expected = self._config.stay or self._manager.waiting or self._reception.calls
-        return not expected and self._attendance.over(time.monotonic())
+        expected = self._config.stay or self._manager.waiting or self._sessions.calls
+        return not expected and self._presence.over(time.monotonic())
 
     def _receive(self) -> None:
         patience = 0.0 if self._waited else min(max(self._look_due() - time.monotonic(), 0.0), POLL_SECONDS)
-        for run, offence in self._reception.take_in(patience):
+        for run, offence in self._sessions.take_in(patience):
             self._evict(run, offence)
         if not self._waited:
             self._report_waiting()
@@ -181,7 +181,7 @@ class Trainer:
     # --- runs come and go ---
 
     def _look_due(self) -> float:
-        prompt = self._look_again or self._reception.calls
+        prompt = self._look_again or self._sessions.calls
         return self._looked + (PROMPT_DISCOVERY_SECONDS if prompt else DISCOVERY_SECONDS)
 
     def _discover_if_due(self) -> None:
@@ -189,32 +189,32 @@ class Trainer:
         if now < self._look_due():
             return
         self._look_again = False
-        if self._manager.discover_runs(self._attendance.present(now)):
+        if self._manager.discover_runs(self._presence.present(now)):
             self._learner.synchronize()
             for index, reason in self._learner.failures.items():
                 self._manager.refuse_run(index, reason)
                 self._look_again = True
             for index in self._learner.runs.keys() - self._broadcasters.keys():
                 self._admit(self._learner.runs[index])
-        self._reception.answer()
+        self._sessions.answer()
         self._looked = time.monotonic()
 
-    def _on_discovered(self, index: int, run_id: str, config: OrchestratorConfig) -> None:
+    def _on_discovered(self, index: int, run_id: str, config: RunConfig) -> None:
         self._manager.progress[index] = Progress(step=checkpoint.newest_step(self._config.output_dir, run_id))
 
     def _on_forgotten(self, index: int, run_id: str) -> None:
-        self._reception.dismiss(run_id)
+        self._sessions.dismiss(run_id)
         self._close_step(index)
         self._broadcasters.pop(index, None)
         if self._manager.is_deleted(index):
             logger.info("the directory of run %s was deleted: the run ends", run_id)
             checkpoint.set_aside(self._config.output_dir, run_id)
-            self._attendance.removed(run_id, "deleted")
+            self._presence.removed(run_id, "deleted")
             return
         if index in self._learner.runs:
             self._save(self._learner.runs[index])
         if control_files.eviction(self._config.output_dir, run_id) is not None:
-            self._attendance.removed(run_id, "evicted")
+            self._presence.removed(run_id, "evicted")
         logger.info("run %s has no place any more", run_id)
 
     def _admit(self, run: Run) -> None:
@@ -226,7 +226,7 @@ class Trainer:
             return
         run.durable_step = self._durable_step(run)
         self._idle_since[run.index] = time.monotonic()
-        self._reception.admit(run)
+        self._sessions.admit(run)
         if run.finished:
             logger.info("run %s is trained to its end, step %d of %d", run.run_id, step, run.config.steps)
         else:
@@ -236,14 +236,14 @@ class Trainer:
         """Nothing more is taken from the run; what it has trained stays."""
         self._close_step(run.index)
         self._manager.evict_run(run.index, reason)
-        self._reception.send_away(run.run_id, reason)
+        self._sessions.send_away(run.run_id, reason)
         self._look_again = True
 
     # --- steps ---
 
     def _open_steps(self) -> None:
         for index, run in self._learner.runs.items():
-            if index in self._waited or run.finished or (batch := self._reception.next_batch(run)) is None:
+            if index in self._waited or run.finished or (batch := self._sessions.next_batch(run)) is None:
                 continue
             self._waited[index] = time.monotonic() - self._idle_since[index]
             try:
@@ -275,7 +275,7 @@ class Trainer:
             self._report(run, metrics)
             if run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
                 self._make_durable(run)
-            self._reception.trained(run)
+            self._sessions.trained(run)
 
     def _close_step(self, index: int) -> None:
         """Forgets the run's open step, if there is one."""
@@ -323,7 +323,7 @@ class Trainer:
     def _make_durable(self, run: Run) -> None:
         if self._save(run):
             run.durable_step = self._durable_step(run)
-            self._reception.durable(run)
+            self._sessions.durable(run)
 
     def _save(self, run: Run) -> bool:
         """Whether there was something to save: weights that have been trained, and have not been found broken."""

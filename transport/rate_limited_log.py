@@ -11,7 +11,7 @@ _LINES, _WINDOW_SECONDS = 10, 10.0
 """At most so many lines in so many seconds."""
 
 
-class Chronicle:
+class RateLimitedLog:
     """Logs to `logger` as far as a window of time has room for it; the rest is counted, and said when the next one begins."""
 
     def __init__(self, logger: logging.Logger) -> None:

@@ -1,4 +1,4 @@
-"""Progress of something that is counted, on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of something that is progress_bar, on standard error: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_SECONDS = 10.0
 Item = TypeVar("Item")
 
 
-def counted(items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
+def progress_bar(items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
     """Hands on `items`, of which there are to be `total`, and shows how many have been asked for."""
     console = Console(stderr=True)
     return _with_bar(items, total, unit, console) if console.is_terminal else _with_lines(items, total, unit, console)

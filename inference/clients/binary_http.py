@@ -24,7 +24,7 @@ import numpy as np
 from inference.base import InferenceError, ServerFailure, ServerUnreachable
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.clients.memory import LARGE_BYTES, LargeMemory
-from inference.per_tick_limiter import Turnstile
+from inference.per_tick_limiter import PerTickLimiter
 from inference.wire import MAX_RESPONSE_BYTES
 
 HEAD_BYTES = 1 << 16
@@ -54,15 +54,15 @@ class Pace:
     """How much all channels together do in one pass of the loop: a thousand sockets may be readable at once."""
 
     def __init__(self) -> None:
-        self.heads = Turnstile(HEADS_A_PASS)
-        self.extensions = Turnstile(EXTENSIONS_A_PASS)
+        self.heads = PerTickLimiter(HEADS_A_PASS)
+        self.extensions = PerTickLimiter(EXTENSIONS_A_PASS)
         """Of the memory for large bodies."""
-        self.reads = Turnstile(READS_A_PASS)
+        self.reads = PerTickLimiter(READS_A_PASS)
         """Further reads of bodies that do not come with their head."""
-        self.answers = Turnstile(ANSWERS_A_PASS)
+        self.answers = PerTickLimiter(ANSWERS_A_PASS)
 
 
-class Channel:
+class BinaryHttpClient:
     """The connections to the server at `url`. As many are opened as there are calls at once; none is closed but by the
     server, a failure or a cancelled call."""
 

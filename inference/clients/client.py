@@ -14,7 +14,7 @@ import orjson
 from inference import wire
 from inference.base import Completion, GenerateRequest, HeldWeights, ServerFailure, WeightUpdate
 from inference.clients.capacity import Observation
-from inference.clients.http_sessions import Connections, call
+from inference.clients.http_sessions import HttpSessions, call
 from inference.clients.load_report import read_load
 from transport.records import Float32Array
 
@@ -60,7 +60,7 @@ class ServerClient(Protocol):
 class BinaryClient:
     """The client of `plugin.routes`."""
 
-    def __init__(self, url: str, connections: Connections) -> None:
+    def __init__(self, url: str, connections: HttpSessions) -> None:
         self.url = url
         self._connections = connections
         self._channel = connections.channel(url)
@@ -111,7 +111,7 @@ class BinaryClient:
         return as_object(await call(self._connections.admin, self.url + path, body), self.url + path)
 
 
-async def read_metrics(connections: Connections, url: str) -> Observation | None:
+async def read_metrics(connections: HttpSessions, url: str) -> Observation | None:
     """The load that vLLM tells under `/metrics`; None where something else answers."""
     return read_load(await call(connections.admin, f"{url}/metrics", None))
 

@@ -19,7 +19,7 @@ import aiohttp
 import numpy as np
 
 from inference.base import ServerFailure, ServerUnreachable
-from inference.clients.binary_http import Channel, Pace
+from inference.clients.binary_http import BinaryHttpClient, Pace
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.config import PoolConfig
 from inference.token import read_token
@@ -29,7 +29,7 @@ KEEPALIVE_SECONDS = 600.0
 READ_BUFFER_BYTES = 1 << 20
 
 
-class Connections:
+class HttpSessions:
     """The sessions, shared by the clients of all servers."""
 
     def __init__(self, config: PoolConfig) -> None:
@@ -43,16 +43,16 @@ class Connections:
         self.admin: aiohttp.ClientSession
         self._pace = Pace()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
-        self._channels: list[Channel] = []
+        self._channels: list[BinaryHttpClient] = []
 
-    def channel(self, url: str) -> Channel:
+    def channel(self, url: str) -> BinaryHttpClient:
         """A channel to the server at `url`, closed with these connections."""
         timeout = self._config.connect_timeout_seconds
-        channel = Channel(url, self._headers, timeout, self._pace, self._threads, lambda: self._tls)
+        channel = BinaryHttpClient(url, self._headers, timeout, self._pace, self._threads, lambda: self._tls)
         self._channels.append(channel)
         return channel
 
-    def forget(self, channel: Channel) -> None:
+    def forget(self, channel: BinaryHttpClient) -> None:
         """Closes one channel now."""
         self._channels.remove(channel)
         channel.close()
@@ -61,7 +61,7 @@ class Connections:
     def _tls(self) -> ssl.SSLContext:
         return self._own_tls or ssl.create_default_context()
 
-    async def __aenter__(self) -> Connections:
+    async def __aenter__(self) -> HttpSessions:
         self.data, self.admin = self._open(), self._open()
         return self
 

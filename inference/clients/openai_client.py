@@ -21,7 +21,7 @@ import pybase64
 from inference.base import Completion, GenerateRequest, HeldWeights, RequestRefused, ServerFailure, WeightUpdate
 from inference.clients.capacity import Observation
 from inference.clients.client import Identity, as_log_probabilities, as_object, read_metrics
-from inference.clients.http_sessions import Connections, call
+from inference.clients.http_sessions import HttpSessions, call
 from transport.records import Float32Array, RoutingArray
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ KEPT_ADAPTERS = 2
 class OpenAIClient:
     """The client of a stock server."""
 
-    def __init__(self, url: str, connections: Connections) -> None:
+    def __init__(self, url: str, connections: HttpSessions) -> None:
         self.url = url
         self._connections = connections
         self._adapters: dict[str, list[str]] = {}

@@ -19,7 +19,7 @@ FILES = ("adapter_config.json", WEIGHTS)
 PREFIX = "counterpoint-adapters-"
 
 
-class PrivateCopies:
+class AdapterFiles:
     """A directory of this process's own, gone when it ends; of a process that was killed, when the next server starts.
 
     `<number>.<load>/` are copies, and `<number>` links to the newest of an adapter.

@@ -26,7 +26,7 @@ class _Turn:
     requests: int
 
 
-class AdapterTurns:
+class AdapterSlots:
     """Shares `slots` among any number of adapters."""
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:

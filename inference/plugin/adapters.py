@@ -28,8 +28,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference.base import HeldWeights
-from inference.plugin.adapter_files import WEIGHTS, PrivateCopies
-from inference.plugin.adapter_slots import AdapterTurns
+from inference.plugin.adapter_files import WEIGHTS, AdapterFiles
+from inference.plugin.adapter_slots import AdapterSlots
 from inference.plugin.checkpoint import read_header, read_manifest, require_fitting_adapter
 from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
 from inference.plugin.worker_digest import join_ranks, provable_layers, restrict
@@ -64,12 +64,12 @@ class Adapters:
         """Requests under each adapter, those that wait for its turn included."""
         self._loads = 0
         config = engine.vllm_config.lora_config
-        self._turns = AdapterTurns(config.max_loras if config is not None else 1)
+        self._turns = AdapterSlots(config.max_loras if config is not None else 1)
         self._max_rank = config.max_lora_rank if config is not None else 0
         self._dtype = str(config.lora_dtype if config is not None else "").removeprefix("torch.")
         self._provable: dict[frozenset[str], frozenset[str]] = {}
         """By names of an adapter's tensors: the layers whose digest proves what is loaded."""
-        self._copies: PrivateCopies | None = None
+        self._copies: AdapterFiles | None = None
 
     @property
     def versions(self) -> dict[str, int]:
@@ -140,7 +140,7 @@ class Adapters:
         base = read_manifest(Path(self._engine.model_config.model))
         require_fitting_adapter(base, read_header(directory / WEIGHTS), self._max_rank)
         if self._copies is None:
-            self._copies = PrivateCopies()
+            self._copies = AdapterFiles()
         return self._copies.copy(directory, number, load)
 
     async def unload(self, name: str) -> bool:

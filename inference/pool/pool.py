@@ -1,7 +1,7 @@
 """Many servers as one: every request finds a server, every failure another, and no answer comes from weights that were not
 proven.
 
-The pool executes what `fleet` decides, the servers' `keeper`s keep them fit, and `sources` says which there are. One pool serves
+The pool executes what `fleet` decides, the servers' `monitor`s keep them fit, and `sources` says which there are. One pool serves
 one run's orchestrator, on its event loop.
 """
 
@@ -25,12 +25,12 @@ from inference.base import (
     WeightUpdate,
 )
 from inference.clients.client import BinaryClient, ServerClient
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
-from inference.per_tick_limiter import Turnstile
+from inference.per_tick_limiter import PerTickLimiter
 from inference.pool.fleet import Fleet, Server, State
-from inference.pool.server_monitor import Keeper
+from inference.pool.server_monitor import ServerMonitor
 from inference.pool.sources import Listing, Sources
 from transport.records import Int32Array, Turn
 
@@ -56,15 +56,15 @@ class InferencePool:
         self._capacity = 0
         self._fleet = Fleet((), config.max_concurrent_requests_per_server)
         self._sources = Sources(config)
-        self._connections = Connections(config)
-        self._keepers: dict[Server, Keeper] = {}
+        self._connections = HttpSessions(config)
+        self._monitors: dict[Server, ServerMonitor] = {}
         self._tasks: dict[Server, asyncio.Task[None]] = {}
-        """Of the keepers."""
+        """Of the monitors."""
         self._follower: asyncio.Task[None] | None = None
         self._opened = False
         self._wanted: WeightUpdate | None = None
         self._waiting: deque[_Waiter] = deque()
-        self._starts = Turnstile(STARTS_A_PASS)
+        self._starts = PerTickLimiter(STARTS_A_PASS)
         self._changed = asyncio.Event()
         self._updating = asyncio.Lock()
         self._closed = False
@@ -85,7 +85,7 @@ class InferencePool:
             raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
 
     async def close(self) -> None:
-        """Ends every request, the keepers and the connections. Safe to call twice."""
+        """Ends every request, the monitors and the connections. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -119,9 +119,9 @@ class InferencePool:
         known = {server.url: server for server in self._fleet.servers}
         for url, drained_for in listing.items():
             server = known.pop(url, None) or self._take_in(url)
-            self._keepers[server].drain(drained_for)
+            self._monitors[server].drain(drained_for)
         for server in known.values():
-            self._keepers[server].drain("it is no longer among the servers")
+            self._monitors[server].drain("it is no longer among the servers")
             if not server.in_flight:
                 await self._forget(server)
 
@@ -129,19 +129,21 @@ class InferencePool:
         server = self._fleet.add(url)
         kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
         client: ServerClient = kind(url, self._connections)
-        keeper = self._keepers[server] = Keeper(server, client, self._fleet, self._config, self._model, self._on_change)
+        monitor = self._monitors[server] = ServerMonitor(
+            server, client, self._fleet, self._config, self._model, self._on_change
+        )
         if self._wanted is not None:
-            keeper.want(self._wanted)
-        task = self._tasks[server] = asyncio.create_task(keeper.run(), name=f"keeper of {url}")
-        task.add_done_callback(partial(self._keeper_ended, keeper))
+            monitor.want(self._wanted)
+        task = self._tasks[server] = asyncio.create_task(monitor.run(), name=f"monitor of {url}")
+        task.add_done_callback(partial(self._monitor_ended, monitor))
         return server
 
     async def _forget(self, server: Server) -> None:
         self._fleet.forget(server)
-        keeper, task = self._keepers.pop(server), self._tasks.pop(server)
+        monitor, task = self._monitors.pop(server), self._tasks.pop(server)
         task.cancel()
         await asyncio.wait([task])
-        keeper.client.close()
+        monitor.client.close()
         self._on_change()
         logger.info("Inference server %s is forgotten", server.url)
 
@@ -151,15 +153,15 @@ class InferencePool:
         if adapter is None:
             return
 
-        async def unload(keeper: Keeper) -> None:
+        async def unload(monitor: ServerMonitor) -> None:
             try:
                 async with asyncio.timeout(UNLOAD_SECONDS):
-                    await keeper.client.unload(adapter)
+                    await monitor.client.unload(adapter)
             except (InferenceError, TimeoutError) as error:
-                url = keeper.server.url
+                url = monitor.server.url
                 logger.info("Adapter %s was not unloaded from %s: %s", adapter, url, error or "no answer in time")
 
-        reached = [keeper for keeper in self._keepers.values() if keeper.server.state is not State.UNKNOWN]
+        reached = [monitor for monitor in self._monitors.values() if monitor.server.state is not State.UNKNOWN]
         await asyncio.gather(*map(unload, reached))
 
     async def generate(
@@ -209,50 +211,52 @@ class InferencePool:
         """
         async with self._updating:
             self._wanted = update
-            for keeper in self._keepers.values():
-                keeper.want(update)
+            for monitor in self._monitors.values():
+                monitor.want(update)
             await self._until(lambda: self._closed or self._concluded(update))
             if self._closed:
                 raise InferenceError("the inference pool was closed during a weight update")
-            refusals = [keeper.server.reason for keeper in self._keepers.values() if keeper.refused]
+            refusals = [monitor.server.reason for monitor in self._monitors.values() if monitor.refused]
             if refusals and not self._fleet.serving:
                 raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
 
     def _concluded(self, update: WeightUpdate) -> bool:
-        return all(keeper.concluded is update or self._tasks[server].done() for server, keeper in self._keepers.items())
+        return all(
+            monitor.concluded is update or self._tasks[server].done() for server, monitor in self._monitors.items()
+        )
 
     async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
         # The weights that a server was started with are version 0.
-        keeper, version = self._keepers[server], 0 if server.version is None else server.version
+        monitor, version = self._monitors[server], 0 if server.version is None else server.version
         try:
-            completion = await self._answer(keeper, request)
+            completion = await self._answer(monitor, request)
         except ServerFailure:
             if self._fleet.failed(server):
-                # Healthy or not, it may return at its keeper's next look, no sooner.
-                keeper.take_out(f"{server.failures} requests in a row failed")
+                # Healthy or not, it may return at its monitor's next look, no sooner.
+                monitor.take_out(f"{server.failures} requests in a row failed")
             elif server.state is State.SERVING:
-                keeper.look_now()
+                monitor.look_now()
             raise
         self._fleet.succeeded(server)
         return _as_turn(request, completion, version, server.url)
 
-    async def _answer(self, keeper: Keeper, request: GenerateRequest) -> Completion:
+    async def _answer(self, monitor: ServerMonitor, request: GenerateRequest) -> Completion:
         """Raises `ServerFailure` as soon as the server is taken out, too."""
-        server = keeper.server
+        server = monitor.server
         if not server.counted:  # It was taken out, and may load again, since this request got its place.
             raise ServerFailure(f"{server.url} went out of service: {server.reason}")
-        # A deadline that only the keeper sets. To wait for the outage beside the answer would cost each request two tasks.
+        # A deadline that only the monitor sets. To wait for the outage beside the answer would cost each request two tasks.
         service = asyncio.timeout(None)
         try:
             async with service:
-                keeper.under_way.add(service)
-                completion = await keeper.client.generate(request)
-                await keeper.resolved.wait()
+                monitor.under_way.add(service)
+                completion = await monitor.client.generate(request)
+                await monitor.resolved.wait()
         except TimeoutError:
             raise ServerFailure(f"{server.url} went out of service: {server.reason}") from None
         finally:
-            keeper.under_way.discard(service)
+            monitor.under_way.discard(service)
         if service.when() is not None:
             raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
         return completion
@@ -301,11 +305,11 @@ class InferencePool:
             self._changed.clear()
             await self._changed.wait()
 
-    def _keeper_ended(self, keeper: Keeper, task: asyncio.Task[None]) -> None:
+    def _monitor_ended(self, monitor: ServerMonitor, task: asyncio.Task[None]) -> None:
         self._changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("The keeper of %s failed; this is a defect", keeper.server.url, exc_info=error)
-            keeper.take_out(f"its keeper failed: {error!r}")
+            logger.critical("The monitor of %s failed; this is a defect", monitor.server.url, exc_info=error)
+            monitor.take_out(f"its monitor failed: {error!r}")
 
     def _follower_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,7 +1,7 @@
 """Keeps one server fit to serve: looks at its health and its load, brings it to the current weights, has it prove them, takes
 it out when it fails.
 
-Every server of a pool has a keeper, a task that runs for the pool's life. Whatever makes a server need weights (a new
+Every server of a pool has a monitor, a task that runs for the pool's life. Whatever makes a server need weights (a new
 version, a restart, a failure) takes the same way back into service: healthy, loaded, probed.
 """
 
@@ -34,8 +34,8 @@ class ProbeFailed(RequestRefused):
     """The server accepted the weights but does not compute with them, as its digest or its log-probabilities show."""
 
 
-class Keeper:
-    """The keeper of one server."""
+class ServerMonitor:
+    """The monitor of one server."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Keeper:
         self._not_before = 0.0
 
     def want(self, update: WeightUpdate) -> None:
-        """New weights: the keeper sees to them now, however often the server has failed before."""
+        """New weights: the monitor sees to them now, however often the server has failed before."""
         self.wanted = update
         self._not_before = 0.0
         self._attention.set()

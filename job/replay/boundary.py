@@ -16,9 +16,9 @@ from job.replay.consumer import consumer
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import DumpHeader
 from orchestrator.step.advantages import load_advantage
-from orchestrator.step.boundary import StepBoundary, Taking
+from orchestrator.step.boundary import StepBoundary, StepInProgress
 from orchestrator.step.checkpoint import Checkpoint
-from orchestrator.step.finalize import Judge, judged
+from orchestrator.step.finalize import Finalizer, judged
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
 from transport.config import TransportConfig
@@ -62,7 +62,7 @@ class Rig:
     recording: Recording
     boundary: StepBoundary
     sender: Sender
-    judge_group: Judge
+    finalize_group: Finalizer
     judged: list[Rollout]
     """Those that ship, as `judge` left them."""
 
@@ -74,11 +74,11 @@ class Rig:
             groups.setdefault(rollout.group_id, []).append(rollout)
         scored_as_one = self.recording.header.group_scoring
         judgements = await asyncio.gather(
-            *(judged(self.judge_group, group, group[0].environment in scored_as_one) for group in groups.values())
+            *(judged(self.finalize_group, group, group[0].environment in scored_as_one) for group in groups.values())
         )
         self.judged[:] = [rollout for judgement in judgements for rollout in judgement.rollouts]
 
-    def begin(self, step: int) -> Taking:
+    def begin(self, step: int) -> StepInProgress:
         """The step boundary of `step`, its phases to be taken one after the other."""
         others = self.recording.rollouts[self.recording.header.shipped :]
         return self.boundary.begin(step, self.judged, others, snapshot, self.sender)
@@ -125,5 +125,5 @@ async def rig(
             keep_checkpoints=1,
             merge_chunk=merge_chunk,
         )
-        judge_group = Judge(load_advantage(header.advantage), header.filters, keep_routing=True)
-        yield Rig(recording, boundary, sender, judge_group, list(recording.shipped))
+        finalize_group = Finalizer(load_advantage(header.advantage), header.filters, keep_routing=True)
+        yield Rig(recording, boundary, sender, finalize_group, list(recording.shipped))

@@ -22,9 +22,9 @@ from job.replay.boundary import Recording, Rig, rig
 from job.replay.lag_trace import LagTrace, Span
 from job.replay.traffic import synthetic_traffic
 from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.gc_tuning import seldom_collecting, set_apart
+from orchestrator.loop_health.gc_tuning import freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import LagDistribution
-from orchestrator.loop_health.slow_spots import Offence, Offences
+from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
 from orchestrator.loop_health.threads import in_thread, prompt_switching
 from orchestrator.rollouts.dump import Dump
 
@@ -70,7 +70,7 @@ class Replay:
     """What a replay found. The rows of a phase are over all rounds, their seconds the median round's."""
 
     rows: list[Row]
-    offences: list[Offence]
+    slow_spots: list[SlowSpot]
     trace: LagTrace
     nbytes: int
 
@@ -85,7 +85,7 @@ class Replay:
             "phases": [
                 {"phase": row.phase, "seconds": row.seconds, "event_loop_lag": asdict(row.lag)} for row in self.rows
             ],
-            "event_loop_blame": [offence.as_json() for offence in self.offences],
+            "event_loop_blame": [slow_spot.as_json() for slow_spot in self.slow_spots],
         }
 
 
@@ -102,7 +102,7 @@ def replay_dump(dump: Dump, settings: Settings) -> Replay:
 
 def on_daemons_loop(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     """Runs a coroutine function on uvloop, and lets threads switch as the daemon does."""
-    with prompt_switching(), seldom_collecting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with prompt_switching(), infrequent_gc(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work())
 
 
@@ -116,14 +116,14 @@ async def stage(recording: Recording, settings: Settings) -> AsyncIterator[tuple
             rig(recording, Path(directory), chunk_size, settings.process_pool) as parts,
             synthetic_traffic(settings.synthetic_tasks),
         ):
-            set_apart()
+            freeze_gc()
             await asyncio.sleep(PAUSE_SECONDS)  # the pause for that is not the idle loop's
             yield trace, parts
 
 
 async def replay(recording: Recording, settings: Settings) -> Replay:
     """Replays on the running loop."""
-    offences = Offences()
+    slow_spots = SlowSpots()
     async with stage(recording, settings) as (trace, parts):
         for step in range(recording.header.step, recording.header.step + settings.rounds):
             with trace.span(BASELINE):
@@ -136,18 +136,18 @@ async def replay(recording: Recording, settings: Settings) -> Replay:
                 raise RuntimeError(
                     "the loop was not watched to the end, so that nobody can be blamed; see the error above"
                 )
-            offences.add(taken.by_key.values())
-    return Replay(rows_of(trace), offences.worst(), trace, recording.nbytes)
+            slow_spots.add(taken.by_key.values())
+    return Replay(rows_of(trace), slow_spots.worst(), trace, recording.nbytes)
 
 
 async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
     with trace.span(JUDGE):
         await parts.judge()
     with trace.span(BOUNDARY):
-        taking = parts.begin(step)
-        for name, phase in taking.phases.items():
+        step_in_progress = parts.begin(step)
+        for name, phase in step_in_progress.phases.items():
             with trace.span(name):
-                await taking.timed(name, phase)
+                await step_in_progress.timed(name, phase)
     with trace.span(DELIVERY):
         await parts.deliver(step)
 

@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.rollouts.dump import DumpHeader
 from orchestrator.step.advantages import load_advantage
 from orchestrator.step.filters import with_vocabulary
-from orchestrator.step.finalize import judge_group
+from orchestrator.step.finalize import finalize_group
 from run.config import AdvantageConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
 from transport.records import Rollout, RoutingArray, Turn
 
@@ -106,7 +106,7 @@ def synthetic_rollouts(shape: Shape) -> Iterator[Rollout]:
     advantage = load_advantage(_ADVANTAGE)
     for group_id, indices in enumerate(_groups(shape)):
         group = [_rollout(shape, group_id, index, position, block) for index, position in enumerate(indices)]
-        judge_group(group, advantage, _FILTERS)
+        finalize_group(group, advantage, _FILTERS)
         yield from group
 
 

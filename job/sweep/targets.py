@@ -24,7 +24,7 @@ from job.directory import JOB_LOCK, is_running, orchestrator_of, run_ids_in
 from job.errors import UserError
 from job.join import check_joins, values_of_job
 from job.sweep.grid import Point, expand, placed, shown
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from sweep.lease import Terms
 from transport.config import Config
 from transport.files.lock import holder_of
@@ -150,7 +150,7 @@ class Target:
         return None
 
     @cached_property
-    def runs(self) -> list[OrchestratorConfig]:
+    def runs(self) -> list[RunConfig]:
         """The runs that it comes to. Raises `UserError` for values that its schema, the job that it joins, or its environments
         refuse."""
         if self.joins is None:
@@ -160,7 +160,7 @@ class Target:
             runs = job.every_run
         else:
             below = values_of_job(str(self.joins)) | {"resume": True}
-            runs = [validate(OrchestratorConfig, merge(below, self.settings), self.origin)]
+            runs = [validate(RunConfig, merge(below, self.settings), self.origin)]
         try:
             for run in runs:
                 check_run(run)
@@ -203,7 +203,7 @@ def _target(config: SweepConfig, shared: Table, point: Point, file: Path) -> Tar
 
 
 def _check_keys(points: list[Point], config: SweepConfig, file: Path) -> None:
-    keys = keys_of(JobConfig if config.join is None else OrchestratorConfig)
+    keys = keys_of(JobConfig if config.join is None else RunConfig)
     for point in points:
         for path, value in point.values.items():
             where = f"{file}: {shown({path: value})}"

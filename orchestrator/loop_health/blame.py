@@ -2,7 +2,7 @@
 
 The loop beats: a timer notes when it is due and how late it ran. A thread watches the beat, and while one is overdue it
 keeps the loop's stack and the threads' clocks, at growing intervals. When the loop beats again,
-`orchestrator/loop_health/blame_evidence.py` tells for each interval what kept the loop; the offences are collected by place
+`orchestrator/loop_health/blame_evidence.py` tells for each interval what kept the loop; the slow spots are collected by place
 and logged. While the beat is in time, all this costs one timer and one look at a few clocks a beat. `docs/blame.md` says how
 it works and where it cannot.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
-from orchestrator.loop_health.slow_spots import Offence, Offences, merged, pool_name
+from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots, merged, pool_name
 from orchestrator.loop_health.stacks import NOWHERE, Stack, describe, is_known, place_of, source_of, stack_of
 from orchestrator.loop_health.thread_clocks import Reading, ThreadClocks
 
@@ -82,9 +82,9 @@ class LoopBlame:
         self._stopping = False
         self._failed = False
         """The thread has come to grief: from then on nothing is known."""
-        self._offences = Offences()
+        self._slow_spots = SlowSpots()
         self._lock = threading.Lock()
-        """Guards `_offences`, for as long as a few additions take."""
+        """Guards `_slow_spots`, for as long as a few additions take."""
         self._logged: dict[tuple[object, ...], float] = {}
         """When each place was last logged, on the monotonic clock."""
         self._unlogged: Counter[tuple[object, ...]] = Counter()
@@ -111,10 +111,10 @@ class LoopBlame:
         self._thread.join()
         self._clocks.close()
 
-    def take(self) -> Offences:
-        """The offences since the last call. Of a moment that lasts, nothing yet. Not `watched` once watching has failed."""
+    def take(self) -> SlowSpots:
+        """The slow spots since the last call. Of a moment that lasts, nothing yet. Not `watched` once watching has failed."""
         with self._lock:
-            taken, self._offences = self._offences, Offences()
+            taken, self._slow_spots = self._slow_spots, SlowSpots()
             taken.watched = not self._failed
         return taken
 
@@ -173,7 +173,7 @@ class LoopBlame:
             since = now
             if now - due >= _ANNOUNCED_AFTER_SECONDS and not announced:
                 announced = True
-                self._log(_offences(slices), slices, now - due, "has not answered for")
+                self._log(_slow_spots(slices), slices, now - due, "has not answered for")
             self._bell.acquire(timeout=interval)
             overslept = time.perf_counter() - now - interval
             interval = min(2 * interval, _LONGEST_INTERVAL_SECONDS)
@@ -224,44 +224,44 @@ class LoopBlame:
         # After the last look it went on as it was.
         scale = late / sum(part.seconds for part in slices)
         slices = [replace(part, seconds=part.seconds * scale) for part in slices]
-        offences = _offences(slices)
+        slow_spots = _slow_spots(slices)
         with self._lock:
-            self._offences.moments += ended.moments - before.moments
-            self._offences.add(offences)
-        self._log(offences, slices, late, "was late by", always=announced)
+            self._slow_spots.moments += ended.moments - before.moments
+            self._slow_spots.add(slow_spots)
+        self._log(slow_spots, slices, late, "was late by", always=announced)
 
     def _log(
-        self, offences: Sequence[Offence], slices: Sequence[Slice], late: float, verb: str, *, always: bool = False
+        self, slow_spots: Sequence[SlowSpot], slices: Sequence[Slice], late: float, verb: str, *, always: bool = False
     ) -> None:
         """One line for the one who took longest, unless there was one of late."""
-        offence = max(offences, key=lambda offence: offence.seconds)
+        slow_spot = max(slow_spots, key=lambda slow_spot: slow_spot.seconds)
         now = time.monotonic()
-        self._unlogged[offence.key] += 1
-        if now - self._logged.get(offence.key, -_QUIET_SECONDS) < _QUIET_SECONDS and not always:
+        self._unlogged[slow_spot.key] += 1
+        if now - self._logged.get(slow_spot.key, -_QUIET_SECONDS) < _QUIET_SECONDS and not always:
             return
-        self._logged[offence.key] = now
-        often = self._unlogged.pop(offence.key)
-        example = next(part for part in slices if _offence(part).key == offence.key)
+        self._logged[slow_spot.key] = now
+        often = self._unlogged.pop(slow_spot.key)
+        example = next(part for part in slices if _slow_spot(part).key == slow_spot.key)
         details = [
             f"line: {source_of(example.stack)}" if example.stack else "",
-            f"task: {example.task}" if example.task and offence.kind is not Kind.GIL else "",
+            f"task: {example.task}" if example.task and slow_spot.kind is not Kind.GIL else "",
             f"{often} times since this was last said" if often > 1 else "",
             f"stack: {describe(example.stack)}" if example.stack else "",
         ]
-        part = f", {offence.seconds:.3f} s of it because" if offence.seconds < 0.9 * late else ":"
-        reason = "; ".join([str(offence), *filter(None, details)])
+        part = f", {slow_spot.seconds:.3f} s of it because" if slow_spot.seconds < 0.9 * late else ":"
+        reason = "; ".join([str(slow_spot), *filter(None, details)])
         logger.warning("the event loop %s %.3f s%s %s", verb, late, part, reason)
 
 
-def _offences(slices: Sequence[Slice]) -> list[Offence]:
-    return merged([_offence(part) for part in slices])
+def _slow_spots(slices: Sequence[Slice]) -> list[SlowSpot]:
+    return merged([_slow_spot(part) for part in slices])
 
 
-def _offence(part: Slice) -> Offence:
+def _slow_spot(part: Slice) -> SlowSpot:
     if not part.stack or (part.thread and not is_known(part.stack)):
         # A thread in nothing but its pool's code has finished what it did.
-        return Offence(part.kind, NOWHERE, "", pool_name(part.thread), part.seconds)
+        return SlowSpot(part.kind, NOWHERE, "", pool_name(part.thread), part.seconds)
     place = place_of(part.stack)
     outermost = part.stack[-1][0].co_qualname if part.stack and not part.thread else ""
     callback = outermost if outermost != place.function else ""
-    return Offence(part.kind, place, callback, pool_name(part.thread), part.seconds)
+    return SlowSpot(part.kind, place, callback, pool_name(part.thread), part.seconds)

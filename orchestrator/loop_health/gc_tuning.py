@@ -23,7 +23,7 @@ _NEVER = 2**31 - 1
 
 
 @contextmanager
-def seldom_collecting() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """Leaves only the short collections automatic during the block. `collect_as_memory_grows` makes the others."""
     young, middle, full = gc.get_threshold()
     gc.set_threshold(young, _NEVER, _NEVER)
@@ -34,7 +34,7 @@ def seldom_collecting() -> Iterator[None]:
         gc.unfreeze()
 
 
-def set_apart() -> None:
+def freeze_gc() -> None:
     """Keeps all that lives now out of every collection until that block ends: what lives when rollouts begin lives long."""
     gc.collect()
     gc.freeze()

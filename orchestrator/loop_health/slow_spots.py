@@ -11,14 +11,14 @@ from orchestrator.loop_health.blame_evidence import Kind
 from orchestrator.loop_health.stacks import NOWHERE, Place
 
 METRIC = "event_loop_blame"
-"""Of a metrics line: its worst offences, a list of objects."""
+"""Of a metrics line: its worst slow_spots, a list of objects."""
 
 WORST = 5
-"""Offences a metrics line holds."""
+"""SlowSpots a metrics line holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offence:
+class SlowSpot:
     """How often and how long one place made the loop late."""
 
     kind: Kind
@@ -36,10 +36,10 @@ class Offence:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two offences the same."""
+        """What makes two slow spots the same."""
         return self.kind, self.place, self.callback, self.thread
 
-    def plus(self, other: Offence) -> Offence:
+    def plus(self, other: SlowSpot) -> SlowSpot:
         """Both together."""
         return replace(
             self,
@@ -54,8 +54,8 @@ class Offence:
         return {"kind": str(self.kind), **fields.pop("place"), **{n: fields[n] for n in fields if n != "kind"}}
 
     @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> Offence:
-        """Raises `KeyError` or `ValueError` for what is not an offence."""
+    def of_json(cls, fields: Mapping[str, Any]) -> SlowSpot:
+        """Raises `KeyError` or `ValueError` for what is not an slow_spot."""
         place = Place(fields["function"], fields["file"], fields["line"], fields["inside"])
         numbers = {name: fields[name] for name in ("callback", "thread", "seconds", "worst", "count")}
         return cls(Kind(fields["kind"]), place, **numbers)
@@ -78,32 +78,32 @@ class Offence:
 
 
 @dataclass(slots=True)
-class Offences:
+class SlowSpots:
     """A collection of them, one a place."""
 
     moments: int = 0
     """How often the loop was late."""
-    by_key: dict[tuple[object, ...], Offence] = field(default_factory=dict)
+    by_key: dict[tuple[object, ...], SlowSpot] = field(default_factory=dict)
     watched: bool = True
     """Whether the loop was watched all the while; if not, there may have been any number."""
 
-    def add(self, offences: Iterable[Offence]) -> None:
+    def add(self, slow_spots: Iterable[SlowSpot]) -> None:
         """Takes them in."""
-        for offence in offences:
-            known = self.by_key.get(offence.key)
-            self.by_key[offence.key] = known.plus(offence) if known is not None else offence
+        for slow_spot in slow_spots:
+            known = self.by_key.get(slow_spot.key)
+            self.by_key[slow_spot.key] = known.plus(slow_spot) if known is not None else slow_spot
 
-    def worst(self, count: int = WORST) -> list[Offence]:
+    def worst(self, count: int = WORST) -> list[SlowSpot]:
         """Those that took longest, the first one most."""
-        return sorted(self.by_key.values(), key=lambda offence: -offence.seconds)[:count]
+        return sorted(self.by_key.values(), key=lambda slow_spot: -slow_spot.seconds)[:count]
 
     def metrics(self) -> dict[str, Any]:
-        """For a step's metrics line: `event_loop_late/n`, `event_loop_late/<kind>` in seconds, and the worst offences.
+        """For a step's metrics line: `event_loop_late/n`, `event_loop_late/<kind>` in seconds, and the worst slow_spots.
         Where the loop was not watched the numbers are left out: a zero would say that it was never late."""
         seconds = dict.fromkeys(Kind, 0.0)
-        for offence in self.by_key.values():
-            seconds[offence.kind] += offence.seconds
-        worst = {METRIC: [offence.as_json() for offence in self.worst()]}
+        for slow_spot in self.by_key.values():
+            seconds[slow_spot.kind] += slow_spot.seconds
+        worst = {METRIC: [slow_spot.as_json() for slow_spot in self.worst()]}
         if not self.watched:
             return worst
         return {
@@ -113,13 +113,13 @@ class Offences:
         }
 
 
-def offences_of(lines: Iterable[Mapping[str, Any]]) -> Offences:
+def slow_spots_of(lines: Iterable[Mapping[str, Any]]) -> SlowSpots:
     """Those of all steps, from their metrics lines."""
-    offences = Offences()
+    slow_spots = SlowSpots()
     for line in lines:
-        offences.moments += line.get("event_loop_late/n", 0)
-        offences.add(Offence.of_json(fields) for fields in line.get(METRIC, []))
-    return offences
+        slow_spots.moments += line.get("event_loop_late/n", 0)
+        slow_spots.add(SlowSpot.of_json(fields) for fields in line.get(METRIC, []))
+    return slow_spots
 
 
 def pool_name(thread: str) -> str:
@@ -127,8 +127,8 @@ def pool_name(thread: str) -> str:
     return re.sub(r"[-_]\d+$", "", thread)
 
 
-def merged(parts: Sequence[Offence]) -> list[Offence]:
-    """The offences of one late moment, each place once and counted once."""
-    offences = Offences()
-    offences.add(parts)
-    return [replace(offence, worst=offence.seconds, count=1) for offence in offences.by_key.values()]
+def merged(parts: Sequence[SlowSpot]) -> list[SlowSpot]:
+    """The slow spots of one late moment, each place once and counted once."""
+    slow_spots = SlowSpots()
+    slow_spots.add(parts)
+    return [replace(slow_spot, worst=slow_spot.seconds, count=1) for slow_spot in slow_spots.by_key.values()]

@@ -32,7 +32,7 @@ async def in_thread(
     return await _run_in(_threads, partial(function, *arguments, **keywords))
 
 
-async def computed(
+async def run_cpu_bound(
     function: Callable[Arguments, Result], *arguments: Arguments.args, **keywords: Arguments.kwargs
 ) -> Result:
     """As `in_thread`, for what computes instead of waiting: one after the other. Threads that compute take turns on the GIL, and

@@ -22,7 +22,7 @@ import orjson
 
 from transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from transport.files.atomic import Buffer, as_bytes_view, write_buffers
-from transport.process.yield_gil import unhurried
+from transport.process.yield_gil import yielding_gil
 from transport.records import Int32Array, Rollout, SavedState, Turn
 
 Record = TypeVar("Record", Rollout, Turn)
@@ -71,7 +71,7 @@ def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        for some in unhurried(_in_portions(rollouts)):
+        for some in yielding_gil(_in_portions(rollouts)):
             write_buffers(descriptor, [buffer for rollout in some for buffer in rollout_buffers(rollout)])
         os.fsync(descriptor)
     finally:

@@ -38,7 +38,7 @@ class RolloutEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupJudged:
+class GroupFinalized:
     """Advantages and filters are done with a group: `kept` rollouts train, `filtered` do not. `dropped` says why a whole
     group was thrown away (no survivor, group scoring failed), else None."""
 
@@ -76,7 +76,7 @@ Event = (
     PolicyUpdated
     | PolicyUpdateStarting
     | RolloutEnded
-    | GroupJudged
+    | GroupFinalized
     | BatchCommitted
     | CapacityChanged
     | GroupsBegun
@@ -110,9 +110,9 @@ class CancelGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeGroup:
+class FinalizeGroup:
     """All rollouts of the group have ended: score the group if it is scored as one, compute advantages, apply filters,
-    then report `GroupJudged`."""
+    then report `GroupFinalized`."""
 
     group_id: int
 
@@ -131,4 +131,4 @@ class Finish:
     """The last step has been committed: nothing more will be asked."""
 
 
-Instruction = StartGroup | MoreToStart | CancelGroup | JudgeGroup | ShipBatch | Finish
+Instruction = StartGroup | MoreToStart | CancelGroup | FinalizeGroup | ShipBatch | Finish

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.loop_health.threads import computed, in_thread
+from orchestrator.loop_health.threads import in_thread, run_cpu_bound
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import DumpHeader, write_dump
@@ -29,7 +29,7 @@ from orchestrator.step.step_metrics import step_metrics
 from transport import codec
 from transport.files.atomic import publish_directory
 from transport.files.json_lines import append_line
-from transport.process.yield_gil import unhurried
+from transport.process.yield_gil import yielding_gil
 from transport.records import Batch, Rollout, Sample
 
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
@@ -71,26 +71,26 @@ class StepBoundary:
         snapshot: Callable[[MetricsLine], Checkpoint],
         outlet: Outlet,
         clock: PhaseClock | None = None,
-    ) -> Taking:
+    ) -> StepInProgress:
         """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
 
         `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
         loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `outlet`
         is given the batch once it is merged, and told of the commit. `clock` is the run's, which knows what came before.
         """
-        return Taking(self, step, rollouts, others, snapshot, outlet, clock or PhaseClock())
+        return StepInProgress(self, step, rollouts, others, snapshot, outlet, clock or PhaseClock())
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
         """The batch of `step`, the samples of every rollout that neither failed nor was filtered; and its bytes."""
         kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
         if self.merge_chunk is None and self.gather_chunk_size is None:
-            return await computed(lambda: self._assemble(step, merge_all(kept)))
+            return await run_cpu_bound(lambda: self._assemble(step, merge_all(kept)))
         size = self.gather_chunk_size or max(1, len(kept))
         samples: list[Sample] = []
         for start in range(0, len(kept), size):
             chunk = kept[start : start + size]
-            samples += await (self.merge_chunk(chunk) if self.merge_chunk else computed(merge_all, chunk))
-        return await computed(self._assemble, step, samples)
+            samples += await (self.merge_chunk(chunk) if self.merge_chunk else run_cpu_bound(merge_all, chunk))
+        return await run_cpu_bound(self._assemble, step, samples)
 
     def _assemble(self, step: int, samples: Sequence[Sample]) -> tuple[Batch, int]:
         batch = assemble_batch(self.run_id, step, samples)
@@ -115,7 +115,7 @@ class StepBoundary:
 
 
 @dataclass(slots=True)
-class Taking:
+class StepInProgress:
     """A step on its way through the boundary. Its phases are taken in order, each once."""
 
     boundary: StepBoundary
@@ -186,7 +186,7 @@ class Taking:
 
 def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:
     """The samples of some rollouts, in order."""
-    return [sample for rollout in unhurried(rollouts) for sample in merge_rollout(rollout)]
+    return [sample for rollout in yielding_gil(rollouts) for sample in merge_rollout(rollout)]
 
 
 @cache

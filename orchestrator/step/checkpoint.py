@@ -20,7 +20,7 @@ import orjson
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.run_directory import ConfigurationError
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.files.atomic import publish_directory, published_steps, remove_directory, write_atomically
 from transport.records import Rollout
 
@@ -51,7 +51,7 @@ class Checkpoint:
     """The step's metrics; None where no step was taken (step 0, and the state written at shutdown)."""
 
 
-def identity_of(config: OrchestratorConfig) -> dict[str, Any]:
+def identity_of(config: RunConfig) -> dict[str, Any]:
     """Seed and mix: the order of examples depends on them, so a run cannot go on with others."""
     environments = [
         environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"})
@@ -75,7 +75,7 @@ def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
         remove_directory(directory.parent / f"step_{step}")
 
 
-def load_newest(config: OrchestratorConfig) -> Checkpoint | None:
+def load_newest(config: RunConfig) -> Checkpoint | None:
     """The newest checkpoint, None without any.
 
     Raises `ConfigurationError` when seed or environments differ from it, `CheckpointError` when it cannot be read.
@@ -93,7 +93,7 @@ def load_newest(config: OrchestratorConfig) -> Checkpoint | None:
     return checkpoint
 
 
-def check_resumable(config: OrchestratorConfig) -> None:
+def check_resumable(config: RunConfig) -> None:
     """Raises as `load_newest` does, of the configuration and of what is small, without reading rollouts: for whoever is to start
     a run and wants to know before."""
     directory = _newest(config)
@@ -101,7 +101,7 @@ def check_resumable(config: OrchestratorConfig) -> None:
         _check_identity(config, _read_state(directory)["identity"], directory)
 
 
-def _newest(config: OrchestratorConfig) -> Path | None:
+def _newest(config: RunConfig) -> Path | None:
     steps = published_steps(config.run_dir / "checkpoints")
     return config.run_dir / "checkpoints" / f"step_{steps[-1]}" if steps else None
 
@@ -149,7 +149,7 @@ def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
         file.unlink()
 
 
-def _check_identity(config: OrchestratorConfig, identity: dict[str, Any], directory: Path) -> None:
+def _check_identity(config: RunConfig, identity: dict[str, Any], directory: Path) -> None:
     for key, now in identity_of(config).items():
         before = identity.get(key)
         if before != now:

@@ -24,7 +24,7 @@ from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 
-LOSSES_FILE = "losses.json"
+DISCARDED_FILE = "discarded.json"
 """In the run's directory: the last report, for those who look from outside."""
 
 RECORDED_BATCHES = 64
@@ -56,7 +56,7 @@ Report = dict[str, Any]
 """`step`, `time`, `lost`, `reason`, `notable` (whether to speak of it) and the step's additive metrics so far."""
 
 
-class Losses:
+class DiscardedRollouts:
     """One run's. `tell` is called with a report when there is something to say, on the loop."""
 
     def __init__(
@@ -167,12 +167,12 @@ class Losses:
 
 
 def is_counted(name: str) -> bool:
-    """Whether a checkpoint's count of that name is one of `Losses.counts`."""
+    """Whether a checkpoint's count of that name is one of `DiscardedRollouts.counts`."""
     return name == _UNRECORDED or name.startswith(_COUNTED)
 
 
 def with_unrecorded(line: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """A step's metrics line, which knows of the recorded rollouts, with the others in its sums (`Losses.take`)."""
+    """A step's metrics line, which knows of the recorded rollouts, with the others in its sums (`DiscardedRollouts.take`)."""
     whole = dict(line)
     for name, count in counts.items():
         whole[name.removeprefix(_COUNTED)] = whole.get(name.removeprefix(_COUNTED), 0) + count
@@ -197,6 +197,6 @@ def save(report: Report, run_dir: Path) -> None:
     """Writes it where `counterpoint status` and the job's summary find it, and nothing else depends on it: a failure is only
     logged. Blocks."""
     try:
-        write_atomically(run_dir / LOSSES_FILE, orjson.dumps(report))
+        write_atomically(run_dir / DISCARDED_FILE, orjson.dumps(report))
     except OSError as error:
-        logger.warning("%s cannot be written, and shows less than there is: %s", run_dir / LOSSES_FILE, error)
+        logger.warning("%s cannot be written, and shows less than there is: %s", run_dir / DISCARDED_FILE, error)

@@ -2,7 +2,7 @@
 
 A rollout whose data cannot be trained on (arrays that disagree, a log-probability or reward that is not finite) is failed here,
 with a reason for a person, before it can reach a batch; its siblings and the run go on. The dispatcher reports the result to the
-scheduler as `GroupJudged`.
+scheduler as `GroupFinalized`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from orchestrator.loop_health.threads import computed
+from orchestrator.loop_health.threads import run_cpu_bound
 from orchestrator.rollouts.rollout_file import StateError, saved_state
 from orchestrator.rollouts.trajectories import merge_turns, share_tokens
-from orchestrator.scheduling.events import GroupJudged
+from orchestrator.scheduling.events import GroupFinalized
 from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
 from orchestrator.step.filters import FilterCounts, apply_filters
 from run.config import FilterConfig
@@ -26,10 +26,10 @@ from transport.validation import LOG_PROBABILITY_ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class GroupOutcome:
     """The result for one group."""
 
-    event: GroupJudged
+    event: GroupFinalized
     """What the scheduler is told. `kept` rollouts have neither `error` nor `filtered_by`."""
     rollouts: Sequence[Rollout]
     """The group's, judged."""
@@ -40,7 +40,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Finalizer:
     """One run's rules, applied to one finished group after the other. A call blocks: make it in a thread."""
 
     advantage: Advantage
@@ -48,10 +48,10 @@ class Judge:
     keep_routing: bool = False
     """Of rollouts that will not train, too: a dump wants it."""
 
-    def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
-        """As `judge_group`, of rollouts of our own: the environment may still hold those that it played, and change them."""
+    def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
+        """As `finalize_group`, of rollouts of our own: the environment may still hold those that it played, and change them."""
         own = [_own(rollout) for rollout in rollouts]
-        judgement = judge_group(own, self.advantage, self.filters, group_scoring=group_scoring)
+        judgement = finalize_group(own, self.advantage, self.filters, group_scoring=group_scoring)
         dropped = judgement.event.dropped is not None
         for rollout in own:
             rollout.state, rollout.metrics = {}, {}
@@ -80,17 +80,17 @@ def _without_routing(turn: Turn) -> Turn:
     return replace(turn, routed_experts=None, log_probabilities=turn.log_probabilities.copy())
 
 
-async def judged(judge: Judge, rollouts: Sequence[Rollout], group_scoring: bool) -> Judgement:
+async def judged(judge: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
     """Judges a group in a thread. An operator's advantage function runs in the environments' threads, as all code by import path:
     were it to hang in ours, it would stop merging, too, and with it every step."""
     if judge.advantage.is_built_in:
-        return await computed(judge, rollouts, group_scoring)
+        return await run_cpu_bound(judge, rollouts, group_scoring)
     return await asyncio.to_thread(judge, rollouts, group_scoring)
 
 
-def judge_group(
+def finalize_group(
     rollouts: Sequence[Rollout], advantage: Advantage, filters: Sequence[FilterConfig], *, group_scoring: bool = False
-) -> Judgement:
+) -> GroupOutcome:
     """Judges all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage` and `filtered_by`.
 
     With `group_scoring` one failed rollout drops the whole group, since the others' rewards were relative to it. Never raises
@@ -104,7 +104,7 @@ def judge_group(
             failed += rollout.error is not None
     reason = _reason_to_drop(rollouts, group_scoring)
     if reason is not None:
-        return Judgement(GroupJudged(group_id, kept=0, filtered=0, dropped=reason), rollouts, failed)
+        return GroupOutcome(GroupFinalized(group_id, kept=0, filtered=0, dropped=reason), rollouts, failed)
 
     survivors = [rollout for rollout in rollouts if rollout.error is None]
     try:
@@ -112,14 +112,14 @@ def judge_group(
     except AdvantageError as error:
         for rollout in survivors:
             rollout.error = str(error)
-        dropped = GroupJudged(group_id, kept=0, filtered=0, dropped=str(error))
-        return Judgement(dropped, rollouts, failed + len(survivors))
+        dropped = GroupFinalized(group_id, kept=0, filtered=0, dropped=str(error))
+        return GroupOutcome(dropped, rollouts, failed + len(survivors))
     for rollout, value in zip(survivors, advantages, strict=True):
         rollout.advantage = value
     caught = apply_filters(filters, survivors)
     filtered = sum(rollout.filtered_by is not None for rollout in survivors)
-    event = GroupJudged(group_id, kept=len(survivors) - filtered, filtered=filtered)
-    return Judgement(event, rollouts, failed, caught)
+    event = GroupFinalized(group_id, kept=len(survivors) - filtered, filtered=filtered)
+    return GroupOutcome(event, rollouts, failed, caught)
 
 
 def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> str | None:

@@ -17,11 +17,11 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import load_advantage
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.sender import Sender
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.records import Batch
 
 
-async def run_to_the_end(config: OrchestratorConfig, pool: GeneratingPool, environment: Environment) -> None:
+async def run_to_the_end(config: RunConfig, pool: GeneratingPool, environment: Environment) -> None:
     """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist."""
     trainer = _InstantTrainer()
     (entry,) = config.environments
@@ -42,7 +42,7 @@ async def run_to_the_end(config: OrchestratorConfig, pool: GeneratingPool, envir
                 blame=blame,
                 tasks=tasks,
                 publish=lambda line: None,
-                report_losses=lambda report: None,
+                report_discarded=lambda report: None,
                 on_progress=lambda: None,
             )
             dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))

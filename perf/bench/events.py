@@ -12,14 +12,14 @@ from array import array
 from collections import deque
 from typing import Any
 
-from orchestrator.loop_health.gc_tuning import seldom_collecting, set_apart
+from orchestrator.loop_health.gc_tuning import freeze_gc, infrequent_gc
 from orchestrator.scheduling.events import (
     BatchCommitted,
     Event,
-    GroupJudged,
+    FinalizeGroup,
+    GroupFinalized,
     GroupsBegun,
     Instruction,
-    JudgeGroup,
     MoreToStart,
     PolicyUpdated,
     RolloutEnded,
@@ -41,8 +41,8 @@ LEAD = 1_000_000
 def measure(size: Size) -> list[Case]:
     """The case `events`. Takes 2 s, or less when quick."""
     events = EVENTS_A_GROUP * GROUPS[-1] // size.pick(3, 1, 1)
-    with seldom_collecting():
-        set_apart()
+    with infrequent_gc():
+        freeze_gc()
         seconds = {groups: _handle(groups, events) for groups in GROUPS}
     means = {groups: sum(each) / len(each) for groups, each in seconds.items()}
     least, most = GROUPS[0], GROUPS[-1]
@@ -83,8 +83,8 @@ def _answer(instruction: Instruction) -> Event | None:
             return RolloutEnded(group_id, f"{group_id}-0", "completed", 0)
         case MoreToStart():
             return GroupsBegun()
-        case JudgeGroup(group_id):
-            return GroupJudged(group_id, kept=1, filtered=0)
+        case FinalizeGroup(group_id):
+            return GroupFinalized(group_id, kept=1, filtered=0)
         case ShipBatch(step):
             return BatchCommitted(step)
         case _:

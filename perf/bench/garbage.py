@@ -26,12 +26,12 @@ import uvloop
 from environments.base import Example, Model
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
-from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, seldom_collecting, set_apart
+from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.resident import peak_bytes, resident_bytes
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.figures import Case, Figure
-from run.config import OrchestratorConfig, ScheduleConfig
+from run.config import RunConfig, ScheduleConfig
 from transport.records import Int32Array, Rollout, Turn
 
 ROLLOUTS = 12_000
@@ -94,8 +94,8 @@ def _run(play: Callable[[int], Coroutine[Any, Any, Measured]], rollouts: int) ->
 
 
 async def _play_with_ours(rollouts: int) -> Measured:
-    with seldom_collecting():
-        set_apart()
+    with infrequent_gc():
+        freeze_gc()
         collecting = asyncio.create_task(collect_as_memory_grows())
         try:
             return await _play(rollouts)
@@ -105,7 +105,7 @@ async def _play_with_ours(rollouts: int) -> Measured:
 
 async def _play(rollouts: int) -> Measured:
     with tempfile.TemporaryDirectory() as directory:
-        config = OrchestratorConfig(
+        config = RunConfig(
             run_id="bench",
             output_dir=Path(directory),
             model="none",

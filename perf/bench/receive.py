@@ -30,7 +30,7 @@ from inference.base import SamplingParameters
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from job.replay.lag_trace import INTERVAL_SECONDS, LagTrace
-from orchestrator.loop_health.gc_tuning import seldom_collecting, set_apart
+from orchestrator.loop_health.gc_tuning import freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import LagDistribution
 from perf.bench.command import Size, show
 from perf.bench.servers import RAW_PATH, load_server
@@ -47,7 +47,7 @@ PAUSE_SECONDS = 0.02
 
 def measure(size: Size) -> list[Case]:
     """The case `receive`. Takes some 10 s; 15 s in full; 5 s when quick."""
-    with load_server(layers=LAYERS, top_k=TOP_K) as url, seldom_collecting():
+    with load_server(layers=LAYERS, top_k=TOP_K) as url, infrequent_gc():
         return [uvloop.run(_receive(url, rounds=size.pick(5, 15, 25)))]
 
 
@@ -62,7 +62,7 @@ async def _receive(url: str, rounds: int) -> Case:
     bare_seconds: list[float] = []
     new_seconds: list[float] = []
     busy: list[float] = []
-    set_apart()
+    freeze_gc()
     async with LagTrace() as trace:
         with trace.span("idle"):
             await asyncio.sleep(IDLE_SECONDS)

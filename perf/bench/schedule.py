@@ -25,14 +25,14 @@ from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from job.replay.lag_trace import LagTrace
-from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, seldom_collecting, set_apart
+from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import LagDistribution
 from orchestrator.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
 from perf.figures import Case, Figure
-from run.config import OrchestratorConfig, ScheduleConfig
+from run.config import RunConfig, ScheduleConfig
 from transport.records import Rollout
 
 TURNS = 8
@@ -110,7 +110,7 @@ def _first_prompt(index: int) -> list[int]:
 
 async def _ours(url: str, in_flight: int) -> Measured:
     with tempfile.TemporaryDirectory() as directory:
-        config = OrchestratorConfig(
+        config = RunConfig(
             run_id="bench",
             output_dir=Path(directory),
             model="none",
@@ -130,8 +130,8 @@ async def _ours(url: str, in_flight: int) -> Measured:
         config.run_dir.mkdir()
         pool = InferencePool(config.inference, config.model)
         await pool.start()
-        with seldom_collecting():
-            set_apart()
+        with infrequent_gc():
+            freeze_gc()
             collecting = asyncio.create_task(collect_as_memory_grows())
             started, cpu_started = time.perf_counter(), time.process_time()
             async with LagTrace() as trace:
@@ -178,8 +178,8 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
     ) as client:
         tasks = [asyncio.create_task(rollout(index)) for index in range(in_flight)]
         await connected.wait()
-        with seldom_collecting():
-            set_apart()
+        with infrequent_gc():
+            freeze_gc()
             async with LagTrace() as trace:
                 before, started, cpu_started = done, time.perf_counter(), time.process_time()
                 await enough.wait()

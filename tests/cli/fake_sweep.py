@@ -9,7 +9,7 @@ import sys
 
 import job.sweep.body
 from job.sweep.targets import Target
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 
 
 def pretended(target: Target) -> list[str]:
@@ -18,7 +18,7 @@ def pretended(target: Target) -> list[str]:
     return [*program, named.get(target.target_id, behaviour.partition(",")[0]), "--resume"]
 
 
-def has_all_steps(run: OrchestratorConfig) -> bool:
+def has_all_steps(run: RunConfig) -> bool:
     return (run.run_dir / "metrics.jsonl").read_text().count("\n") == run.steps
 
 

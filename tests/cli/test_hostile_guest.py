@@ -89,13 +89,13 @@ def show(output: Path) -> None:
 @pytest.mark.slow
 @given(st.lists(LINES, max_size=4), st.dictionaries(NAMES, VALUES))
 def test_whatever_a_guest_writes_into_its_metrics_it_can_be_shown(
-    lines: list[dict[str, Any]], losses: dict[str, Any]
+    lines: list[dict[str, Any]], discarded: dict[str, Any]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory) / "run_guest"
         run_dir.mkdir()
         (run_dir / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-        (run_dir / "losses.json").write_bytes(orjson.dumps({"step": 1, "lost": 1, "reason": "x"} | losses))
+        (run_dir / "discarded.json").write_bytes(orjson.dumps({"step": 1, "lost": 1, "reason": "x"} | discarded))
         show(Path(directory))
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_configuration_says_nothing(tmp_path: Path, hostile: bytes | 
         "control/orch.toml",
         "control/evicted.txt",
         "metrics.jsonl",
-        "losses.json",
+        "discarded.json",
         "orchestrator.lock",
         "orchestrator.log",
     )

@@ -25,7 +25,7 @@ from job.output import write_job
 from job.run_state import is_finished
 from job.workers import workers_of
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from tests.support.jobs import shipped_line
 from trainer.config import TrainerConfig
 from transport.files.atomic import publish_directory
@@ -104,7 +104,7 @@ def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
     resolved = json.loads((job.output / "job.json").read_text())
     assert resolved["orchestrator"]["model"] == str(job.model)
     trainer = load(TrainerConfig, job.output / "roles" / "trainer.toml", [])
-    orchestrator = load(OrchestratorConfig, job.output / "roles" / "orchestrator.toml", [])
+    orchestrator = load(RunConfig, job.output / "roles" / "orchestrator.toml", [])
     assert trainer.output_dir == orchestrator.output_dir == job.output
     assert trainer.model == str(job.model)
     states = {
@@ -142,7 +142,7 @@ def test_a_directory_is_used_again_only_as_told(job: FakeJob) -> None:
 
 def publish_checkpoints(job: FakeJob, orchestrator: int, trainer: int) -> None:
     """As the roles do, which the pretending ones do not."""
-    config = load(OrchestratorConfig, job.output / "roles" / "orchestrator.toml", [])
+    config = load(RunConfig, job.output / "roles" / "orchestrator.toml", [])
     write_checkpoint(config.run_dir, Checkpoint(orchestrator, identity_of(config), {}, {}, []), keep=1)
     with publish_directory(job.output / "trainer" / "test" / "checkpoints" / f"step_{trainer}"):
         pass

@@ -188,7 +188,7 @@ def test_a_job_waits_for_its_guests(sweep: Sweep, capsys: pytest.CaptureFixture[
     guest = sweep.guest("visitor", "hang")
     wait_until((sweep.output / "run_visitor" / "control").exists, "its directory")
     (sweep.output / "run_visitor" / "control" / "orch.toml").write_bytes(b"\xff")
-    (sweep.output / "run_visitor" / "losses.json").write_bytes(b"\0")
+    (sweep.output / "run_visitor" / "discarded.json").write_bytes(b"\0")
     for name in ("a", "b", "c"):
         assert stop([name, "--job", str(sweep.output)]) == 0
     wait_until(lambda: sweep.states()["orchestrator_c"] == "stopped", "the supervisor to notice")

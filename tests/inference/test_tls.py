@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from inference import server
 from inference.base import InferenceError, SamplingParameters
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.config import InferenceConfig, PoolConfig
 from inference.pool.pool import InferencePool
 from tests.inference.fake_server import FakeServer, weight_update
@@ -103,7 +103,7 @@ async def test_certificates_are_read_only_for_servers_under_https(monkeypatch: p
         load(context, purpose)
 
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", counted)
-    async with Connections(PoolConfig()) as connections:
+    async with HttpSessions(PoolConfig()) as connections:
         for url in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
             connections.channel(url)
         assert not read
@@ -118,7 +118,7 @@ def test_what_holds_no_certificates_is_refused_by_name(tmp_path: Path, content: 
     if content is not None:
         path.write_text(content)
     with pytest.raises(ValueError, match=r"ca_file = '.*ca\.pem': .*; a file with certificates in PEM is expected"):
-        Connections(PoolConfig(ca_file=path))
+        HttpSessions(PoolConfig(ca_file=path))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import pytest
 from inference import wire
 from inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
 from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.inference.conftest import PROBE_TOKENS, ServerProcess
@@ -162,7 +162,7 @@ async def test_unloading_ends_an_adapters_requests_and_nobody_elses(
         unloaded = asyncio.Event()
         staying = asyncio.create_task(keep_asking(stays, unloaded))
         going = [asyncio.create_task(keep_asking(goes, unloaded)) for _ in range(2)]  # fewer than take a server out
-        async with Connections(config_of(lora_server)) as connections:
+        async with HttpSessions(config_of(lora_server)) as connections:
             client = BinaryClient(lora_server.url, connections)
             running = 0
             while running < 3:  # until all are in the engine
@@ -201,7 +201,7 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_the_engine_lives(
             settings = json.loads((broken / "adapter_config.json").read_text())
             (broken / "adapter_config.json").write_text(json.dumps(settings | {"r": 4096}))
     save_file(tensors, broken / "adapter_model.safetensors", metadata={"format": "pt"})
-    async with pool_at(lora_server, "broken") as pool, Connections(config_of(lora_server)) as connections:
+    async with pool_at(lora_server, "broken") as pool, HttpSessions(config_of(lora_server)) as connections:
         await pool.update_weights(policies[0][0].update(0, "broken"))
         with pytest.raises(RequestRefused, match="422: adapter 'broken'"):
             await BinaryClient(lora_server.url, connections).load(Policy(broken, None).update(1, "broken"))
@@ -212,7 +212,7 @@ async def test_an_adapter_cannot_have_the_base_models_name(
     lora_server: ServerProcess, policies: list[list[Policy]]
 ) -> None:
     base = lora_server.config.model
-    async with Connections(config_of(lora_server)) as connections:
+    async with HttpSessions(config_of(lora_server)) as connections:
         with pytest.raises(RequestRefused, match=r"422: .*the base model is served under this name"):
             await BinaryClient(lora_server.url, connections).load(policies[0][0].update(0, base))
     assert await loaded_adapters(lora_server) == {}
@@ -221,7 +221,7 @@ async def test_an_adapter_cannot_have_the_base_models_name(
 async def test_a_server_tells_its_load_and_that_it_is_to_be_drained(
     lora_server: ServerProcess, policies: list[list[Policy]]
 ) -> None:
-    async with pool_at(lora_server, "loaded") as pool, Connections(config_of(lora_server)) as connections:
+    async with pool_at(lora_server, "loaded") as pool, HttpSessions(config_of(lora_server)) as connections:
         await pool.update_weights(policies[0][0].update(0, "loaded"))
         client = BinaryClient(lora_server.url, connections)
         told = asyncio.Event()

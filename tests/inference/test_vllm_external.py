@@ -11,7 +11,7 @@ import tomli_w
 
 from cli.status import look
 from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from tests.inference.conftest import ServerProcess
 from tests.whole_job.jobs import RunningJob, assert_nothing_is_left, settings
@@ -43,6 +43,6 @@ async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, 
     assert found.last_errors() == {}
     summary = json.loads((output_dir / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"]["shipped"], summary["steps"]["trained"]) == ("done", STEPS, STEPS)
-    async with Connections(PoolConfig()) as connections:
+    async with HttpSessions(PoolConfig()) as connections:
         await BinaryClient(moe_server.url, connections).identify()  # it serves on
     assert "proven in" in (output_dir / "orchestrator.log").read_text()

@@ -18,7 +18,7 @@ import pytest
 from inference import wire
 from inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
 from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.inference.conftest import ServerProcess, live_processes, wait_until
@@ -108,7 +108,7 @@ async def test_a_stock_servers_prefixes_are_of_one_client_alone(lora_server: Ser
 
 
 async def test_what_an_adapters_slot_holds_has_the_digest_of_what_was_published(lora_server: ServerProcess) -> None:
-    async with Connections(PoolConfig(api_key_file=lora_server.config.api_key_file)) as connections:
+    async with HttpSessions(PoolConfig(api_key_file=lora_server.config.api_key_file)) as connections:
         client = BinaryClient(lora_server.url, connections)
         for version in (0, 1):
             update = update_to(lora_server, version, "run-digest")

@@ -26,7 +26,7 @@ from inference.base import (
     WeightUpdate,
 )
 from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
@@ -51,7 +51,7 @@ def update_to(server: ServerProcess, version: int) -> WeightUpdate:
 
 @asynccontextmanager
 async def binary_client(server: ServerProcess) -> AsyncIterator[BinaryClient]:
-    async with Connections(PoolConfig()) as connections:
+    async with HttpSessions(PoolConfig()) as connections:
         yield BinaryClient(server.url, connections)
 
 
@@ -127,7 +127,7 @@ async def test_turns_return_only_the_routing_that_the_caller_lacks(moe_server: S
 
 
 async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) -> None:
-    async with pool_at(moe_server), Connections(PoolConfig()) as connections:
+    async with pool_at(moe_server), HttpSessions(PoolConfig()) as connections:
         for start in (0, 30):
             wanted = request(moe_server, GREEDY, start)
             binary = await BinaryClient(moe_server.url, connections).generate(wanted)

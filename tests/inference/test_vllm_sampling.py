@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from inference.base import Completion, GenerateRequest, SamplingParameters
 from inference.clients.client import BinaryClient, ServerClient
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from tests.inference.conftest import ServerProcess
@@ -32,7 +32,7 @@ WARM = SamplingParameters(temperature=0.8, max_tokens=64, stop_token_ids=(END,))
 
 @asynccontextmanager
 async def clients_of(server: ServerProcess) -> AsyncIterator[list[ServerClient]]:
-    async with Connections(PoolConfig()) as connections:
+    async with HttpSessions(PoolConfig()) as connections:
         yield [BinaryClient(server.url, connections), OpenAIClient(server.url, connections)]
 
 

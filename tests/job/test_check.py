@@ -13,7 +13,7 @@ from job.check import check_imports, check_templates
 from job.config import JobConfig
 from job.configuration.load import load
 from job.errors import UserError
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from tests.orchestrator.toy_model import make_toy_model
 
 
@@ -34,10 +34,10 @@ def test_an_advantage_of_the_wrong_length_is_found_before_anything_starts(
 
 
 def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    def run(**kwargs: Any) -> OrchestratorConfig:
+    def run(**kwargs: Any) -> RunConfig:
         environment = {"name": "words", "kind": "reverse-text", "sampling": {"chat_template_kwargs": kwargs}}
         values = {"output_dir": "job", "model": str(make_toy_model(tmp_path)), "environments": [environment]}
-        return OrchestratorConfig.model_validate(values)
+        return RunConfig.model_validate(values)
 
     check_templates([run(opening="Hm")])
     with pytest.raises(UserError, match=r"environment words: .* does not read 'openning'; did you mean 'opening'\?"):
@@ -54,10 +54,10 @@ def test_a_stock_server_without_an_adapter_is_refused(lora: dict[str, int] | Non
         "training": {"lora": lora},
     }
     if lora is not None:
-        OrchestratorConfig.model_validate(values)
+        RunConfig.model_validate(values)
         return
     with pytest.raises(ValueError, match=r"inference\.protocol = 'openai' without training\.lora"):
-        OrchestratorConfig.model_validate(values)
+        RunConfig.model_validate(values)
 
 
 @pytest.mark.slow

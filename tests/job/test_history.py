@@ -60,7 +60,7 @@ def test_what_a_machines_end_left_is_passed_over(past: Path) -> None:
     path.write_bytes(
         path.read_bytes() + b'\0\0\0\n[1]\n{"step": 21}\n' + json.dumps(shipped_line(21, 150.0)).encode() + b"\n"
     )
-    (past / "run_test" / "losses.json").write_bytes(b"\0\0")
+    (past / "run_test" / "discarded.json").write_bytes(b"\0\0")
     history = history_of(past)
     assert (history.step, len(history.shipped), history.lost) == (21, 21, {})
 
@@ -134,7 +134,7 @@ def lose(output: Path, step: int, notable: bool = True) -> None:
     report = {"step": step, "time": 1.0, "lost": 512, "reason": "no rollout\nof 4 survived", "notable": notable}
     report |= {"rollouts/completed": 12, "rollouts/failed": 500, "rollouts/filtered": 12}
     (output / "run_test").mkdir(parents=True, exist_ok=True)
-    (output / "run_test" / "losses.json").write_text(json.dumps(report))
+    (output / "run_test" / "discarded.json").write_text(json.dumps(report))
 
 
 def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from environments.config import EnvironmentConfig, SamplingConfig
-from run.config import OrchestratorConfig, ScheduleConfig
+from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.toy_model import make_toy_model
@@ -22,10 +22,10 @@ def inference() -> Iterator[FakeInference]:
 
 
 @pytest.fixture
-def make_config(tmp_path: Path, inference: FakeInference) -> Callable[..., OrchestratorConfig]:
+def make_config(tmp_path: Path, inference: FakeInference) -> Callable[..., RunConfig]:
     model = make_toy_model(tmp_path / "model")
 
-    def make(**fields: Any) -> OrchestratorConfig:
+    def make(**fields: Any) -> RunConfig:
         environment = {
             "name": "toy",
             "kind": "tests.orchestrator.toy_environment:Toy",
@@ -45,6 +45,6 @@ def make_config(tmp_path: Path, inference: FakeInference) -> Callable[..., Orche
             "stall_timeout_seconds": 30,
             "shutdown_timeout_seconds": 10,
         }
-        return OrchestratorConfig.model_validate(values | fields)
+        return RunConfig.model_validate(values | fields)
 
     return make

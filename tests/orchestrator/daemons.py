@@ -11,22 +11,22 @@ from typing import Any
 
 import orjson
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.files.atomic import published_steps
 
 STEPS = 5
 
 
-def metrics_of(config: OrchestratorConfig) -> list[dict[str, Any]]:
+def metrics_of(config: RunConfig) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
 
 
-def records_of(config: OrchestratorConfig, step: str = "step_*") -> list[dict[str, Any]]:
+def records_of(config: RunConfig, step: str = "step_*") -> list[dict[str, Any]]:
     files = (config.run_dir / "rollouts").glob(f"{step}/rollouts.jsonl")
     return [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
 
 
-def assert_whole(config: OrchestratorConfig, steps: int = STEPS) -> None:
+def assert_whole(config: RunConfig, steps: int = STEPS) -> None:
     """Every step once, in order, in metrics and on disk, and every rollout in one step only."""
     assert [line["step"] for line in metrics_of(config)] == list(range(1, steps + 1))
     assert published_steps(config.run_dir / "rollouts") == list(range(1, steps + 1))
@@ -35,14 +35,14 @@ def assert_whole(config: OrchestratorConfig, steps: int = STEPS) -> None:
 
 
 @contextmanager
-def started(config: OrchestratorConfig, fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
+def started(config: RunConfig, fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """The daemon in a process, with its standard error in `stderr.txt`; killed if the block leaves it running. `fault` is Python
     that runs in it first."""
     directory = config.output_dir.parent
     (directory / "config.json").write_text(config.model_dump_json())
     program = fault + (
-        "import sys, pathlib; from run.config import OrchestratorConfig; from orchestrator.daemon import run; "
-        "sys.exit(run(OrchestratorConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
+        "import sys, pathlib; from run.config import RunConfig; from orchestrator.daemon import run; "
+        "sys.exit(run(RunConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
     )
     command = [sys.executable, "-c", program, str(directory / "config.json")]
     with (directory / "stderr.txt").open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:

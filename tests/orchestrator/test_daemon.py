@@ -26,7 +26,7 @@ from orchestrator.run_directory import taken_over
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
-from run.config import OrchestratorConfig, ScheduleConfig
+from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started, wait_until
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("new_event_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_a_run(
-    make_config: Callable[..., OrchestratorConfig],
+    make_config: Callable[..., RunConfig],
     inference: FakeInference,
     new_event_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_run(
 
 
 def test_more_groups_than_one_event_starts_are_in_flight_at_once(
-    make_config: Callable[..., OrchestratorConfig],
+    make_config: Callable[..., RunConfig],
 ) -> None:
     schedule = ScheduleConfig(group_size=1, rollouts_per_step=100, max_inflight_rollouts=150)
     config = make_config(args={"turns": 1, "together": 150}, steps=2, schedule=schedule, filters=[])
@@ -93,9 +93,7 @@ def test_more_groups_than_one_event_starts_are_in_flight_at_once(
     assert [line["rollouts/failed"] for line in metrics_of(config)] == [0, 0]
 
 
-def test_an_environment_is_sampled_as_it_says(
-    make_config: Callable[..., OrchestratorConfig], inference: FakeInference
-) -> None:
+def test_an_environment_is_sampled_as_it_says(make_config: Callable[..., RunConfig], inference: FakeInference) -> None:
     toy = {"kind": "tests.orchestrator.toy_environment:Toy", "args": {"turns": 1}, "state_columns": ["answer"]}
     own = {"temperature": 0.5, "stop": ["."], "chat_template_kwargs": {"opening": "Hm"}}
     config = make_config(
@@ -115,7 +113,7 @@ def test_an_environment_is_sampled_as_it_says(
 
 
 @pytest.mark.parametrize("args", [{"turns": 1}, {"turns": 3, "group_scoring": True}], ids=["one turn", "group scoring"])
-def test_kinds_of_environments(make_config: Callable[..., OrchestratorConfig], args: dict[str, Any]) -> None:
+def test_kinds_of_environments(make_config: Callable[..., RunConfig], args: dict[str, Any]) -> None:
     config = make_config(args=args, dump_raw_rollouts=True, gather_chunk_size=3, use_process_pool=True)
     with ScriptedTrainer(config.output_dir, "one", STEPS):
         assert run(config, lambda: None) == 0
@@ -145,9 +143,7 @@ def test_kinds_of_environments(make_config: Callable[..., OrchestratorConfig], a
         ("self-cancel", "cancelled itself"),
     ],
 )
-def test_a_faulty_environment_costs_its_rollouts(
-    make_config: Callable[..., OrchestratorConfig], fault: str, said: str
-) -> None:
+def test_a_faulty_environment_costs_its_rollouts(make_config: Callable[..., RunConfig], fault: str, said: str) -> None:
     config = make_config(args={"fault": fault}, rollout_timeout_seconds=0.2 if fault == "slow" else 30)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
         assert run(config, lambda: None) == 0
@@ -160,7 +156,7 @@ def test_a_faulty_environment_costs_its_rollouts(
 
 
 def test_an_advantage_that_leaves_the_program_costs_its_groups(
-    make_config: Callable[..., OrchestratorConfig],
+    make_config: Callable[..., RunConfig],
 ) -> None:
     config = make_config(advantage={"kind": "tests.orchestrator.toy_environment:leaving"})
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
@@ -171,7 +167,7 @@ def test_an_advantage_that_leaves_the_program_costs_its_groups(
     assert all("raised SystemExit: 3" in record["error"] for record in lost)
 
 
-def test_a_trainer_that_is_killed_gets_again_what_it_lacks(make_config: Callable[..., OrchestratorConfig]) -> None:
+def test_a_trainer_that_is_killed_gets_again_what_it_lacks(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(steps=8)
     lives: list[ScriptedTrainer] = []
 
@@ -208,7 +204,7 @@ def test_a_trainer_that_is_killed_gets_again_what_it_lacks(make_config: Callable
     ],
 )
 def test_what_the_trainer_refuses_ends_the_run(
-    make_config: Callable[..., OrchestratorConfig], answer: Rejected | Evicted, code: int, said: str
+    make_config: Callable[..., RunConfig], answer: Rejected | Evicted, code: int, said: str
 ) -> None:
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS, answer=lambda batch: answer):
@@ -217,9 +213,7 @@ def test_what_the_trainer_refuses_ends_the_run(
 
 
 @pytest.mark.parametrize(("name", "code"), [("evicted.txt", 3), ("config_validation_error.txt", 2)])
-def test_a_verdict_in_control_ends_the_run(
-    make_config: Callable[..., OrchestratorConfig], name: str, code: int
-) -> None:
+def test_a_verdict_in_control_ends_the_run(make_config: Callable[..., RunConfig], name: str, code: int) -> None:
     config = make_config()
 
     def judge() -> None:
@@ -231,7 +225,7 @@ def test_a_verdict_in_control_ends_the_run(
 
 
 def test_a_verdict_on_a_former_configuration_does_not_end_a_resumed_run(
-    make_config: Callable[..., OrchestratorConfig],
+    make_config: Callable[..., RunConfig],
 ) -> None:
     config = make_config(resume=True)
     refusal = config.run_dir / "control" / "config_validation_error.txt"
@@ -243,7 +237,7 @@ def test_a_verdict_on_a_former_configuration_does_not_end_a_resumed_run(
 
 
 def test_a_run_whose_directory_is_deleted_ends_and_does_not_make_it_again(
-    make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]
+    make_config: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_config()
 
@@ -257,7 +251,7 @@ def test_a_run_whose_directory_is_deleted_ends_and_does_not_make_it_again(
     assert not (config.run_dir / "checkpoints").exists()
 
 
-def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_configurations(make_config: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config(environments=[EnvironmentConfig(name="toy", kind="revers-text")])
     assert run(config, lambda: None) == 2
     assert "reverse-text" in capsys.readouterr().err
@@ -274,7 +268,7 @@ def test_bad_configurations(make_config: Callable[..., OrchestratorConfig], caps
 
 
 def test_what_may_be_free_at_the_next_attempt_is_no_bad_configuration(
-    make_config: Callable[..., OrchestratorConfig], capsys: pytest.CaptureFixture[str]
+    make_config: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -291,9 +285,7 @@ def test_what_may_be_free_at_the_next_attempt_is_no_bad_configuration(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_a_resume_finishes(
-    make_config: Callable[..., OrchestratorConfig], number: signal.Signals
-) -> None:
+def test_a_signal_drains_and_a_resume_finishes(make_config: Callable[..., RunConfig], number: signal.Signals) -> None:
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.1) as trainer:
         with started(config) as process:
@@ -306,7 +298,7 @@ def test_a_signal_drains_and_a_resume_finishes(
     assert_whole(config)
 
 
-def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., OrchestratorConfig]) -> None:
+def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
     with started(config) as process:
         wait_until((config.run_dir / "control" / "orch.toml").exists)
@@ -314,7 +306,7 @@ def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., Orches
         assert process.wait(20) == 143
 
 
-def test_a_trainer_that_does_not_come(make_config: Callable[..., OrchestratorConfig]) -> None:
+def test_a_trainer_that_does_not_come(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(trainer_timeout_seconds=0.2)
     assert run(config, lambda: None) == 1
     assert (
@@ -323,9 +315,7 @@ def test_a_trainer_that_does_not_come(make_config: Callable[..., OrchestratorCon
     )
 
 
-def test_a_second_signal_ends_it_at_once(
-    make_config: Callable[..., OrchestratorConfig], inference: FakeInference
-) -> None:
+def test_a_second_signal_ends_it_at_once(make_config: Callable[..., RunConfig], inference: FakeInference) -> None:
     config = make_config(args={"fault": "stubborn"}, rollout_timeout_seconds=3600, shutdown_timeout_seconds=3600)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer, started(config) as process:
         trainer.wait_for_step(1)
@@ -341,7 +331,7 @@ def interrupted(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
 
 
-def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[..., OrchestratorConfig]) -> None:
+def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(args={"fault": "stubborn"}, rollout_timeout_seconds=3600, shutdown_timeout_seconds=2)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer, started(config) as process:
         trainer.wait_for_step(1)
@@ -371,7 +361,7 @@ step.write_checkpoint = slowly
 
 
 def test_a_commit_in_progress_is_waited_for_beyond_the_deadline(
-    make_config: Callable[..., OrchestratorConfig],
+    make_config: Callable[..., RunConfig],
 ) -> None:
     config = make_config(shutdown_timeout_seconds=1.0)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
@@ -390,7 +380,7 @@ def test_a_commit_in_progress_is_waited_for_beyond_the_deadline(
 
 
 def test_a_batch_that_is_too_large_is_not_committed_and_the_run_goes_on_once_it_may_be(
-    make_config: Callable[..., OrchestratorConfig],
+    make_config: Callable[..., RunConfig],
 ) -> None:
     config = make_config(transport={"max_batch_bytes": 100})
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
@@ -405,7 +395,7 @@ def test_a_batch_that_is_too_large_is_not_committed_and_the_run_goes_on_once_it_
 
 
 def test_a_commit_does_not_write_the_groups_that_are_ready(
-    make_config: Callable[..., OrchestratorConfig], monkeypatch: pytest.MonkeyPatch
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which would be as much as a batch, at each step again."""
     config = make_config()
@@ -438,7 +428,7 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
 
 
 def test_threads_that_never_end_hold_up_neither_the_run_nor_its_end(
-    make_config: Callable[..., OrchestratorConfig],
+    make_config: Callable[..., RunConfig],
 ) -> None:
     config = make_config(args={"fault": "thread"}, rollout_timeout_seconds=0.2, shutdown_timeout_seconds=2, steps=8)
     with ScriptedTrainer(config.output_dir, "one", 8) as trainer:
@@ -452,7 +442,7 @@ def test_threads_that_never_end_hold_up_neither_the_run_nor_its_end(
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.013, 0.04])
-def test_sigkill_in_the_middle_of_a_step(make_config: Callable[..., OrchestratorConfig], delay: float) -> None:
+def test_sigkill_in_the_middle_of_a_step(make_config: Callable[..., RunConfig], delay: float) -> None:
     config = make_config(steps=8)
     with ScriptedTrainer(config.output_dir, "one", 8, durable_every=3, train_seconds=0.02) as trainer:
         for step in (2, 5):

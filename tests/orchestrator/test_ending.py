@@ -11,7 +11,7 @@ import pytest
 import orchestrator.ending
 from inference.config import PoolConfig
 from orchestrator.daemon import run
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started, wait_until
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from transport.files.atomic import publish_directory, published_steps
@@ -24,7 +24,7 @@ DURABLE = 2
 
 
 @pytest.fixture
-def committed(make_config: Callable[..., OrchestratorConfig]) -> OrchestratorConfig:
+def committed(make_config: Callable[..., RunConfig]) -> RunConfig:
     """What resumes a run that was killed with its last step committed, when the trainer had lost the steps after `DURABLE`. No
     inference server is there any more."""
     config = make_config()
@@ -45,17 +45,17 @@ def committed(make_config: Callable[..., OrchestratorConfig]) -> OrchestratorCon
     return config.model_copy(update={"resume": True, "inference": nobody, "trainer_timeout_seconds": 30})
 
 
-def leave_checkpoint(config: OrchestratorConfig, step: int) -> None:
+def leave_checkpoint(config: RunConfig, step: int) -> None:
     """As the trainer does."""
     with publish_directory(config.output_dir / "trainer" / "one" / "checkpoints" / f"step_{step}"):
         pass
 
 
-def batches(config: OrchestratorConfig) -> list[str]:
+def batches(config: RunConfig) -> list[str]:
     return [path.parent.name for path in sorted((config.run_dir / "rollouts").glob("step_*/batch.bin"))]
 
 
-def test_what_the_trainer_lacks_is_sent_again(committed: OrchestratorConfig) -> None:
+def test_what_the_trainer_lacks_is_sent_again(committed: RunConfig) -> None:
     ready = []
     with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=DURABLE) as trainer:
         assert run(committed, lambda: ready.append(True)) == 0
@@ -65,7 +65,7 @@ def test_what_the_trainer_lacks_is_sent_again(committed: OrchestratorConfig) -> 
     assert batches(committed) == []
 
 
-def test_a_finished_run_asks_the_trainer_and_takes_its_leave(committed: OrchestratorConfig) -> None:
+def test_a_finished_run_asks_the_trainer_and_takes_its_leave(committed: RunConfig) -> None:
     with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=STEPS) as trainer:
         assert run(committed, lambda: None) == 0
         wait_until(lambda: trainer.byes == 1)
@@ -74,14 +74,14 @@ def test_a_finished_run_asks_the_trainer_and_takes_its_leave(committed: Orchestr
     assert batches(committed) == []
 
 
-def test_a_run_may_be_resumed_with_fewer_steps_than_it_has(committed: OrchestratorConfig) -> None:
+def test_a_run_may_be_resumed_with_fewer_steps_than_it_has(committed: RunConfig) -> None:
     with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=STEPS - 1):
         assert run(committed.model_copy(update={"steps": STEPS - 2}), lambda: None) == 0
     assert_whole(committed)
 
 
 def test_a_trainer_that_has_left_is_known_by_its_checkpoint(
-    committed: OrchestratorConfig, monkeypatch: pytest.MonkeyPatch
+    committed: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
     leave_checkpoint(committed, STEPS)
@@ -91,7 +91,7 @@ def test_a_trainer_that_has_left_is_known_by_its_checkpoint(
 
 
 def test_a_trainer_that_was_killed_before_it_could_say_it_is_known_by_its_checkpoint_too(
-    committed: OrchestratorConfig, monkeypatch: pytest.MonkeyPatch
+    committed: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To us it still seems to be there."""
     monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
@@ -107,7 +107,7 @@ def test_a_trainer_that_was_killed_before_it_could_say_it_is_known_by_its_checkp
     assert batches(committed) == []
 
 
-def test_a_trainer_that_never_comes_back_is_not_waited_for_without_end(committed: OrchestratorConfig) -> None:
+def test_a_trainer_that_never_comes_back_is_not_waited_for_without_end(committed: RunConfig) -> None:
     leave_checkpoint(committed, STEPS - 1)
     assert run(committed.model_copy(update={"trainer_timeout_seconds": 0.3}), lambda: None) == 1
     assert "no trainer was ready for run 'one'" in (committed.run_dir / "orchestrator.log").read_text()

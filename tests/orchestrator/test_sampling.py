@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from environments.config import SamplingConfig, SamplingOverrides
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 
 OWN: dict[str, Any] = {
     "temperature": 0.5,
@@ -24,17 +24,17 @@ OWN: dict[str, Any] = {
 }
 
 
-def configured(run_wide: dict[str, Any], own: dict[str, Any]) -> OrchestratorConfig:
+def configured(run_wide: dict[str, Any], own: dict[str, Any]) -> RunConfig:
     values = {
         "output_dir": "out",
         "model": "m",
         "environments": [{"name": "a", "kind": "reverse-text", "sampling": own}],
         "sampling": run_wide,
     }
-    return OrchestratorConfig.model_validate(values)
+    return RunConfig.model_validate(values)
 
 
-def resolved(config: OrchestratorConfig) -> dict[str, Any]:
+def resolved(config: RunConfig) -> dict[str, Any]:
     return config.sampling_of(config.environments[0]).model_dump()
 
 
@@ -54,7 +54,7 @@ def test_a_resolved_file_means_the_same(tmp_path: Path) -> None:
     config = configured({"temperature": 0.7, "stop": ["."]}, {"max_tokens": 64, "stop": []})
     path = tmp_path / "orchestrator.toml"
     path.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
-    again = OrchestratorConfig.model_validate(tomllib.loads(path.read_text()))
+    again = RunConfig.model_validate(tomllib.loads(path.read_text()))
     assert resolved(again) == resolved(config) == SamplingConfig(temperature=0.7, max_tokens=64, stop=[]).model_dump()
 
 

@@ -16,12 +16,12 @@ from sweep.lease import (
     Terms,
     Verdict,
     WriteOff,
+    assess,
     backoff_seconds,
     beaten,
     claimed,
     failed,
     interrupted,
-    judge,
     succeeded,
     written_off,
 )
@@ -58,11 +58,11 @@ LAST = replace(RUNNING, attempts=2)
 def test_what_an_observer_may_do(
     record: Record | None, unchanged: float, wall: float, terms: Terms, verdict: Verdict
 ) -> None:
-    assert judge(record, unchanged, wall, terms) == verdict
+    assert assess(record, unchanged, wall, terms) == verdict
 
 
 def test_the_lease_counts_as_its_owner_wrote_it_and_not_as_the_observer_would() -> None:
-    assert judge(RUNNING, 10, 0, Terms(heartbeat=1, lease=2)) == Held(80, RUNNING)
+    assert assess(RUNNING, 10, 0, Terms(heartbeat=1, lease=2)) == Held(80, RUNNING)
 
 
 def test_a_sighting_begins_anew_with_every_change() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from sweep.interruption import Interruptions
 from sweep.lease import Terms, monotonic
-from sweep.lock import REAL_CLOCKS, Keeper, PreviousTaskFailed, StepAlreadyDone, StepHeld, keeping, step_lock
+from sweep.lock import REAL_CLOCKS, LeaseHolder, PreviousTaskFailed, StepAlreadyDone, StepHeld, holding, step_lock
 from sweep.protocol import LeaseLost, Observer, Tenure, perform
 from sweep.record import Record
 from sweep.status import TargetStatus, sweep_status
@@ -60,10 +60,10 @@ def status(root: str) -> TargetStatus:
     return found
 
 
-def claim(store: MemoryStore, terms: Terms) -> Keeper:
+def claim(store: MemoryStore, terms: Terms) -> LeaseHolder:
     tenure = perform(store, Observer(terms, REAL_CLOCKS).acquire("target"))
     assert isinstance(tenure, Tenure)
-    return Keeper(store, tenure)
+    return LeaseHolder(store, tenure)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -173,7 +173,7 @@ def test_the_path_is_checked_before_anything_is_written(tmp_path: Path) -> None:
 
 def test_a_claim_beats_for_as_long_as_it_is_held() -> None:
     store = TroubledStore()
-    with keeping(claim(store, PATIENT), Interruptions()):
+    with holding(claim(store, PATIENT), Interruptions()):
         until(lambda: store.record().revision >= 4)
         assert store.record().state == "RUNNING"
     assert store.record().state == "SUCCESS"
@@ -190,7 +190,7 @@ def test_heartbeats_go_on_through_errors_and_lost_answers() -> None:
         if next(errors) % 3:
             fails()
 
-    with keeping(claim(store, PATIENT), Interruptions()) as held:
+    with holding(claim(store, PATIENT), Interruptions()) as held:
         store.before_write = now_and_then
         until(lambda: store.record().revision >= 4)
         store.before_write, store.after_write = no_trouble, now_and_then
@@ -203,7 +203,7 @@ def test_heartbeats_go_on_through_errors_and_lost_answers() -> None:
 @pytest.mark.parametrize(("trouble", "error"), [("fails", "injected: out of order"), ("hangs", "none was answered")])
 def test_the_body_is_told_when_no_heartbeat_is_confirmed_and_before_a_peer_may_begin(trouble: str, error: str) -> None:
     store, released = TroubledStore(), threading.Event()
-    keeper = claim(store, QUICK)
+    holder_of_lease = claim(store, QUICK)
     claimed_at = monotonic()
 
     def hangs() -> None:
@@ -211,7 +211,7 @@ def test_the_body_is_told_when_no_heartbeat_is_confirmed_and_before_a_peer_may_b
 
     store.before_write = fails if trouble == "fails" else hangs
     reason = rf"no heartbeat was confirmed for 0\.5 s.*; the last error: .*{error}"
-    with pytest.raises(LeaseLost, match=reason), keeping(keeper, Interruptions()) as held:
+    with pytest.raises(LeaseLost, match=reason), holding(holder_of_lease, Interruptions()) as held:
         assert held.stop.wait(DEADLINE_SECONDS)
     assert monotonic() - claimed_at >= QUICK.safe_seconds - QUICK.heartbeat, "told before its time"
     assert store.record().state == "RUNNING"
@@ -228,7 +228,7 @@ def test_a_heartbeat_that_breaks_is_told_and_logged(
     monkeypatch.setattr("sweep.protocol.beaten", broken)
     with (
         pytest.raises(LeaseLost, match=r"the heartbeat failed: MemoryError"),
-        keeping(claim(TroubledStore(), PATIENT), Interruptions()) as held,
+        holding(claim(TroubledStore(), PATIENT), Interruptions()) as held,
     ):
         assert held.stop.wait(DEADLINE_SECONDS)
     assert "the heartbeat failed" in caplog.text
@@ -260,7 +260,7 @@ def test_a_zombie_can_neither_end_nor_release_what_its_successor_has() -> None:
 
 def test_a_result_whose_answer_was_lost_is_known_to_be_ours() -> None:
     store = TroubledStore()
-    with keeping(claim(store, PATIENT), Interruptions()):
+    with holding(claim(store, PATIENT), Interruptions()):
         answers = iter([fails])
 
         def first_is_lost() -> None:
@@ -275,7 +275,7 @@ def test_a_result_that_cannot_be_written_does_not_count() -> None:
     store = TroubledStore()
     with (
         pytest.raises(LeaseLost, match="how it ended could not be written"),
-        keeping(claim(store, Terms(0.1, 0.2)), Interruptions()),
+        holding(claim(store, Terms(0.1, 0.2)), Interruptions()),
     ):
         store.before_write = fails
     assert store.record().state == "RUNNING"
@@ -283,33 +283,33 @@ def test_a_result_that_cannot_be_written_does_not_count() -> None:
 
 def test_a_deleted_record_is_a_lost_lease() -> None:
     store = TroubledStore()
-    keeper = claim(store, PATIENT)
+    holder_of_lease = claim(store, PATIENT)
     store.discard("target")
-    with pytest.raises(LeaseLost, match="its record was deleted"), keeping(keeper, Interruptions()) as held:
+    with pytest.raises(LeaseLost, match="its record was deleted"), holding(holder_of_lease, Interruptions()) as held:
         assert held.stop.wait(DEADLINE_SECONDS)
     assert store.read("target") is None
 
 
 def test_what_the_body_raised_is_told_though_it_does_not_count() -> None:
     store = TroubledStore()
-    keeper = claim(store, PATIENT)
+    holder_of_lease = claim(store, PATIENT)
     store.discard("target")
     with pytest.raises(LeaseLost, match="its record was deleted; its body had raised RuntimeError: no luck"):
-        keeper.fail(RuntimeError("no luck"))
+        holder_of_lease.fail(RuntimeError("no luck"))
 
 
 def test_a_forked_child_leaves_its_parents_claim_alone() -> None:
     """Whatever it does with the copy that it has, also should it leave the block by an exception."""
     store = TroubledStore()
-    keeper = claim(store, Terms(25.0, 50.0))
+    holder_of_lease = claim(store, Terms(25.0, 50.0))
     version = stored(store).version
     child = os.fork()
     if child == 0:
-        keeper.give_back()
-        keeper.fail(RuntimeError("of the child"))
+        holder_of_lease.give_back()
+        holder_of_lease.fail(RuntimeError("of the child"))
         os._exit(0 if stored(store).version == version else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    keeper.succeed()
+    holder_of_lease.succeed()
     assert store.record().state == "SUCCESS"
 
 

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.records import Batch, SampleInfo
 
 VOCABULARY = 96
@@ -111,9 +111,9 @@ def make_batch(
     )
 
 
-def make_run_config(output_dir: Path, model: Path, steps: int = 4, **training: Any) -> OrchestratorConfig:
+def make_run_config(output_dir: Path, model: Path, steps: int = 4, **training: Any) -> RunConfig:
     """A run's configuration; `training` are keys of `[training]`."""
-    return OrchestratorConfig.model_validate(
+    return RunConfig.model_validate(
         {
             "output_dir": output_dir,
             "model": str(model),

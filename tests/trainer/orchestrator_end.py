@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 import tomli_w
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.config import TrainerConfig
 from transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
 from transport.records import Batch
@@ -48,7 +48,7 @@ def _main(config_json: str, log: str, ready: Connection, largest_file: int | Non
     sys.exit(train(TrainerConfig.model_validate_json(config_json), lambda: ready.send_bytes(b"READY")))
 
 
-def write_run(config: OrchestratorConfig) -> None:
+def write_run(config: RunConfig) -> None:
     """`control/orch.toml`, as the orchestrator writes it."""
     control = config.run_dir / "control"
     control.mkdir(parents=True, exist_ok=True)

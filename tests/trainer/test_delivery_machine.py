@@ -24,8 +24,8 @@ from orchestrator.step.delivery import Delivery, SendBatch
 from tests.trainer.runs.test_sessions import make_run
 from trainer.config import TrainerConfig
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.presence import Attendance
-from trainer.runs.sessions import Reception
+from trainer.runs.presence import Presence
+from trainer.runs.sessions import Sessions
 from transport import codec
 from transport.files.atomic import Buffer
 from transport.messages import Acknowledged, Bye, Commit, Hello, Offer, Ready, Rejected, ToOrchestrator
@@ -195,14 +195,14 @@ class DeliveryMachine(RuleBasedStateMachine):
             {"output_dir": NOWHERE, "model": "/model", "max_waiting_bytes": 120, "transport": {"credit": CREDIT}}
         )
         manager = MultiRunManager(NOWHERE, 1, torch.device("cpu"))
-        self.reception = Reception(config, Receiver(self.socket, 2**20), manager, Attendance())
+        self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager, Presence())
         self.admit()
 
     def admit(self) -> None:
         self.run = make_run(NOWHERE)
         self.run.progress.step = self.run.durable_step = self.checkpoint
         self.trained = {step: name_of(batch) for step, batch in self.committed.items() if step <= self.checkpoint}
-        self.reception.admit(self.run)
+        self.sessions.admit(self.run)
 
     @rule(which=st.integers(0, 9))
     def trainer_receives(self, which: int) -> None:
@@ -218,11 +218,11 @@ class DeliveryMachine(RuleBasedStateMachine):
             return False
         wire = talking[which % len(talking)]
         self.socket.arrived.append(Arrival(wire.name, "here", wire.to_trainer.popleft()))
-        assert list(self.reception.take_in(0.0)) == [], "the run is evicted"
+        assert list(self.sessions.take_in(0.0)) == [], "the run is evicted"
         return True
 
     def train(self) -> bool:
-        batch = self.reception.next_batch(self.run)
+        batch = self.sessions.next_batch(self.run)
         if batch is None:
             return False
         assert batch.step == self.run.progress.step + 1
@@ -230,13 +230,13 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert name_of(batch) == name_of(self.committed[batch.step]), "trained what was never committed"
         self.run.progress.step = batch.step
         self.trained[batch.step] = name_of(batch)
-        self.reception.trained(self.run)
+        self.sessions.trained(self.run)
         return True
 
     @rule()
     def checkpoint_now(self) -> None:
         self.checkpoint = self.run.durable_step = self.run.progress.step
-        self.reception.durable(self.run)
+        self.sessions.durable(self.run)
 
     @rule(moves=st.integers(1, 25), trained=st.booleans())
     def all_goes_well(self, moves: int, trained: bool) -> None:
@@ -285,7 +285,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def lose_the_place_and_get_it_back(self) -> None:
         """As when the run's configuration has changed: a new READY on the old connection."""
-        self.reception.dismiss("default")
+        self.sessions.dismiss("default")
         self.admit()
 
     # --- what must hold ---

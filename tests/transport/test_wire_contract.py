@@ -340,8 +340,8 @@ async def test_the_link_hears_why_its_own_batch_was_refused(
     rejected = await hear(link)
     assert isinstance(rejected, Rejected)
     assert rejected.step == 5
-    assert list(receiver.take_offences()) == ["default"]
-    assert receiver.take_offences() == {}
+    assert list(receiver.take_invalid_batches()) == ["default"]
+    assert receiver.take_invalid_batches() == {}
     assert "log_probabilities_T is nan" in rejected.reason or "advantages_T: 3 values" in rejected.reason
     await assert_works(link, receiver, step=6)
     await link.close()
@@ -371,7 +371,7 @@ async def test_what_is_refused_does_not_hide_what_comes_after_it(
         stranger.write(hello_frames("stranger"))
         await asyncio.to_thread(take, receiver, Hello)
         assert receiver.rejected == 40
-        assert receiver.take_offences() == {}
+        assert receiver.take_invalid_batches() == {}
         stranger.write([b"?", b"?"])
         stranger.write(hello_frames("stranger"))
         received = None

@@ -34,7 +34,7 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class AdapterSpans:
     """Whose the tokens of a packed row are: `lengths[i]` tokens of slot `slots[i]`, end to end."""
 
     slots: tuple[int, ...]
@@ -45,7 +45,7 @@ class Routing:
     """int64 `[T]`: which span each token is in, on the device."""
 
     @classmethod
-    def of(cls, spans: Sequence[tuple[int, int]], device: torch.device) -> Routing:
+    def of(cls, spans: Sequence[tuple[int, int]], device: torch.device) -> AdapterSpans:
         """For `(slot, tokens)` in the order of the row."""
         lengths = tuple(tokens for _, tokens in spans)
         ends = torch.tensor(list(accumulate(lengths)), dtype=torch.int32).to(device)
@@ -61,7 +61,7 @@ class MultiLora(nn.Module):
         super().__init__()
         self.base = base
         self.max_runs = max_runs
-        self.routing: Routing | None = None
+        self.routing: AdapterSpans | None = None
         # Not submodules: the model's parameters are those of its base, and a slot's belong to its run.
         self.adapters: dict[int, dict[str, LowRank]] = {}
         self._weights = dict(weights)
@@ -110,7 +110,7 @@ def _fresh(weight: Tensor, rank: int, alpha: float, generator: torch.Generator) 
     )
 
 
-def add_low_rank(output: Tensor, hidden: Tensor, routing: Routing, products: Sequence[LowRank | None]) -> Tensor:
+def add_low_rank(output: Tensor, hidden: Tensor, routing: AdapterSpans, products: Sequence[LowRank | None]) -> Tensor:
     """`output` `[..., O]`, which is used up, plus each span's product of its tokens in `hidden` `[..., I]`, in their precision.
 
     Several spans on a GPU are two grouped products; elsewhere each span is its own, in place, so that one costs what it would

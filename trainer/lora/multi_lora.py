@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
 from run.config import LoraConfig
 from trainer.lora.experts import MultiLoraExperts, can_adapt
-from trainer.lora.layer import MultiLora, Routing, add_low_rank
+from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def routing(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterator[None
     """
     layers = [module for module in model.modules() if isinstance(module, MultiLora)]
     if layers:
-        known = Routing.of(spans, next(model.parameters()).device)
+        known = AdapterSpans.of(spans, next(model.parameters()).device)
         for layer in layers:
             layer.routing = known
     try:

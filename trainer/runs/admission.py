@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.runs import control_files
 from trainer.runs.control_files import InvalidConfig, Sighting
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 MAX_REASON_LENGTH = 4000
 """Characters: a configuration may be wrong in as many places as it has."""
 
-ConfigValidationHook = Callable[[OrchestratorConfig], tuple[bool, str]]
+ConfigValidationHook = Callable[[RunConfig], tuple[bool, str]]
 """Answers whether a configuration can be trained and, if not, why and what to do."""
 
 
@@ -29,10 +29,10 @@ class Admissible:
     """A run that may have a place."""
 
     sighting: Sighting
-    config: OrchestratorConfig
+    config: RunConfig
 
 
-class Gate:
+class Admission:
     """The verdicts on the runs of one job. Writes `control/config_validation_error.txt`, on which the orchestrator ends, and
     removes the file when a configuration passes."""
 
@@ -52,7 +52,7 @@ class Gate:
                 del judged[run_id]
         evicted = {run_id: self._eviction(run_id) for run_id, sighting in seen.items() if sighting.evicted}
         for run_id in seen.keys() - evicted.keys():
-            self._judge(seen[run_id])
+            self._check(seen[run_id])
         self.refused = {run_id: reason for run_id, (_, reason) in self._failed.items()} | evicted
         return {run_id: passed for run_id, passed in self._passed.items() if run_id not in evicted}
 
@@ -60,7 +60,7 @@ class Gate:
         """Takes a configuration that passed for one that cannot be trained after all."""
         self._refuse(self._passed[run_id].sighting, reason)
 
-    def _judge(self, sighting: Sighting) -> None:
+    def _check(self, sighting: Sighting) -> None:
         run_id = sighting.run_id
         passed, failed = self._passed.get(run_id), self._failed.get(run_id)
         if (passed is not None and passed.sighting == sighting) or (failed is not None and failed[0] == sighting):
@@ -105,7 +105,7 @@ def hook_name(hook: Callable[..., object]) -> str:
     return f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', repr(hook))}"
 
 
-def _ask(hook: ConfigValidationHook, config: OrchestratorConfig) -> tuple[bool, str]:
+def _ask(hook: ConfigValidationHook, config: RunConfig) -> tuple[bool, str]:
     """The hook's answer; one that raises says no, as it is this configuration that it could not judge."""
     try:
         return hook(config)

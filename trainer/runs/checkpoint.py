@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.runs import control_files
 from trainer.runs.manager import Progress, Run
 from transport.config import IDENTIFIER_PATTERN
@@ -55,10 +55,10 @@ def holds_any(output_dir: Path) -> Path | None:
     return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
 
 
-def finished_runs(output_dir: Path) -> list[OrchestratorConfig]:
+def finished_runs(output_dir: Path) -> list[RunConfig]:
     """The configurations of the runs under `output_dir`, evicted ones left out, if the checkpoints say of every one that it is
     trained to its end; else none."""
-    finished: list[OrchestratorConfig] = []
+    finished: list[RunConfig] = []
     for run_id, sighting in control_files.scan(output_dir).items():
         if sighting.evicted:
             continue

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_text, read_toml
@@ -94,11 +94,11 @@ def _look(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
     return Sighting(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
 
 
-def read_config(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
+def read_config(output_dir: Path, run_id: str) -> RunConfig | None:
     """A run's configuration; None where the file has gone. Raises `InvalidConfig`."""
     path = run_directory(output_dir, run_id) / "control" / "orch.toml"
     try:
-        config = OrchestratorConfig.model_validate(read_toml(path, MAX_CONFIG_BYTES))
+        config = RunConfig.model_validate(read_toml(path, MAX_CONFIG_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UntrustedFileError as error:

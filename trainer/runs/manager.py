@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from run.config import LoraConfig, OrchestratorConfig
+from run.config import LoraConfig, RunConfig
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import is_target, peft_state
 from trainer.loss import Loss
 from trainer.optimizer import Optimizer
 from trainer.runs import control_files
-from trainer.runs.admission import Admissible, ConfigValidationHook, Gate, hook_name
+from trainer.runs.admission import Admissible, Admission, ConfigValidationHook, hook_name
 from trainer.runs.slot_plan import plan
 from transport.records import Batch
 
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 _STORE_KEY = "counterpoint/runs"
 
-DiscoveredHook = Callable[[int, str, OrchestratorConfig], object]
-CreationHook = Callable[[int, str, OrchestratorConfig], object]
+DiscoveredHook = Callable[[int, str, RunConfig], object]
+CreationHook = Callable[[int, str, RunConfig], object]
 ForgottenHook = Callable[[int, str], object]
 DeletionHook = Callable[[int, str], object]
 
@@ -62,7 +62,7 @@ class Run:
     index: int
     """Its place among the trainer's `max_runs`."""
     run_id: str
-    config: OrchestratorConfig
+    config: RunConfig
     optimizer: Optimizer
     loss: Loss
     progress: Progress = field(default_factory=Progress)
@@ -87,7 +87,7 @@ class MultiRunManager:
         self.output_dir = output_dir
         self.max_runs = max_runs
         self.device = device
-        self.config: dict[int, OrchestratorConfig] = {}
+        self.config: dict[int, RunConfig] = {}
         self.progress: dict[int, Progress] = {}
         """Set by rank 0's discovered hooks to where a run goes on, which all ranks then know."""
         self.waiting: list[str] = []
@@ -99,7 +99,7 @@ class MultiRunManager:
         self._created: dict[int, tuple[int, str]] = {}
         """What the creation hooks have been called for on this rank: index to admission and run id."""
         self._admitted = self._synchronized = 0
-        self._gate = Gate(output_dir)
+        self._admission = Admission(output_dir)
         self._directories: dict[int, int] = {}
         """By index, the inode of the run's directory when it was admitted."""
         self._held: dict[int, int] = {}
@@ -140,7 +140,7 @@ class MultiRunManager:
 
     def register_config_validation_hook(self, hook: ConfigValidationHook) -> None:
         """Rank 0 calls it with every new configuration, before the run gets a place."""
-        self._gate.hooks.append(hook)
+        self._admission.hooks.append(hook)
 
     def _register(self, kind: str, hook: Callable[..., Any]) -> None:
         self._hooks.setdefault(kind, []).append(hook)
@@ -170,7 +170,7 @@ class MultiRunManager:
             RuntimeError: called on another rank.
         """
         self._require_rank_zero("discover_runs")
-        found = self._gate.look()
+        found = self._admission.look()
         places = self.run_ids
         since = {run_id: admissible.sighting.since for run_id, admissible in found.items()}
         renewed = {run_id for index, run_id in places.items() if self._is_renewed(index, found.get(run_id))}
@@ -205,7 +205,7 @@ class MultiRunManager:
     @property
     def refused(self) -> dict[str, str]:
         """Runs that get no place as they are, and why, for people; on rank 0, as of the last discovery."""
-        return self._gate.refused
+        return self._admission.refused
 
     def is_deleted(self, idx: int) -> bool:
         """Whether the directory that the run was admitted from is gone, be there another in its place or not. On rank 0."""
@@ -225,14 +225,14 @@ class MultiRunManager:
             control_files.evict(self.output_dir, self._ids[idx], reason)
         except OSError as error:
             if not self.is_deleted(idx):
-                self._gate.refuse(self._ids[idx], f"{reason} ({error})")
+                self._admission.refuse(self._ids[idx], f"{reason} ({error})")
 
     def refuse_run(self, idx: int, reason: str) -> None:
         """Takes the run's configuration for invalid after all: as with any such, its orchestrator shows why, the run loses its
         place at the next discovery, and is looked at again when its file has changed. Rank 0 only."""
         self._require_rank_zero("refuse_run")
         self._given_up.add(idx)
-        self._gate.refuse(self._ids[idx], reason)
+        self._admission.refuse(self._ids[idx], reason)
 
     def _require_rank_zero(self, what: str) -> None:
         if _rank() != 0:
@@ -297,7 +297,7 @@ class MultiRunManager:
         for each in state:
             if (index := each["index"]) not in kept:
                 self._ids[index], self._admissions[index] = each["run_id"], each["admission"]
-                self.config[index] = OrchestratorConfig.model_validate(json.loads(each["config"]))
+                self.config[index] = RunConfig.model_validate(json.loads(each["config"]))
                 self.progress[index] = Progress(**each["progress"])
 
     # --- adapters ---
@@ -367,6 +367,6 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _used(config: OrchestratorConfig) -> tuple[object, ...]:
+def _used(config: RunConfig) -> tuple[object, ...]:
     """What the trainer uses of a configuration."""
     return config.steps, config.training, config.trainer_timeout_seconds

@@ -24,7 +24,7 @@ class _Standing:
     """Of a run that is trained to its end: when its orchestrator's `BYE` is not waited for any longer."""
 
 
-class Attendance:
+class Presence:
     """The orchestrators of all runs, by run id."""
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from trainer.config import TrainerConfig
 from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager, Run
-from trainer.runs.presence import Attendance
+from trainer.runs.presence import Presence
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, Waiting
-from transport.rate_limited_log import Chronicle
+from transport.rate_limited_log import RateLimitedLog
 from transport.records import Batch
 from transport.wires.base import BatchReceiver
 
@@ -41,16 +41,16 @@ MAX_REFUSALS = 8
 """Batches beyond its credit for which a run is only told off."""
 
 
-class Reception:
+class Sessions:
     """The runs that have a place are made known by `admit` and `dismiss`; the others are answered by `answer`."""
 
     def __init__(
-        self, config: TrainerConfig, receiver: BatchReceiver, manager: MultiRunManager, attendance: Attendance
+        self, config: TrainerConfig, receiver: BatchReceiver, manager: MultiRunManager, presence: Presence
     ) -> None:
         self._config = config
         self._receiver = receiver
         self._manager = manager
-        self._attendance = attendance
+        self._presence = presence
         self._runs: dict[str, Run] = {}
         self._training: dict[str, int] = {}
         """The step that a run's open step is: its batch waits no more, and has not been trained."""
@@ -63,7 +63,7 @@ class Reception:
         self._words: dict[str, tuple[str, float]] = {}
         """What a run that waits was last told, and when."""
         self._looked = 0.0
-        self._chronicle = Chronicle(logger)
+        self._log_of_peers = RateLimitedLog(logger)
         self.calls = False
         """Whether somebody has called since the last `answer`."""
 
@@ -79,20 +79,20 @@ class Reception:
                 case Batch():
                     if (run := self._runs.get(run_id)) is None:
                         line = f"a batch of step {message.step} of run {run_id} came before its READY; dropped"
-                        self._chronicle.note(logging.WARNING, line)
+                        self._log_of_peers.note(logging.WARNING, line)
                     elif (offence := self._on_batch(run, message)) is not None:
                         yield run, offence
                 case Commit(step):
                     if run_id in self._runs:
                         self._committed[run_id] = max(step, self._committed.get(run_id, 0))
                 case Bye():
-                    self._chronicle.note(logging.INFO, f"the orchestrator of run {run_id} left")
-                    self._attendance.left(run_id, time.monotonic())
+                    self._log_of_peers.note(logging.INFO, f"the orchestrator of run {run_id} left")
+                    self._presence.left(run_id, time.monotonic())
                     self._forget_uncommitted(run_id)
                     self._forget_call(run_id)
                     self.calls = True
             received = self._receiver.receive(0.0) if time.monotonic() < deadline else None
-        for run_id, reason in self._receiver.take_offences().items():
+        for run_id, reason in self._receiver.take_invalid_batches().items():
             if (run := self._runs.get(run_id)) is not None:
                 yield run, reason
 
@@ -103,7 +103,7 @@ class Reception:
         self._runs[run.run_id] = run
         self._forget_call(run.run_id)
         self._expect_farewell(run)
-        if run.run_id in self._attendance.present(time.monotonic()):
+        if run.run_id in self._presence.present(time.monotonic()):
             self._welcome(run)
 
     def dismiss(self, run_id: str) -> None:
@@ -137,12 +137,12 @@ class Reception:
 
     def _on_hello(self, run_id: str) -> None:
         if (run := self._runs.get(run_id)) is not None and not self._is_deleted(run_id):
-            self._attendance.called(run_id)
+            self._presence.called(run_id)
             self._welcome(run)
         elif len(self._called) >= MAX_CALLERS and not run_directory(self._config.output_dir, run_id).is_dir():
             self.send_away(run_id, f"{len(self._called)} runs wait already, and it has no directory; let it try again")
         else:
-            self._attendance.called(run_id)
+            self._presence.called(run_id)
             self._called.setdefault(run_id, time.monotonic())
             self._words.pop(run_id, None)
             self.calls = True
@@ -170,16 +170,16 @@ class Reception:
 
     def _expect_farewell(self, run: Run) -> None:
         if run.finished:
-            self._attendance.finished(run.run_id, time.monotonic() + run.config.trainer_timeout_seconds)
+            self._presence.finished(run.run_id, time.monotonic() + run.config.trainer_timeout_seconds)
         else:
-            self._attendance.admitted(run.run_id)
+            self._presence.admitted(run.run_id)
 
     def _on_batch(self, run: Run, batch: Batch) -> str | None:
         """Keeps the batch, or drops it and says so; the reason where nothing more is to be taken from the run."""
         credit = self._config.transport.credit
         taken = self._training.get(run.run_id, run.progress.step)
         if batch.step <= taken:
-            self._chronicle.note(logging.INFO, f"step {batch.step} of run {run.run_id} is here already; dropped")
+            self._log_of_peers.note(logging.INFO, f"step {batch.step} of run {run.run_id} is here already; dropped")
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
         elif batch.step > taken + credit:  # one that is being trained was acknowledged, which made room for another
             reason = f"step {batch.step}: this trainer trains step {taken + 1} next and holds {credit} batches"
@@ -207,7 +207,7 @@ class Reception:
         self.calls = False
         now = time.monotonic()
         queue = {run_id: number for number, run_id in enumerate(self._manager.waiting, 1)}
-        for run_id in sorted(self._attendance.present(now) - self._runs.keys()):
+        for run_id in sorted(self._presence.present(now) - self._runs.keys()):
             known = run_id in queue or self._manager.index_of(run_id) is not None
             if (reason := self._no(run_id, known, now)) is not None:
                 self.send_away(run_id, reason)
@@ -217,13 +217,13 @@ class Reception:
             self._looked = now
             for run in self._runs.values():
                 if not self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step)):
-                    self._attendance.unreachable(run.run_id, now, run.config.trainer_timeout_seconds)
+                    self._presence.unreachable(run.run_id, now, run.config.trainer_timeout_seconds)
 
     def send_away(self, run_id: str, reason: str) -> None:
         """Takes nothing more from a run, until it calls again."""
-        self._chronicle.note(logging.ERROR, f"run {run_id} is sent away: {reason}")
+        self._log_of_peers.note(logging.ERROR, f"run {run_id} is sent away: {reason}")
         self._receiver.send(run_id, Evicted(reason))
-        self._attendance.sent_away(run_id)
+        self._presence.sent_away(run_id)
         self._forget_call(run_id)
         self.dismiss(run_id)
 
@@ -236,7 +236,7 @@ class Reception:
         if (reason := self._manager.refused.get(run_id)) is not None:
             return reason
         directory = run_directory(self._config.output_dir, run_id)
-        if self._attendance.ended(run_id) == "deleted" and not directory.exists():
+        if self._presence.ended(run_id) == "deleted" and not directory.exists():
             return f"its directory {directory} was deleted"
         if not known and now - self._called.setdefault(run_id, now) > GRACE_SECONDS:
             return (
@@ -259,5 +259,5 @@ class Reception:
             return
         self._words[run_id] = (reason, now)
         if not self._receiver.send(run_id, Waiting(reason)):
-            self._attendance.sent_away(run_id)
+            self._presence.sent_away(run_id)
             self._forget_call(run_id)

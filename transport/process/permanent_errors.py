@@ -14,6 +14,6 @@ LASTING = frozenset(
 process holds, a file system that is away for a moment."""
 
 
-def is_lasting(error: OSError) -> bool:
+def is_permanent(error: OSError) -> bool:
     """Whether the error would come again until somebody mends its cause."""
     return error.errno in LASTING

@@ -12,7 +12,7 @@ import time
 REPETITION_SECONDS = 1.0
 
 
-class RequestsToStop:
+class StopRequests:
     """Counts requests. `note` may be called in a signal handler."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ LONGEST_REST_SECONDS = 0.005
 """After an item that took longer than it should, so that whoever waits for the whole need not wait twice."""
 
 
-def unhurried(items: Iterable[Item]) -> Iterator[Item]:
+def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
     """Hands on `items`, and rests between two of them for as long as this thread computed; for a thread other than the loop's.
 
     Two threads that compute share the GIL half and half, and a busy loop is twice as slow for as long as it lasts. A thread that

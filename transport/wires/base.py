@@ -45,7 +45,7 @@ class BatchReceiver(Protocol):
         sent to its run is dropped without an answer. So that a flood of them cannot keep the caller here, None may come early,
         too."""
 
-    def take_offences(self) -> dict[str, str]:
+    def take_invalid_batches(self) -> dict[str, str]:
         """The runs that have sent an invalid batch since the last call, and what was wrong with it."""
 
     def send(self, run_id: str, message: ToOrchestrator) -> bool:

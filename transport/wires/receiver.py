@@ -19,7 +19,7 @@ from transport.codec import CodecError
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import Buffer
 from transport.messages import PROTOCOL_VERSION, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
-from transport.rate_limited_log import Chronicle
+from transport.rate_limited_log import RateLimitedLog
 from transport.records import Batch
 from transport.wires.link import LINGER_SECONDS
 
@@ -65,8 +65,8 @@ class Receiver:
         self._sessions: dict[str, int] = {}
         """By run, what its last `Ready` said; no entry where none counts."""
         self._rejected = 0
-        self._offences: dict[str, str] = {}
-        self._chronicle = Chronicle(logger)
+        self._invalid_batches: dict[str, str] = {}
+        self._log_of_peers = RateLimitedLog(logger)
 
     @property
     def rejected(self) -> int:
@@ -82,16 +82,16 @@ class Receiver:
             if arrival is None:
                 return None
             try:
-                if (message := self._judge(arrival)) is not None:
+                if (message := self._check(arrival)) is not None:
                     return message
             except CodecError as error:
                 self._reject(arrival, error)
             refusals += 1
         return None
 
-    def take_offences(self) -> dict[str, str]:
+    def take_invalid_batches(self) -> dict[str, str]:
         """See `BatchReceiver`."""
-        taken, self._offences = self._offences, {}
+        taken, self._invalid_batches = self._invalid_batches, {}
         return taken
 
     def send(self, run_id: str, message: ToOrchestrator) -> bool:
@@ -99,7 +99,7 @@ class Receiver:
         sender = self._senders.get(run_id)
         connected = sender is not None and self._listener.write(sender, codec.encode_message(message))
         if not connected:
-            self._chronicle.note(
+            self._log_of_peers.note(
                 logging.INFO, f"run {run_id} is not connected; it is not told {type(message).__name__}"
             )
         if isinstance(message, Evicted | Bye):
@@ -116,7 +116,7 @@ class Receiver:
             self.send(run_id, Bye("the trainer ends"))
         self._listener.close(LINGER_SECONDS)
 
-    def _judge(self, arrival: Arrival) -> tuple[str, Hello | Batch | Commit | Bye] | None:
+    def _check(self, arrival: Arrival) -> tuple[str, Hello | Batch | Commit | Bye] | None:
         """The message to let through, with its run; None for one of an earlier session. Raises `CodecError` for any other."""
         if isinstance(arrival.frames, CodecError):
             raise arrival.frames
@@ -144,7 +144,7 @@ class Receiver:
             batch = codec.decode(frames, self._max_batch_bytes)
         except CodecError as error:
             where = f"step {error.step}: " if error.step is not None else ""
-            self._offences[run_id] = f"{where}{error}"
+            self._invalid_batches[run_id] = f"{where}{error}"
             raise
         if batch.run_id != run_id:
             raise CodecError(f"a batch of run {batch.run_id!r} from the sender of run {run_id!r}", batch.step)
@@ -153,7 +153,7 @@ class Receiver:
     def _is_present(self, run_id: str, session: int) -> bool:
         if session == self._sessions.get(run_id):
             return True
-        self._chronicle.note(logging.INFO, f"dropped a message of an earlier session of run {run_id}")
+        self._log_of_peers.note(logging.INFO, f"dropped a message of an earlier session of run {run_id}")
         return False
 
     def _greet(self, arrival: Arrival, hello: Hello) -> str:
@@ -168,7 +168,7 @@ class Receiver:
             self._forget(other)
         self._runs[arrival.sender] = hello.run_id
         self._senders[hello.run_id] = arrival.sender
-        self._chronicle.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
+        self._log_of_peers.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
         return hello.run_id
 
     def _forget(self, run_id: str) -> None:
@@ -181,7 +181,7 @@ class Receiver:
         self._rejected += 1
         run_id = self._runs.get(arrival.sender)
         who = f"run {run_id}" if run_id is not None else "a stranger"
-        self._chronicle.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
+        self._log_of_peers.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
             session = self._sessions.get(run_id) if run_id is not None else None  # None: it has to say HELLO again
             self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session)))

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.codec import MAX_MESSAGE_BYTES, CodecError
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.files.lock import lock_listener
-from transport.process.yield_gil import unhurried
+from transport.process.yield_gil import yielding_gil
 from transport.wires.endpoint import IPC, CurveKeys
 from transport.wires.link import Arrived, Connected, Lost
 from transport.wires.receiver import Arrival
@@ -85,7 +85,7 @@ class ZmqConnection:
     def write(self, frames: Sequence[Buffer]) -> None:
         """See `Connection`."""
         assert self._socket is not None
-        for start in unhurried(range(0, len(frames), _FRAMES_AT_ONCE)):
+        for start in yielding_gil(range(0, len(frames), _FRAMES_AT_ONCE)):
             for index, frame in enumerate(frames[start : start + _FRAMES_AT_ONCE], start + 1):
                 more = zmq.SNDMORE if index < len(frames) else 0
                 self._socket.send(as_bytes_view(frame), flags=zmq.DONTWAIT | more, copy=False)

@@ -10,9 +10,9 @@ import pytest
 
 from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable
 from inference.clients import binary_http, memory
-from inference.clients.binary_http import HEAD_BYTES, Channel
+from inference.clients.binary_http import HEAD_BYTES, BinaryHttpClient
 from inference.clients.failures import ERROR_BYTES
-from inference.clients.http_sessions import Connections
+from inference.clients.http_sessions import HttpSessions
 from inference.clients.memory import AHEAD_BYTES, LARGE_BYTES
 from inference.config import PoolConfig
 
@@ -20,7 +20,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def channel_to(talk: Talk) -> AsyncIterator[Channel]:
+async def channel_to(talk: Talk) -> AsyncIterator[BinaryHttpClient]:
     """A channel to a server that does `talk` on every connection."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,7 +33,7 @@ async def channel_to(talk: Talk) -> AsyncIterator[Channel]:
 
     server = await asyncio.start_server(converse, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
-    async with server, Connections(PoolConfig(urls=[url])) as connections:
+    async with server, HttpSessions(PoolConfig(urls=[url])) as connections:
         yield connections.channel(url)
 
 
@@ -60,7 +60,7 @@ def answering(*answers: bytes) -> Talk:
     return talk
 
 
-async def post(to: Channel) -> bytes:
+async def post(to: BinaryHttpClient) -> bytes:
     return bytes(await to.post("/path", b"request", "application/msgpack"))
 
 
@@ -196,7 +196,7 @@ async def test_a_connection_that_is_cut_is_told_from_an_answer(answer: bytes) ->
 async def test_nothing_listens() -> None:
     async with channel_to(answering()) as to:
         pass
-    async with Connections(PoolConfig()) as connections:
+    async with HttpSessions(PoolConfig()) as connections:
         with pytest.raises(ServerUnreachable):
             await post(connections.channel(to.url))
 
@@ -380,7 +380,7 @@ async def test_a_connect_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     async def never(*arguments: object, **keywords: object) -> None:
         await asyncio.Event().wait()
 
-    async with Connections(PoolConfig(connect_timeout_seconds=0.01)) as connections:
+    async with HttpSessions(PoolConfig(connect_timeout_seconds=0.01)) as connections:
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
         with pytest.raises(ServerUnreachable, match=r"no connection within 0\.01 s"):
             await post(connections.channel("http://127.0.0.1:1"))
@@ -399,7 +399,7 @@ async def test_no_more_answers_are_given_in_one_pass_than_its_share(
         passes += 1
         asyncio.get_running_loop().call_soon(count)
 
-    async def call(to: Channel) -> None:
+    async def call(to: BinaryHttpClient) -> None:
         await post(to)
         given.append(passes)
 

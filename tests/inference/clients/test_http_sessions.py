@@ -13,7 +13,7 @@ from aiohttp import web
 
 from inference.base import RequestRefused, ServerFailure, ServerUnreachable
 from inference.clients import http_sessions
-from inference.clients.http_sessions import Connections, call
+from inference.clients.http_sessions import HttpSessions, call
 from inference.config import PoolConfig
 
 BODY = bytes(range(256)) * 16384
@@ -34,7 +34,7 @@ async def served(handler: Handler) -> AsyncIterator[str]:
 
 
 async def fetch(handler: Handler) -> bytes:
-    async with served(handler) as url, Connections(PoolConfig()) as connections:
+    async with served(handler) as url, HttpSessions(PoolConfig()) as connections:
         return bytes(await call(connections.data, url, None))
 
 
@@ -106,7 +106,7 @@ async def test_an_error_is_told_in_the_servers_words_and_not_all_of_them(
 
 async def test_closing_does_not_wait_for_memory() -> None:
     mapped = threading.Event()
-    async with Connections(PoolConfig()) as connections:
+    async with HttpSessions(PoolConfig()) as connections:
         mapping = connections._threads.submit(mapped.wait, 5)
     assert not mapping.done()
     mapped.set()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from inference.plugin.adapter_files import FILES, PREFIX, PrivateCopies
+from inference.plugin.adapter_files import FILES, PREFIX, AdapterFiles
 
 HOLDER = """
 import sys, time
-from inference.plugin.adapter_files import PrivateCopies
-copies = PrivateCopies()
+from inference.plugin.adapter_files import AdapterFiles
+copies = AdapterFiles()
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -39,7 +39,7 @@ def broadcast(path: Path, content: str) -> Path:
 
 
 def test_the_path_of_an_adapter_leads_to_its_newest_copy(tmp_path: Path, temporary_directory: Path) -> None:
-    copies = PrivateCopies()
+    copies = AdapterFiles()
     first = copies.copy(broadcast(tmp_path / "one", "one"), 7, 1)
     path = copies.adopt(first, 7)
     other = copies.adopt(copies.copy(tmp_path / "one", 77, 2), 77)
@@ -59,7 +59,7 @@ def test_the_path_of_an_adapter_leads_to_its_newest_copy(tmp_path: Path, tempora
 def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, temporary_directory: Path) -> None:
     source = broadcast(tmp_path / "one", "one")
     (source / FILES[1]).unlink()
-    copies = PrivateCopies()
+    copies = AdapterFiles()
     with pytest.raises(FileNotFoundError):
         copies.copy(source, 7, 1)
     (own,) = temporary_directory.iterdir()
@@ -80,7 +80,7 @@ def test_what_a_killed_server_left_goes_and_what_a_live_one_has_stays(temporary_
         assert len(list(temporary_directory.glob(f"{PREFIX}*"))) == 2
         holders[0].send_signal(signal.SIGKILL)
         holders[0].wait()
-        copies = PrivateCopies()
+        copies = AdapterFiles()
         assert len(list(temporary_directory.glob(f"{PREFIX}*"))) == 2, "the live one's, and ours"
         assert copies.copy(broadcast(temporary_directory / "one", "one"), 1, 1).is_dir()
     finally:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.plugin.adapter_slots import TURN_SECONDS, AdapterTurns
+from inference.plugin.adapter_slots import TURN_SECONDS, AdapterSlots
 
 
 class Clock:
@@ -23,13 +23,13 @@ class Clock:
 class Request:
     """One request that runs until it is told to end."""
 
-    def __init__(self, turns: AdapterTurns, adapter: str) -> None:
+    def __init__(self, turns: AdapterSlots, adapter: str) -> None:
         self.adapter = adapter
         self.runs = False
         self.end = asyncio.Event()
         self.task = asyncio.create_task(self._run(turns))
 
-    async def _run(self, turns: AdapterTurns) -> None:
+    async def _run(self, turns: AdapterSlots) -> None:
         async with turns.turn(self.adapter):
             self.runs = True
             try:
@@ -44,7 +44,7 @@ async def settle() -> None:
 
 
 async def test_an_adapter_without_a_slot_waits_until_one_is_empty() -> None:
-    turns = AdapterTurns(2, Clock())
+    turns = AdapterSlots(2, Clock())
     first, again, second, third = (Request(turns, name) for name in ("a", "a", "b", "c"))
     await settle()
     assert [request.runs for request in (first, again, second, third)] == [True, True, True, False]
@@ -61,7 +61,7 @@ async def test_an_adapter_without_a_slot_waits_until_one_is_empty() -> None:
 
 async def test_a_steady_load_gives_its_slot_up_when_its_turn_is_over() -> None:
     clock = Clock()
-    turns = AdapterTurns(1, clock)
+    turns = AdapterSlots(1, clock)
     running = Request(turns, "steady")
     await settle()
     waiting = Request(turns, "waits")
@@ -86,7 +86,7 @@ async def test_a_steady_load_gives_its_slot_up_when_its_turn_is_over() -> None:
 
 async def test_a_turn_that_nobody_waits_for_never_ends() -> None:
     clock = Clock()
-    turns = AdapterTurns(1, clock)
+    turns = AdapterSlots(1, clock)
     first = Request(turns, "a")
     await settle()
     given_up = Request(turns, "b")
@@ -112,7 +112,7 @@ def test_no_history_fills_more_slots_than_there_are_or_leaves_one_waiting_for_ev
 ) -> None:
     async def live() -> None:
         clock = Clock()
-        turns = AdapterTurns(slots, clock)
+        turns = AdapterSlots(slots, clock)
         requests: list[Request] = []
         for adapter, action in history:
             mine = [request for request in requests if request.adapter == adapter and not request.task.done()]

@@ -225,16 +225,16 @@ async def test_an_answer_of_weights_that_fail_their_proof_is_discarded_and_asked
 async def test_a_server_taken_out_before_a_request_wakes_in_its_place_is_not_asked(loads_again: bool) -> None:
     async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=1) as pool:
         await pool.update_weights(weight_update(1))
-        fleet, keeper = pool._fleet, next(iter(pool._keepers.values()))
-        assert fleet.acquire("another") is keeper.server
+        fleet, monitor = pool._fleet, next(iter(pool._monitors.values()))
+        assert fleet.acquire("another") is monitor.server
         request = asyncio.create_task(generate(pool))
         await asyncio.sleep(0)  # in which it begins to wait
-        # As in one pass of the loop: an answer frees the place, and the keeper finds the server unfit.
-        fleet.release(keeper.server)
+        # As in one pass of the loop: an answer frees the place, and the monitor finds the server unfit.
+        fleet.release(monitor.server)
         pool._serve_waiting()
-        keeper.take_out("it refused new weights", refused=True)
+        monitor.take_out("it refused new weights", refused=True)
         if loads_again:
-            fleet.begin_loading(keeper.server)
+            fleet.begin_loading(monitor.server)
         turn = await request
     assert turn.policy_version == 1, "the version it was brought back with"
     assert server.answers["/counterpoint/v1/generate"] == 1

@@ -17,7 +17,7 @@ from job.config import JobConfig
 from job.configuration.lines import Lines
 from job.configuration.load import load, to_toml
 from job.errors import UserError
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from trainer.config import TrainerConfig
 
 
@@ -303,7 +303,7 @@ def test_the_job_files_are_valid(name: str) -> None:
 def test_the_role_files_are_valid() -> None:
     load(InferenceConfig, CONFIGS / "roles" / "inference.toml", [])
     trainer = load(TrainerConfig, CONFIGS / "roles" / "trainer.toml", [])
-    orchestrator = load(OrchestratorConfig, CONFIGS / "roles" / "orchestrator.toml", [])
+    orchestrator = load(RunConfig, CONFIGS / "roles" / "orchestrator.toml", [])
     assert trainer.output_dir == orchestrator.output_dir
     assert trainer.transport == orchestrator.transport
 

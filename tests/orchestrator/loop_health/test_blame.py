@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import orchestrator.loop_health.blame
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
-from orchestrator.loop_health.slow_spots import Offence, merged, offences_of, pool_name
+from orchestrator.loop_health.slow_spots import SlowSpot, merged, pool_name, slow_spots_of
 from orchestrator.loop_health.stacks import NOWHERE, Place, describe, place_of, stack_of
 from orchestrator.loop_health.thread_clocks import Doing, ThreadClocks
 
@@ -62,10 +62,10 @@ def line_of(function: Callable[..., object], text: str) -> int:
     return first + next(index for index, line in enumerate(lines) if text in line)
 
 
-def first_offence(new_event_loop: NewLoop, provoke: Callable[[], object], function: str, kind: Kind) -> Offence:
+def first_offence(new_event_loop: NewLoop, provoke: Callable[[], object], function: str, kind: Kind) -> SlowSpot:
     """Provokes it until it is seen. Now and then a moment goes to someone else who was on the machine just then."""
 
-    async def provoke_until_seen() -> Offence:
+    async def provoke_until_seen() -> SlowSpot:
         others: set[str] = set()
         deadline = time.monotonic() + DEADLINE_SECONDS
         with LoopBlame(THRESHOLD_SECONDS) as blame:
@@ -75,10 +75,10 @@ def first_offence(new_event_loop: NewLoop, provoke: Callable[[], object], functi
                 if inspect.isawaitable(result):
                     await result
                 await asyncio.sleep(2 * THRESHOLD_SECONDS)
-                for offence in blame.take().worst():
-                    if offence.place.function == function and offence.kind is kind:
-                        return offence
-                    others.add(str(offence))
+                for slow_spot in blame.take().worst():
+                    if slow_spot.place.function == function and slow_spot.kind is kind:
+                        return slow_spot
+                    others.add(str(slow_spot))
         raise AssertionError(f"not seen within {DEADLINE_SECONDS} s, but: {others}")
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -88,12 +88,12 @@ def first_offence(new_event_loop: NewLoop, provoke: Callable[[], object], functi
 @both_loops
 @pytest.mark.slow
 def test_python_on_the_loop_is_named_with_its_task(new_event_loop: NewLoop) -> None:
-    offence = first_offence(new_event_loop, lambda: a_task(run_python), "run_python", Kind.CALLBACK)
-    assert offence.place.file == "tests/orchestrator/loop_health/test_blame.py"
-    assert line_of(run_python, "while") <= offence.place.line <= line_of(run_python, "pass")
-    assert offence.callback == "a_task_that"
-    assert offence.count == 1
-    assert offence.worst == offence.seconds > 0
+    slow_spot = first_offence(new_event_loop, lambda: a_task(run_python), "run_python", Kind.CALLBACK)
+    assert slow_spot.place.file == "tests/orchestrator/loop_health/test_blame.py"
+    assert line_of(run_python, "while") <= slow_spot.place.line <= line_of(run_python, "pass")
+    assert slow_spot.callback == "a_task_that"
+    assert slow_spot.count == 1
+    assert slow_spot.worst == slow_spot.seconds > 0
 
 
 def a_task(block: Callable[[], object]) -> asyncio.Task[None]:
@@ -103,15 +103,15 @@ def a_task(block: Callable[[], object]) -> asyncio.Task[None]:
 @both_loops
 @pytest.mark.slow
 def test_a_c_call_that_holds_the_gil_is_named_by_its_line(new_event_loop: NewLoop) -> None:
-    offence = first_offence(new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
-    assert offence.place.line == line_of(run_one_c_call, "orjson.dumps")
+    slow_spot = first_offence(new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
+    assert slow_spot.place.line == line_of(run_one_c_call, "orjson.dumps")
 
 
 @both_loops
 @pytest.mark.slow
 def test_a_wait_on_the_loop_is_told_from_work(new_event_loop: NewLoop) -> None:
-    offence = first_offence(new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
-    assert offence.place.line == line_of(wait_on_the_loop, "time.sleep")
+    slow_spot = first_offence(new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
+    assert slow_spot.place.line == line_of(wait_on_the_loop, "time.sleep")
 
 
 @both_loops
@@ -120,16 +120,16 @@ def test_another_thread_that_holds_the_gil_is_named(new_event_loop: NewLoop) -> 
     def in_a_thread() -> None:
         threading.Thread(target=run_one_c_call, name="holder-12").start()
 
-    offence = first_offence(new_event_loop, in_a_thread, "run_one_c_call", Kind.GIL)
-    assert offence.thread == "holder"
-    assert offence.place.line == line_of(run_one_c_call, "orjson.dumps")
-    assert "thread 'holder' held the GIL in run_one_c_call" in str(offence)
+    slow_spot = first_offence(new_event_loop, in_a_thread, "run_one_c_call", Kind.GIL)
+    assert slow_spot.thread == "holder"
+    assert slow_spot.place.line == line_of(run_one_c_call, "orjson.dumps")
+    assert "thread 'holder' held the GIL in run_one_c_call" in str(slow_spot)
 
 
 @pytest.mark.slow
 def test_who_called_the_library_is_named_and_the_library_beside() -> None:
-    offence = first_offence(uvloop.new_event_loop, call_a_library, "call_a_library", Kind.CALLBACK)
-    assert "iterencode" in offence.place.inside
+    slow_spot = first_offence(uvloop.new_event_loop, call_a_library, "call_a_library", Kind.CALLBACK)
+    assert "iterencode" in slow_spot.place.inside
 
 
 @pytest.mark.slow
@@ -152,9 +152,9 @@ async def test_a_place_is_logged_once_in_a_while_and_counted_always(caplog: pyte
             await asyncio.sleep(2 * THRESHOLD_SECONDS)
             worst = blame.take().worst()
             times += sum(
-                offence.count
-                for offence in worst
-                if offence.place.function == "wait_on_the_loop" and offence.kind is Kind.WAIT
+                slow_spot.count
+                for slow_spot in worst
+                if slow_spot.place.function == "wait_on_the_loop" and slow_spot.kind is Kind.WAIT
             )
     said = [record.getMessage() for record in caplog.records if "waited in wait_on_the_loop" in record.getMessage()]
     assert times >= 3
@@ -331,26 +331,26 @@ def test_a_deep_stack_is_shown_by_its_ends() -> None:
     assert len(text.split(" < ")) < 12
 
 
-def offence(function: str, seconds: float, kind: Kind = Kind.CALLBACK) -> Offence:
-    return Offence(kind, Place(function, "file.py", 3), seconds=seconds)
+def slow_spot(function: str, seconds: float, kind: Kind = Kind.CALLBACK) -> SlowSpot:
+    return SlowSpot(kind, Place(function, "file.py", 3), seconds=seconds)
 
 
 def test_offences_add_up_by_place() -> None:
-    moments = [merged([offence("a", 0.1), offence("b", 0.3), offence("a", 0.1)]), merged([offence("a", 0.4)])]
+    moments = [merged([slow_spot("a", 0.1), slow_spot("b", 0.3), slow_spot("a", 0.1)]), merged([slow_spot("a", 0.4)])]
     lines = [{"event_loop_late/n": 1, "event_loop_blame": [each.as_json() for each in moment]} for moment in moments]
-    offences = offences_of([*orjson.loads(orjson.dumps(lines)), {"step": 7}])
-    assert offences.moments == 2
-    worst, other = offences.worst()
+    slow_spots = slow_spots_of([*orjson.loads(orjson.dumps(lines)), {"step": 7}])
+    assert slow_spots.moments == 2
+    worst, other = slow_spots.worst()
     assert (worst.place.function, worst.count, worst.worst) == ("a", 2, 0.4)
     assert worst.seconds == pytest.approx(0.6)
     assert (other.place.function, other.count) == ("b", 1)
-    assert offences.metrics()["event_loop_late/callback"] == pytest.approx(0.9)
+    assert slow_spots.metrics()["event_loop_late/callback"] == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_has_words(kind: Kind) -> None:
-    assert str(offence("a", 0.1, kind))
-    assert "file" not in str(Offence(kind, NOWHERE))
+    assert str(slow_spot("a", 0.1, kind))
+    assert "file" not in str(SlowSpot(kind, NOWHERE))
 
 
 def test_the_threads_of_a_pool_are_one() -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from orchestrator.loop_health import gc_tuning
-from orchestrator.loop_health.gc_tuning import Memory, collect_as_memory_grows, seldom_collecting
+from orchestrator.loop_health.gc_tuning import Memory, collect_as_memory_grows, infrequent_gc
 
 
 class Knot:
@@ -53,7 +53,7 @@ def test_growth_by_half_counts_be_it_of_small_objects_or_of_buffers(now: Memory,
 async def test_knots_are_collected_as_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_tuning, "_GROWTH", 1.02)
     monkeypatch.setattr(gc_tuning, "_LOOK_SECONDS", 0.001)
-    with seldom_collecting(), long_collections() as seen:
+    with infrequent_gc(), long_collections() as seen:
         task = asyncio.create_task(collect_as_memory_grows())
         await asyncio.sleep(0)
         knots = [Knot()]
@@ -69,7 +69,7 @@ async def test_knots_are_collected_as_memory_grows(monkeypatch: pytest.MonkeyPat
 
 
 def test_only_young_objects_are_walked_while_memory_does_not_grow() -> None:
-    with seldom_collecting(), long_collections() as seen:
+    with infrequent_gc(), long_collections() as seen:
         young = gc.get_stats()[0]["collections"]
         for _ in range(20):
             for _ in range(1000):

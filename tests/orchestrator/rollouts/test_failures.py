@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.metrics import PrometheusEndpoint
 from orchestrator.rollouts.failures import MAX_KINDS, count_failures, failures_in_words, kind_of, sum_failures
-from orchestrator.step.discarded import FIRST_FAILURES, Losses
+from orchestrator.step.discarded import FIRST_FAILURES, DiscardedRollouts
 from orchestrator.step.step_metrics import additive_metrics
 from run.config import ScheduleConfig
 from tests.orchestrator.rollout_examples import make_rollout
@@ -53,11 +53,11 @@ def test_kinds_without_number_are_counted_together() -> None:
 
 
 def test_a_rare_failure_is_logged_beside_a_frequent_one(caplog: pytest.LogCaptureFixture) -> None:
-    losses = Losses(ScheduleConfig(), lambda report: None, clock=lambda: 0.0)
+    discarded = DiscardedRollouts(ScheduleConfig(), lambda report: None, clock=lambda: 0.0)
     caplog.set_level(logging.WARNING)
     for _ in range(1000):
-        losses.rollout_failed("KeyError: 'x'")
-    losses.rollout_failed("ZeroDivisionError: division by zero")
+        discarded.rollout_failed("KeyError: 'x'")
+    discarded.rollout_failed("ZeroDivisionError: division by zero")
     assert sum("KeyError: 'x'" in line for line in caplog.text.splitlines()) == FIRST_FAILURES
     assert "rollout failed: ZeroDivisionError" in caplog.text
 

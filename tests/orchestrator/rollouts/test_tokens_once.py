@@ -17,7 +17,7 @@ from orchestrator.rollouts.play import PolicyModel
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.rollouts.trajectories import merge_rollout
 from orchestrator.step.advantages import load_advantage
-from orchestrator.step.finalize import Judge
+from orchestrator.step.finalize import Finalizer
 from run.config import AdvantageConfig
 from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_model import make_toy_model
@@ -55,7 +55,7 @@ async def play(chat: Any = None) -> Rollout:
 
 
 def judged(*rollouts: Rollout) -> list[Rollout]:
-    return list(Judge(load_advantage(AdvantageConfig()), [])(rollouts, False).rollouts)
+    return list(Finalizer(load_advantage(AdvantageConfig()), [])(rollouts, False).rollouts)
 
 
 async def test_memory_grows_with_the_tokens_while_a_rollout_is_played() -> None:

@@ -15,11 +15,11 @@ from orchestrator.scheduling.events import (
     CapacityChanged,
     DrainRequested,
     Event,
+    FinalizeGroup,
     Finish,
-    GroupJudged,
+    GroupFinalized,
     GroupsBegun,
     Instruction,
-    JudgeGroup,
     MoreToStart,
     PolicyUpdated,
     PolicyUpdateStarting,
@@ -59,7 +59,7 @@ class StraightforwardScheduler:
         match event:
             case RolloutEnded():
                 yield from self.rollout_ended(event)
-            case GroupJudged():
+            case GroupFinalized():
                 group = self.groups.get(event.group_id)
                 if group is not None:
                     group.kept, group.filtered, group.phase = event.kept, event.filtered, "ready"
@@ -93,7 +93,7 @@ class StraightforwardScheduler:
         if not group.outstanding:
             group.phase = "waiting" if group.interrupted else "judging"
             if not group.interrupted:
-                yield JudgeGroup(group.group_id)
+                yield FinalizeGroup(group.group_id)
 
     def drop_stale(self) -> Iterator[Instruction]:
         for group in list(self.groups.values()):

@@ -12,10 +12,10 @@ from orchestrator.scheduling.events import (
     CancelGroup,
     CapacityChanged,
     DrainRequested,
+    FinalizeGroup,
     Finish,
-    GroupJudged,
+    GroupFinalized,
     Instruction,
-    JudgeGroup,
     PolicyUpdated,
     PolicyUpdateStarting,
     RolloutEnded,
@@ -52,7 +52,7 @@ def end(
 def play(scheduler: Scheduler, group_id: int, kept: int = 2, filtered: int = 0, version: int = 0) -> list[Instruction]:
     """Completes and judges a group."""
     instructions = end(scheduler, group_id, version=version)
-    return instructions + scheduler.handle(GroupJudged(group_id, kept, filtered))
+    return instructions + scheduler.handle(GroupFinalized(group_id, kept, filtered))
 
 
 def waiting_for(scheduler: Scheduler) -> str:
@@ -82,7 +82,7 @@ def test_fewer_servers_start_fewer_groups_but_never_none() -> None:
     scheduler.handle(CapacityChanged(1))
     assert started(scheduler.handle(PolicyUpdated(0))) == [0]
     assert scheduler.handle(CapacityChanged(0)) == []
-    assert end(scheduler, 0) == [JudgeGroup(0)]
+    assert end(scheduler, 0) == [FinalizeGroup(0)]
     assert started(scheduler.handle(CapacityChanged(100))) == [1, 2, 3]
 
 
@@ -105,8 +105,8 @@ def test_a_failed_rollout_is_made_up_for_before_its_group_ends() -> None:
 def test_survivors_of_a_partly_failed_group_train() -> None:
     scheduler = make_scheduler(max_lead_steps=1, rollouts_per_step=3)
     scheduler.handle(PolicyUpdated(0))
-    assert end(scheduler, 0, "fc")[-1] == JudgeGroup(0)
-    scheduler.handle(GroupJudged(0, kept=1, filtered=0))
+    assert end(scheduler, 0, "fc")[-1] == FinalizeGroup(0)
+    scheduler.handle(GroupFinalized(0, kept=1, filtered=0))
     assert ShipBatch(1, (0, 1)) in play(scheduler, 1)
 
 
@@ -114,7 +114,7 @@ def test_a_group_without_a_survivor_is_replaced() -> None:
     scheduler = make_scheduler(max_lead_steps=1)
     scheduler.handle(PolicyUpdated(0))
     assert started(end(scheduler, 0, "ff")) == [2]
-    assert scheduler.handle(GroupJudged(0, 0, 0, dropped="no survivor")) == [CancelGroup(0, "no survivor")]
+    assert scheduler.handle(GroupFinalized(0, 0, 0, dropped="no survivor")) == [CancelGroup(0, "no survivor")]
     assert "groups lost since the last batch: 1 dropped; the last one: no survivor" in waiting_for(scheduler)
 
 
@@ -178,7 +178,7 @@ def test_cancelled_rollouts_occupy_capacity_until_they_ended() -> None:
     assert started(scheduler.handle(PolicyUpdated(0))) == [0]
     assert started(end(scheduler, 0, "f")) == [1]
     instructions = play(scheduler, 1)
-    assert [type(instruction) for instruction in instructions] == [JudgeGroup, ShipBatch, CancelGroup]
+    assert [type(instruction) for instruction in instructions] == [FinalizeGroup, ShipBatch, CancelGroup]
     assert scheduler.snapshot().in_flight_rollouts == 1
     assert end(scheduler, 0, "x", first=1) == []
     assert scheduler.snapshot().in_flight_rollouts == 0
@@ -198,7 +198,7 @@ def test_the_last_commit_finishes_and_clears_up() -> None:
     assert started(scheduler.handle(PolicyUpdated(0))) == [0, 1]
     assert started(end(scheduler, 0, "f")) == []
     end(scheduler, 0, "c", first=1)
-    assert started(scheduler.handle(GroupJudged(0, 1, 0))) == []
+    assert started(scheduler.handle(GroupFinalized(0, 1, 0))) == []
     assert ShipBatch(1, (0, 1)) in play(scheduler, 1)
     assert scheduler.handle(BatchCommitted(1)) == [Finish()]
     assert scheduler.handle(PolicyUpdated(1)) == []
@@ -232,7 +232,7 @@ def test_what_is_awaited() -> None:
     end(scheduler, 0, "c")
     end(scheduler, 0, "c", first=1)
     assert scheduler.awaited() == "judge"
-    assert ShipBatch(1, (0,)) in scheduler.handle(GroupJudged(0, 2, 0))
+    assert ShipBatch(1, (0,)) in scheduler.handle(GroupFinalized(0, 2, 0))
     scheduler.handle(BatchCommitted(1))
     assert scheduler.awaited() == "wait_trainer"
     scheduler.handle(PolicyUpdateStarting(1))
@@ -275,8 +275,8 @@ def test_a_drain_starts_and_ships_nothing_and_keeps_interrupted_groups_for_later
     play(scheduler, 0)
     end(scheduler, 2, "c")
     assert scheduler.handle(DrainRequested()) == []
-    assert end(scheduler, 1, "cc") == [JudgeGroup(1)]
-    assert scheduler.handle(GroupJudged(1, 2, 0)) == []
+    assert end(scheduler, 1, "cc") == [FinalizeGroup(1)]
+    assert scheduler.handle(GroupFinalized(1, 2, 0)) == []
     assert end(scheduler, 2, "x", first=1) == []
     assert end(scheduler, 3, "xx") == []
     state = scheduler.state()
@@ -307,7 +307,7 @@ def test_events_that_contradict_what_came_before_are_refused() -> None:
     with pytest.raises(ValueError, match="rollout 9-0 ended"):
         scheduler.handle(RolloutEnded(9, "9-0", "completed", 0))
     with pytest.raises(ValueError, match="does not fit the group"):
-        scheduler.handle(GroupJudged(0, 2, 0))
+        scheduler.handle(GroupFinalized(0, 2, 0))
     with pytest.raises(ValueError, match="the batch of step 3 was committed"):
         scheduler.handle(BatchCommitted(3))
 
@@ -317,5 +317,5 @@ def test_a_ready_group_is_as_old_as_the_oldest_turn_that_completed() -> None:
     scheduler.handle(PolicyUpdated(1))
     for index, (outcome, version) in enumerate((("f", 1), ("c", 3), ("c", 2), ("c", 3))):
         end(scheduler, 0, outcome, version, first=index)
-    scheduler.handle(GroupJudged(0, 3, 0))
+    scheduler.handle(GroupFinalized(0, 3, 0))
     assert scheduler.state()["groups"][0]["ready"] == {"kept": 3, "filtered": 0, "version": 2}

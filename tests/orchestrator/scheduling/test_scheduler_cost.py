@@ -11,7 +11,7 @@ import pytest
 from orchestrator.scheduling.events import (
     BatchCommitted,
     Event,
-    GroupJudged,
+    GroupFinalized,
     Instruction,
     PolicyUpdated,
     RolloutEnded,
@@ -65,7 +65,7 @@ def costs(groups: int) -> list[float]:
     shipped = 0
     for group_id in [each for each in range(groups) if each % 2] + [each for each in range(groups) if each % 2 == 0]:
         counted.tell(RolloutEnded(group_id, f"{group_id}-0", "completed", 0))
-        for instruction in counted.tell(GroupJudged(group_id, 1, 0)):
+        for instruction in counted.tell(GroupFinalized(group_id, 1, 0)):
             if isinstance(instruction, ShipBatch):
                 shipped = instruction.step
                 counted.tell(BatchCommitted(shipped))

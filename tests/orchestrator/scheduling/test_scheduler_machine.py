@@ -32,11 +32,11 @@ from orchestrator.scheduling.events import (
     CapacityChanged,
     DrainRequested,
     Event,
+    FinalizeGroup,
     Finish,
-    GroupJudged,
+    GroupFinalized,
     GroupsBegun,
     Instruction,
-    JudgeGroup,
     MoreToStart,
     PolicyUpdated,
     PolicyUpdateStarting,
@@ -154,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             case CancelGroup(group_id):
                 del self.world.groups[group_id]
                 self.world.cancelled.add(group_id)
-            case JudgeGroup(group_id):
+            case FinalizeGroup(group_id):
                 group = self.world.groups[group_id]
                 assert not group.outstanding
                 assert not group.judging
@@ -239,7 +239,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         group = self.world.groups[group_id]
         group.judging, group.ready = False, not dropped
         group.kept, group.filtered = kept, filtered
-        self.tell(GroupJudged(group_id, kept, filtered, "no survivor" if dropped else None))
+        self.tell(GroupFinalized(group_id, kept, filtered, "no survivor" if dropped else None))
 
     def judge_keeping_all(self, group_id: int) -> None:
         versions = self.world.groups[group_id].versions

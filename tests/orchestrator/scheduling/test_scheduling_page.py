@@ -8,9 +8,9 @@ from orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
     Event,
-    GroupJudged,
+    FinalizeGroup,
+    GroupFinalized,
     Instruction,
-    JudgeGroup,
     PolicyUpdated,
     PolicyUpdateStarting,
     RolloutEnded,
@@ -35,7 +35,7 @@ def rollouts_end(group_id: int, outcome: str, version: int) -> list[Event]:
 
 
 def completes(group_id: int, version: int) -> list[Event]:
-    return [*rollouts_end(group_id, "completed", version), GroupJudged(group_id, 2, 0)]
+    return [*rollouts_end(group_id, "completed", version), GroupFinalized(group_id, 2, 0)]
 
 
 EVENTS: dict[str, list[Event]] = {
@@ -60,7 +60,7 @@ def in_words(instructions: list[Instruction]) -> str:
                 words.append(f"cancels {group_id}")
             case StartGroup(group_id):
                 starts.append(str(group_id))
-            case JudgeGroup():
+            case FinalizeGroup():
                 pass  # part of completing
             case unexpected:
                 raise AssertionError(unexpected)

@@ -18,21 +18,21 @@ from orchestrator.step.checkpoint import (
     load_newest,
     write_checkpoint,
 )
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from tests.orchestrator.rollout_examples import make_rollout
 from transport.files.atomic import published_steps
 
 
-def make_config(tmp_path: Path, **fields: Any) -> OrchestratorConfig:
+def make_config(tmp_path: Path, **fields: Any) -> RunConfig:
     values: dict[str, Any] = {
         "output_dir": tmp_path,
         "model": "unused",
         "environments": [EnvironmentConfig(name="toy", kind="reverse-text")],
     }
-    return OrchestratorConfig(**(values | fields))
+    return RunConfig(**(values | fields))
 
 
-def make_checkpoint(config: OrchestratorConfig, step: int, **fields: Any) -> Checkpoint:
+def make_checkpoint(config: RunConfig, step: int, **fields: Any) -> Checkpoint:
     values: dict[str, Any] = {
         "step": step,
         "identity": identity_of(config),

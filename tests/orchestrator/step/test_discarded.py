@@ -15,20 +15,20 @@ import pytest
 from cluster.notify import NotifySocket
 from orchestrator.step.checkpoint import load_newest
 from orchestrator.step.discarded import (
+    DISCARDED_FILE,
     FAILURE_SECONDS,
     FIRST_FAILURES,
-    LOSSES_FILE,
     PAUSE_SECONDS,
     RECORDED_BATCHES,
     WARN_BATCHES,
-    Losses,
+    DiscardedRollouts,
     Report,
     in_words,
     is_counted,
     save,
     with_unrecorded,
 )
-from run.config import OrchestratorConfig, ScheduleConfig
+from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS, metrics_of, started, wait_until
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.rollout_examples import make_rollout
@@ -40,16 +40,16 @@ BATCH = SCHEDULE.rollouts_per_step
 
 
 class Played:
-    """`Losses` with a clock that the test moves."""
+    """`DiscardedRollouts` with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.told: list[Report] = []
-        self.losses = Losses(SCHEDULE, self.told.append, lambda: self.now)
+        self.discarded = DiscardedRollouts(SCHEDULE, self.told.append, lambda: self.now)
 
     def lose(self, groups: int, reason: str = "all 4 completed rollouts were filtered") -> None:
         for _ in range(groups):
-            self.losses.add([filtered() for _ in range(4)], reason)
+            self.discarded.add([filtered() for _ in range(4)], reason)
 
 
 def filtered() -> Rollout:
@@ -62,10 +62,10 @@ def test_every_rollout_is_counted_whether_recorded_or_not() -> None:
     played = Played()
     groups = (RECORDED_BATCHES + 10) * BATCH // 4
     played.lose(groups)
-    assert len(played.losses.rollouts) == RECORDED_BATCHES * BATCH
-    assert played.losses.report()["rollouts/filtered"] == 4 * groups
-    rollouts, unrecorded = played.losses.take(1)
-    assert played.losses.report()["lost"] == 0
+    assert len(played.discarded.rollouts) == RECORDED_BATCHES * BATCH
+    assert played.discarded.report()["rollouts/filtered"] == 4 * groups
+    rollouts, unrecorded = played.discarded.take(1)
+    assert played.discarded.report()["lost"] == 0
     line: dict[str, Any] = {"step": 1, "rollouts/completed": len(rollouts), "rollouts/filtered": len(rollouts)}
     whole = with_unrecorded(line, unrecorded)
     assert whole["rollouts/completed"] == whole["rollouts/filtered"] == 4 * groups
@@ -77,15 +77,15 @@ def test_every_rollout_is_counted_whether_recorded_or_not() -> None:
 def test_a_resume_goes_on_counting() -> None:
     played, resumed = Played(), Played()
     played.lose((RECORDED_BATCHES + 1) * BATCH // 4)
-    before = played.losses.report()
-    resumed.losses.restore(0, played.losses.rollouts, played.losses.counts())
-    assert resumed.losses.report() | {"time": 0, "reason": ""} == before | {"time": 0, "reason": ""}
+    before = played.discarded.report()
+    resumed.discarded.restore(0, played.discarded.rollouts, played.discarded.counts())
+    assert resumed.discarded.report() | {"time": 0, "reason": ""} == before | {"time": 0, "reason": ""}
 
 
 def test_its_counts_are_told_from_the_others_whatever_an_environment_is_called() -> None:
     played = Played()
     played.lose(RECORDED_BATCHES * BATCH // SCHEDULE.group_size + 1)
-    counts = played.losses.counts()
+    counts = played.discarded.counts()
     assert counts
     assert all(map(is_counted, counts))
     others = ["filters/repetition/unrecorded", "filters/gibberish/unrecorded/2", "rollouts/cancelled"]
@@ -117,7 +117,7 @@ def test_failures_are_logged_in_full_at_first_and_then_by_example(caplog: pytest
     played = Played()
     caplog.set_level(logging.WARNING)
     for _ in range(1000):
-        played.losses.rollout_failed("KeyError: 'x'")
+        played.discarded.rollout_failed("KeyError: 'x'")
         played.now += 1 / 16
     lines = caplog.text.splitlines()
     assert len(lines) == FIRST_FAILURES + int(1000 / 16 / FAILURE_SECONDS)
@@ -127,23 +127,23 @@ def test_failures_are_logged_in_full_at_first_and_then_by_example(caplog: pytest
 
 def test_the_pause_grows_while_everything_fails_and_only_then() -> None:
     played = Played()
-    pauses = [played.losses.rollout_failed("down") for _ in range(2000)]
+    pauses = [played.discarded.rollout_failed("down") for _ in range(2000)]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == PAUSE_SECONDS
-    played.losses.rollout_completed()
-    assert played.losses.rollout_failed("down") == PAUSE_SECONDS[0]
+    played.discarded.rollout_completed()
+    assert played.discarded.rollout_failed("down") == PAUSE_SECONDS[0]
 
 
 def test_a_report_that_cannot_be_written_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / LOSSES_FILE).mkdir()
+    (tmp_path / DISCARDED_FILE).mkdir()
     save({"step": 1, "lost": 2}, tmp_path)
-    assert "losses.json cannot be written" in caplog.text
-    assert [path.name for path in tmp_path.iterdir()] == [LOSSES_FILE]
+    assert "discarded.json cannot be written" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == [DISCARDED_FILE]
 
 
 @pytest.mark.slow
 def test_an_environment_that_always_fails_says_so_everywhere(
-    make_config: Callable[..., OrchestratorConfig], monkeypatch: pytest.MonkeyPatch
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(args={"fault": "hopeless"})
     listener = NotifySocket()
@@ -166,7 +166,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
         r"the first said: ConnectionError: the sandbox is down \(in rollout, .*\)",
         status,
     )
-    report = orjson.loads((config.run_dir / LOSSES_FILE).read_bytes())
+    report = orjson.loads((config.run_dir / DISCARDED_FILE).read_bytes())
     assert report["rollouts/failed"] == report["lost"] > 0
     log = (config.run_dir / "orchestrator.log").read_text()
     assert log.count("rollout failed") <= FIRST_FAILURES + 1
@@ -174,7 +174,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
 
 @pytest.mark.slow
 def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
-    make_config: Callable[..., OrchestratorConfig], inference: FakeInference
+    make_config: Callable[..., RunConfig], inference: FakeInference
 ) -> None:
     config = make_config(args={"fault": "dull", "turns": 1})
     recorded = RECORDED_BATCHES * BATCH
@@ -188,12 +188,12 @@ def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
     assert len(checkpoint.waiting) == recorded
     unrecorded = checkpoint.counts["rollouts/unrecorded"]
     assert unrecorded > 0
-    report = orjson.loads((config.run_dir / LOSSES_FILE).read_bytes())
+    report = orjson.loads((config.run_dir / DISCARDED_FILE).read_bytes())
     assert report["rollouts/completed"] == report["rollouts/filtered"] == recorded + unrecorded
 
 
 @pytest.mark.slow
-def test_a_step_tells_since_when_its_life_has_been_going_on(make_config: Callable[..., OrchestratorConfig]) -> None:
+def test_a_step_tells_since_when_its_life_has_been_going_on(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
         assert process.wait(60) == 0

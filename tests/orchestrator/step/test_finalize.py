@@ -14,11 +14,11 @@ import numpy as np
 import orjson
 import pytest
 
-from orchestrator.loop_health.threads import computed
+from orchestrator.loop_health.threads import run_cpu_bound
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
-from orchestrator.scheduling.events import GroupJudged
+from orchestrator.scheduling.events import GroupFinalized
 from orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
-from orchestrator.step.finalize import Judge, judge_group, judged
+from orchestrator.step.finalize import Finalizer, finalize_group, judged
 from orchestrator.step.records import write_records
 from run.config import AdvantageConfig, ZeroAdvantageFilter
 from tests.orchestrator.rollouts_for_tests import make_group, make_turn
@@ -30,15 +30,15 @@ zero_advantage = ZeroAdvantageFilter()
 
 def test_a_good_group_is_kept_with_its_advantages() -> None:
     group = make_group([1.0, 0.0])
-    judgement = judge_group(group, group_mean, [zero_advantage])
-    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    judgement = finalize_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
     assert [rollout.advantage for rollout in group] == [0.5, -0.5]
 
 
 def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
     group = make_group([1.0, 0.0, 0.5])
-    judgement = judge_group(group, group_mean, [zero_advantage])
-    assert judgement.event == GroupJudged(5, kept=2, filtered=1)
+    judgement = finalize_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupFinalized(5, kept=2, filtered=1)
     assert [rollout.filtered_by for rollout in group] == [None, None, "zero_advantage"]
     assert judgement.caught == {("zero_advantage", "words"): 1}
 
@@ -65,7 +65,7 @@ def test_what_will_not_train_holds_no_answer_of_a_server(group_scoring: bool) ->
     group = make_group([1.0, 0.0, 0.5])
     group[1].error = "it failed"
     bodies = [from_server(rollout) for rollout in group]
-    judge = Judge(group_mean, [ZeroAdvantageFilter(mode="enforce")])
+    judge = Finalizer(group_mean, [ZeroAdvantageFilter(mode="enforce")])
     judgement = judge(group, group_scoring)
     trains = {rollout.rollout_id for rollout in judgement.rollouts if not group_scoring and rollout.error is None}
     assert len(trains) == judgement.event.kept
@@ -151,8 +151,8 @@ def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
 ) -> None:
     group = make_group([1.0, 0.0, 0.25])
     spoil(group[2])
-    judgement = judge_group(group, group_mean, [zero_advantage])
-    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    judgement = finalize_group(group, group_mean, [zero_advantage])
+    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
     assert judgement.failed == 1
     assert group[2].error is not None
     assert reason in group[2].error
@@ -162,8 +162,8 @@ def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
 def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
     group = make_group([1.0, 0.0, 9.0])
     group[2].error = "the environment raised KeyError"
-    judgement = judge_group(group, group_mean, [])
-    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    judgement = finalize_group(group, group_mean, [])
+    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
     assert judgement.failed == 0
     assert group[2].error == "the environment raised KeyError"
 
@@ -171,7 +171,7 @@ def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
 def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
     group = make_group([float("inf"), 1.0])
     group[1].error = "timed out"
-    judgement = judge_group(group, group_mean, [])
+    judgement = finalize_group(group, group_mean, [])
     assert judgement.event.kept == 0
     assert judgement.event.dropped == (
         "no rollout of 2 survived; the first said: the reward is inf; expected a finite number"
@@ -181,7 +181,7 @@ def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
 def test_a_failure_drops_a_group_that_is_scored_as_one() -> None:
     group = make_group([1.0, 0.0])
     group[1].error = "timed out"
-    judgement = judge_group(group, group_mean, [], group_scoring=True)
+    judgement = finalize_group(group, group_mean, [], group_scoring=True)
     assert judgement.event.dropped == "scored as a group, and rollout 5-1 failed: timed out"
 
 
@@ -189,7 +189,7 @@ def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
     def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
         raise RuntimeError("no")
 
-    judgement = judge_group(make_group([1.0]), Advantage("mine:function", failing), [])
+    judgement = finalize_group(make_group([1.0]), Advantage("mine:function", failing), [])
     assert judgement.event.dropped is not None
     assert judgement.event.dropped.startswith(
         "advantage function 'mine:function' raised RuntimeError: no (in failing, "
@@ -201,7 +201,7 @@ async def test_whatever_an_advantage_function_raises_costs_its_group(raised: Bas
     def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
         raise raised
 
-    judgement = await judged(Judge(Advantage("mine:function", failing), []), make_group([1.0, 0.0]), False)
+    judgement = await judged(Finalizer(Advantage("mine:function", failing), []), make_group([1.0, 0.0]), False)
     assert judgement.event.dropped is not None
     assert f"'mine:function' raised {type(raised).__name__}" in judgement.event.dropped
     assert [rollout.error for rollout in judgement.rollouts] == [judgement.event.dropped] * 2
@@ -223,8 +223,8 @@ def test_a_state_is_recorded_as_it_was_judged(tmp_path: Path) -> None:
     group = make_group([1.0, 0.0, 0.5])
     group[0].state["answer"], group[1].state["answer"] = nested(253), "short"
     group[2].state["answer"] = nested(254)
-    judgement = Judge(Advantage("mine:function", meddling), [])(group, False)
-    assert judgement.event == GroupJudged(5, kept=2, filtered=0)
+    judgement = Finalizer(Advantage("mine:function", meddling), [])(group, False)
+    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
     for rollout in group:
         rollout.state["answer"], rollout.metrics["x"], rollout.reward = object(), float("nan"), None
     write_records(tmp_path / "rollouts.jsonl", judgement.rollouts, {"words": ["answer"]})
@@ -246,11 +246,11 @@ async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() ->
         released.wait()
         return AdvantageOutputs([0.0] * len(inputs.rollouts))
 
-    judging = asyncio.create_task(judged(Judge(Advantage("tasks:hangs", hangs), []), make_group([1.0, 0.0]), False))
+    judging = asyncio.create_task(judged(Finalizer(Advantage("tasks:hangs", hangs), []), make_group([1.0, 0.0]), False))
     try:
         async with asyncio.timeout(30):
             assert await asyncio.to_thread(called.wait)
-            assert await computed(sum, [1, 2]) == 3
+            assert await run_cpu_bound(sum, [1, 2]) == 3
     finally:
         released.set()
-    assert (await judging).event == GroupJudged(5, kept=2, filtered=0)
+    assert (await judging).event == GroupFinalized(5, kept=2, filtered=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.daemon import run
 from orchestrator.step.phases import PhaseClock, phases_in_words, sum_phases
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from tests.orchestrator.daemons import STEPS, metrics_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 
@@ -62,7 +62,7 @@ def test_phases_are_said_as_shares() -> None:
 
 
 @pytest.mark.slow
-def test_a_runs_phases_add_up_and_say_what_was_waited_for(make_config: Callable[..., OrchestratorConfig]) -> None:
+def test_a_runs_phases_add_up_and_say_what_was_waited_for(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.3):
         assert run(config, lambda: None) == 0

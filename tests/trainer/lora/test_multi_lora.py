@@ -17,7 +17,7 @@ from run.config import LoraConfig
 from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY
 from tests.trainer.model.test_load import run
 from trainer.lora.experts import MultiLoraExperts
-from trainer.lora.layer import MultiLora, Routing, add_low_rank, add_low_rank_grouped
+from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from trainer.lora.multi_lora import (
     MultiLoraLinear,
     check_targets,
@@ -136,7 +136,7 @@ def test_all_spans_at_once_are_each_span_by_itself(dtype: torch.dtype, tolerance
         with torch.no_grad():
             lora_B = layer.adapter_parameters(slot)["lora_B"]
             lora_B.copy_(torch.randn(lora_B.shape, generator=generator))
-    layer.routing = known = Routing.of(spans, torch.device(device))
+    layer.routing = known = AdapterSpans.of(spans, torch.device(device))
     products = layer.products("")
 
     def by_formula(output: Tensor, hidden: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 import torch
 
-from run.config import OrchestratorConfig
+from run.config import RunConfig
 from tests.trainer.conftest import make_run_config
 from trainer.lora.multi_lora import MultiLoraLinear
 from trainer.runs import control_files
@@ -47,7 +47,7 @@ class Diary:
             manager.register_creation_hook(partial(self._note, "creation", number))
             manager.register_discovered_hook(partial(self._note, "discovered", number))
 
-    def _note(self, kind: str, number: int, index: int, run_id: str, config: OrchestratorConfig | None = None) -> None:
+    def _note(self, kind: str, number: int, index: int, run_id: str, config: RunConfig | None = None) -> None:
         assert config is None or config.run_id == run_id
         self.entries.append((kind, number, index, run_id))
 
@@ -143,7 +143,7 @@ def test_an_invalid_configuration_is_explained_once_and_looked_at_again_when_it_
     manager = MultiRunManager(tmp_path, 1, CPU)
     asked: list[str] = []
 
-    def rank_is_even(config: OrchestratorConfig) -> tuple[bool, str]:
+    def rank_is_even(config: RunConfig) -> tuple[bool, str]:
         asked.append(config.run_id)
         lora = config.training.lora
         return lora is not None and lora.rank % 2 == 0, "the rank is odd"
@@ -186,7 +186,7 @@ def test_a_verdict_of_a_former_life_goes_with_the_first_look(tmp_path: Path) -> 
 
 
 def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path: Path) -> None:
-    def divides(config: OrchestratorConfig) -> tuple[bool, str]:
+    def divides(config: RunConfig) -> tuple[bool, str]:
         return 1 // (config.steps - 1) > -1, ""
 
     manager = MultiRunManager(tmp_path, 2, CPU)
@@ -338,7 +338,7 @@ def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(
     path = write(tmp_path, "a")
     read = control_files.read_config
 
-    def too_late(output_dir: Path, run_id: str) -> OrchestratorConfig | None:
+    def too_late(output_dir: Path, run_id: str) -> RunConfig | None:
         path.unlink()
         return read(output_dir, run_id)
 

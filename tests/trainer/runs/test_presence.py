@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainer.runs.presence import Attendance
+from trainer.runs.presence import Presence
 
 
 def test_an_orchestrator_is_present_from_hello_to_bye_and_for_a_while_when_it_cannot_be_reached() -> None:
-    runs = Attendance()
+    runs = Presence()
     runs.called("a")
     runs.called("b")
     assert runs.present(0.0) == {"a", "b"}
@@ -20,7 +20,7 @@ def test_an_orchestrator_is_present_from_hello_to_bye_and_for_a_while_when_it_ca
 
 
 def test_it_is_over_once_every_run_that_had_a_place_has_ended() -> None:
-    runs = Attendance()
+    runs = Presence()
     assert not runs.over(0.0)
     runs.called("waits for a place")
     assert not runs.over(0.0)
@@ -40,7 +40,7 @@ def test_it_is_over_once_every_run_that_had_a_place_has_ended() -> None:
 
 
 def test_a_run_that_pauses_is_waited_for() -> None:
-    runs = Attendance()
+    runs = Presence()
     runs.called("a")
     runs.admitted("a")
     runs.left("a", 1.0)
@@ -48,7 +48,7 @@ def test_a_run_that_pauses_is_waited_for() -> None:
 
 
 def test_all_evicted_means_all() -> None:
-    runs = Attendance()
+    runs = Presence()
     assert not runs.all_evicted()
     for run_id in "ab":
         runs.admitted(run_id)
@@ -62,7 +62,7 @@ def test_all_evicted_means_all() -> None:
 
 def test_a_finished_run_that_is_sent_away_is_waited_for() -> None:
     """Its checkpoint was damaged, say: it is not done."""
-    runs = Attendance()
+    runs = Presence()
     runs.finished("a", farewell_before=100.0)
     runs.called("a")
     runs.sent_away("a")

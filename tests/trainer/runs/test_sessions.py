@@ -16,8 +16,8 @@ from trainer.config import TrainerConfig
 from trainer.loss import load_loss
 from trainer.optimizer import Optimizer
 from trainer.runs.manager import MultiRunManager, Run
-from trainer.runs.presence import Attendance
-from trainer.runs.sessions import MAX_CALLERS, Reception
+from trainer.runs.presence import Presence
+from trainer.runs.sessions import MAX_CALLERS, Sessions
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.records import Batch
 
@@ -34,7 +34,7 @@ class Wire:
     def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
         return self.coming.pop(0) if self.coming else None
 
-    def take_offences(self) -> dict[str, str]:
+    def take_invalid_batches(self) -> dict[str, str]:
         return {}
 
     def send(self, run_id: str, message: ToOrchestrator) -> bool:
@@ -45,10 +45,10 @@ class Wire:
         """There is nothing to free."""
 
 
-def make_reception(directory: Path) -> tuple[Reception, Wire]:
+def make_reception(directory: Path) -> tuple[Sessions, Wire]:
     config = TrainerConfig(output_dir=directory, model="/model")
     wire = Wire()
-    return Reception(config, wire, MultiRunManager(directory, 1, torch.device("cpu")), Attendance()), wire
+    return Sessions(config, wire, MultiRunManager(directory, 1, torch.device("cpu")), Presence()), wire
 
 
 def make_run(directory: Path, run_id: str = "default") -> Run:
@@ -57,53 +57,53 @@ def make_run(directory: Path, run_id: str = "default") -> Run:
     return Run(0, run_id, config, optimizer, load_loss(config.training.loss))
 
 
-def take_in(reception: Reception, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
+def take_in(sessions: Sessions, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
     """Delivers messages of a run that does nothing wrong."""
     wire.coming += [(run_id, message) for message in messages]
-    assert list(reception.take_in(0.0)) == []
+    assert list(sessions.take_in(0.0)) == []
 
 
 def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_path: Path) -> None:
     """A step of many rows takes a while, and the orchestrator sends on as soon as it is acknowledged."""
-    reception, wire = make_reception(tmp_path)
+    sessions, wire = make_reception(tmp_path)
     run = make_run(tmp_path)
-    take_in(reception, wire, Hello("default", 0))
-    reception.admit(run)
+    take_in(sessions, wire, Hello("default", 0))
+    sessions.admit(run)
     assert isinstance(wire.said[-1][1], Ready)
     credit = wire.said[-1][1].credit
-    take_in(reception, wire, Commit(100, wire.said[-1][1].session))
-    take_in(reception, wire, *(make_batch(step) for step in range(1, credit + 1)))
+    take_in(sessions, wire, Commit(100, wire.said[-1][1].session))
+    take_in(sessions, wire, *(make_batch(step) for step in range(1, credit + 1)))
     for step in range(1, 2 * credit):
-        batch = reception.next_batch(run)
+        batch = sessions.next_batch(run)
         assert batch is not None
         assert wire.said[-1] == ("default", Acknowledged(step, 0))
-        take_in(reception, wire, make_batch(step + credit))
+        take_in(sessions, wire, make_batch(step + credit))
         assert wire.said[-1] == ("default", Acknowledged(step, 0)), "the batch that there was room for is taken"
-        take_in(reception, wire, make_batch(step + credit + 1))
+        take_in(sessions, wire, make_batch(step + credit + 1))
         assert isinstance(wire.said[-1][1], Rejected), "and the one after it is not"
         run.progress.step = step
-        reception.trained(run)
+        sessions.trained(run)
 
 
 def test_a_batch_is_trained_once_its_step_is_committed_and_forgotten_when_the_run_begins_anew(tmp_path: Path) -> None:
-    reception, wire = make_reception(tmp_path)
+    sessions, wire = make_reception(tmp_path)
     run = make_run(tmp_path)
-    take_in(reception, wire, Hello("default", 0))
-    reception.admit(run)
-    take_in(reception, wire, make_batch(1), make_batch(2))
-    assert reception.next_batch(run) is None, "not committed"
-    take_in(reception, wire, Commit(1, 0))
-    batch = reception.next_batch(run)
+    take_in(sessions, wire, Hello("default", 0))
+    sessions.admit(run)
+    take_in(sessions, wire, make_batch(1), make_batch(2))
+    assert sessions.next_batch(run) is None, "not committed"
+    take_in(sessions, wire, Commit(1, 0))
+    batch = sessions.next_batch(run)
     assert batch is not None
     assert batch.step == 1
     run.progress.step = 1
-    reception.trained(run)
-    assert reception.next_batch(run) is None
-    take_in(reception, wire, Bye())
+    sessions.trained(run)
+    assert sessions.next_batch(run) is None
+    take_in(sessions, wire, Bye())
     assert run.waiting == {}, "its orchestrator ended before the commit of step 2"
-    take_in(reception, wire, Hello("default", 1), make_batch(2), make_batch(3), Commit(2, 0), Hello("default", 1))
+    take_in(sessions, wire, Hello("default", 1), make_batch(2), make_batch(3), Commit(2, 0), Hello("default", 1))
     assert list(run.waiting) == [2], "step 3 belonged to an earlier session, and may never be committed"
-    batch = reception.next_batch(run)
+    batch = sessions.next_batch(run)
     assert batch is not None
     assert batch.step == 2
 
@@ -115,18 +115,18 @@ def test_a_run_made_anew_under_an_old_id_is_not_welcomed_as_the_old_one(tmp_path
     config, wire = TrainerConfig(output_dir=tmp_path, model="/model"), Wire()
     manager = MultiRunManager(tmp_path, 1, torch.device("cpu"))
     manager.discover_runs()
-    reception = Reception(config, wire, manager, Attendance())
+    sessions = Sessions(config, wire, manager, Presence())
     old = make_run(tmp_path, "a")
     old.progress.step = 5
-    reception.admit(old)
+    sessions.admit(old)
     shutil.rmtree(tmp_path / "run_a")
     write(tmp_path, "a")
-    take_in(reception, wire, Hello("a", 0), run_id="a")
+    take_in(sessions, wire, Hello("a", 0), run_id="a")
     assert wire.said == []
-    assert reception.calls, "the directories are looked at promptly"
+    assert sessions.calls, "the directories are looked at promptly"
     manager.discover_runs({"a"})
-    reception.dismiss("a")
-    reception.admit(make_run(tmp_path, "a"))
+    sessions.dismiss("a")
+    sessions.admit(make_run(tmp_path, "a"))
     assert [message.next_step for _, message in wire.said if isinstance(message, Ready)] == [1]
 
 
@@ -134,47 +134,47 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    reception, wire = make_reception(tmp_path)
+    sessions, wire = make_reception(tmp_path)
     (tmp_path / "run_honest").mkdir()
     names = [f"name-{number}" for number in range(3 * MAX_CALLERS)]
     for name in names:
-        take_in(reception, wire, Hello(name, 0), run_id=name)
-    take_in(reception, wire, Hello("honest", 0), run_id="honest")
+        take_in(sessions, wire, Hello(name, 0), run_id=name)
+    take_in(sessions, wire, Hello("honest", 0), run_id="honest")
     assert {run_id for run_id, _ in wire.said} == set(names[MAX_CALLERS:])
     wire.said.clear()
-    reception.answer()
+    sessions.answer()
     assert {run_id for run_id, message in wire.said if isinstance(message, Waiting)} == {*names[:MAX_CALLERS], "honest"}
     monkeypatch.setattr("trainer.runs.sessions.GRACE_SECONDS", -1.0)
     wire.said.clear()
-    reception.answer()
+    sessions.answer()
     assert {type(message) for _, message in wire.said} == {Evicted}
     wire.said.clear()
-    reception.answer()
+    sessions.answer()
     assert wire.said == []
     monkeypatch.undo()
-    take_in(reception, wire, Hello("late", 0), run_id="late")
-    reception.answer()
+    take_in(sessions, wire, Hello("late", 0), run_id="late")
+    sessions.answer()
     assert [run_id for run_id, message in wire.said if isinstance(message, Waiting)] == ["late"]
     assert len(caplog.records) < 50
 
 
 def test_what_a_run_repeats_without_end_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    reception, wire = make_reception(tmp_path)
+    sessions, wire = make_reception(tmp_path)
     run = make_run(tmp_path)
     batch = make_batch(1)
-    take_in(reception, wire, Hello("default", 0), *[batch] * 200)
-    reception.admit(run)
+    take_in(sessions, wire, Hello("default", 0), *[batch] * 200)
+    sessions.admit(run)
     run.progress.step = 1
-    take_in(reception, wire, *[batch] * 200)
+    take_in(sessions, wire, *[batch] * 200)
     for _ in range(200):
-        take_in(reception, wire, Bye(), Hello("default", 0))
+        take_in(sessions, wire, Bye(), Hello("default", 0))
     assert len(caplog.records) < 50
 
 
 def test_a_wire_that_never_runs_dry_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever calls without end keeps the trainer from its rows no longer than `INTAKE_SECONDS`."""
-    reception, wire = make_reception(tmp_path)
+    sessions, wire = make_reception(tmp_path)
     calls = 0
 
     def receive(timeout: float) -> tuple[str, Hello]:
@@ -184,5 +184,5 @@ def test_a_wire_that_never_runs_dry_is_left_in_time(tmp_path: Path, monkeypatch:
         return "nobody", Hello("nobody", 0)
 
     monkeypatch.setattr(wire, "receive", receive)
-    assert list(reception.take_in(0.0)) == []
+    assert list(sessions.take_in(0.0)) == []
     assert calls > 1

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from transport.process.yield_gil import LONGEST_REST_SECONDS, unhurried
+from transport.process.yield_gil import LONGEST_REST_SECONDS, yielding_gil
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 def test_it_rests_between_two_items_for_as_long_as_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     given = []
-    for item in unhurried([0.001, 0.002, 0.003]):
+    for item in yielding_gil([0.001, 0.002, 0.003]):
         given.append(item)
         clock.computed += item
     assert given == [0.001, 0.002, 0.003]
@@ -33,13 +33,13 @@ def test_what_it_waited_is_no_reason_to_rest(monkeypatch: pytest.MonkeyPatch) ->
     clock = Clock(monkeypatch)
     wall = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(wall)))
-    assert list(unhurried("abc")) == ["a", "b", "c"]
+    assert list(yielding_gil("abc")) == ["a", "b", "c"]
     assert clock.rests == []
 
 
 def test_a_rest_is_short_however_long_an_item_took(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    for _ in unhurried(range(3)):
+    for _ in yielding_gil(range(3)):
         clock.computed += 0.5
     assert clock.rests == [LONGEST_REST_SECONDS] * 2
 
@@ -47,6 +47,6 @@ def test_a_rest_is_short_however_long_an_item_took(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("items", [[], ["only"]])
 def test_there_is_no_rest_where_nothing_follows(monkeypatch: pytest.MonkeyPatch, items: list[str]) -> None:
     clock = Clock(monkeypatch)
-    for _ in unhurried(items):
+    for _ in yielding_gil(items):
         clock.computed += 0.001
     assert clock.rests == []
