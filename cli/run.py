@@ -248,7 +248,7 @@ class JobOnScreen:
             self._console.print(complaint, highlight=False)
 
     def _explain(self) -> None:
-        """Says why workers failed, in their own last words."""
+        """Says why workers failed, by the end of their output."""
         judged = {worker_of(self._config, run) for run in self._config.runs if verdict_on(run.run_dir) is not None}
         for view in self._job.views():
             # The summary gives the reason for a verdict; workers killed on request need none.

@@ -76,7 +76,7 @@ class WorkerView:
     """How often it was started again."""
     last_death: str = ""
     """How it died last, in words; empty unless it did."""
-    last_words: str = ""
+    last_output: str = ""
     """The last line of its output when it died last."""
     trouble: str = ""
     """What is wrong with it while it lives, in words: a problem that it reports, or its silence. Empty if nothing is wrong."""
@@ -100,7 +100,7 @@ class Job:
         self._on_change = on_change
         self._guests = guests
         self._log_from: dict[str, int] = {}
-        self._last_words: dict[str, str] = {}
+        self._last_output: dict[str, str] = {}
         self._processes: dict[str, Process] = {}
         self._since = dict.fromkeys(self.lifecycle.workers, time.time())
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +129,7 @@ class Job:
             process.log_until if process is not None else None,
             self.lifecycle.restarts[name],
             self.lifecycle.last_deaths[name],
-            self._last_words.get(name, ""),
+            self._last_output.get(name, ""),
             self._trouble(name),
         )
 
@@ -285,7 +285,7 @@ class Job:
                 process = self._processes[names[pid]]
                 process.listen()  # what is still queued
                 if code != 0:
-                    self._last_words[names[pid]] = self.harmless(process.last_words, otherwise="")
+                    self._last_output[names[pid]] = self.harmless(process.last_output, otherwise="")
                 self._apply(Exited(names[pid], code, self._clock.read()))
 
     def _set_timer(self) -> None:

@@ -115,7 +115,7 @@ class Process:
         taken, self._extension = self._extension, 0.0
         return taken
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The last line that it has written; empty if none."""
         return next((line for line in reversed(last_lines(self.worker.log_file, start=self.log_from)) if line), "")
 

@@ -222,7 +222,7 @@ def _supervise(
         return stop.exit_code
     if code is None:
         logger.error(
-            "a rank of the trainer died (torchrun's exit code %d); its last words are above", torchrun.returncode
+            "a rank of the trainer died (torchrun's exit code %d); its last output is above", torchrun.returncode
         )
         return 1
     return code

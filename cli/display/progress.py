@@ -111,7 +111,7 @@ class PlainProgress:
         if worker.state is State.READY and worker.name in self._started:
             return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}"
         if worker.state in (State.RESTARTING, State.FAILED) and worker.last_death:
-            said = f"; last line of its output: {worker.last_words}" if worker.last_words else ""
+            said = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
             return f"{worker.name} {worker.last_death}: {worker.state}{said}"
         return f"{worker.name} {worker.state}"
 

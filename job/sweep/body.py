@@ -41,14 +41,14 @@ DRAIN_GRACE_SECONDS = 15.0
 SERVICES_STOP_SECONDS = 240.0
 """What a job's trainer and servers may take to stop after its runs."""
 
-LAST_WORDS = 5
+LAST_OUTPUT_LINES = 5
 """Lines of a process's output that an error quotes,"""
-LAST_WORDS_CHARACTERS = 700
+LAST_OUTPUT_CHARACTERS = 700
 """and how much of them: a record's error has room for a thousand."""
 
 
 class TargetFailed(Exception):
-    """The target's process has ended otherwise than it should; the message has its last words."""
+    """The target's process has ended otherwise than it should; the message has its last output."""
 
 
 async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None:
@@ -129,5 +129,5 @@ def _why(target: Target, code: int, log_from: int) -> str:
     verdicts = [verdict for run in target.runs if (verdict := verdict_on(run.run_dir)) is not None]
     stopped = code == 0 or code in ASKED_TO_END
     how = "was stopped by somebody before it was done" if stopped else describe_exit(code)
-    words = "\n".join(last_lines(target.log_file, LAST_WORDS, log_from))[-LAST_WORDS_CHARACTERS:]
+    words = "\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from))[-LAST_OUTPUT_CHARACTERS:]
     return f"{'; '.join([how, *verdicts])} ({target.log_file})\n{words}".rstrip()

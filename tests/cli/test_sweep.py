@@ -212,7 +212,7 @@ def test_a_second_signal_kills_a_run_that_does_not_drain(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_target_has_the_last_words_of_its_process_and_stops_no_other(
+def test_a_failed_target_has_its_process_output_quoted_and_stops_no_other(
     fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet.settings["max_attempts"] = 1

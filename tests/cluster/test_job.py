@@ -255,7 +255,7 @@ TROUBLED = SERVICE.replace("import notify", "import Heartbeat, notify").replace(
 )
 
 
-def test_what_a_worker_says_is_wrong_with_it_and_its_last_words_are_shown(start: Start, tmp_path: Path) -> None:
+def test_what_a_worker_says_is_wrong_with_it_and_its_last_output_are_shown(start: Start, tmp_path: Path) -> None:
     fail = tmp_path / "fail"
     waits = f"import os, time\nwhile not os.path.exists({str(fail)!r}): time.sleep(0.01)\n"
     fails = waits + "print('the disk is full')\nraise SystemExit(4)"
@@ -263,7 +263,7 @@ def test_what_a_worker_says_is_wrong_with_it_and_its_last_words_are_shown(start:
     job.until(lambda: job.state("server").get("trouble") == "its engine is stopped", "its trouble")
     fail.touch()
     job.finish()
-    assert (job.state("task")["last_words"], job.state("server")["trouble"]) == ("the disk is full", "")
+    assert (job.state("task")["last_output"], job.state("server")["trouble"]) == ("the disk is full", "")
 
 
 def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     console = Console(file=io.StringIO(), width=300)
     progress = choose(console, {"test": History.of(past, "test", 20)})
     ready, stuck = worker(State.READY), replace(worker(State.READY), trouble="silent since 12:00:00")
-    died = replace(ready, state=State.FAILED, last_death="ended with exit code 1", last_words="ValueError: no")
+    died = replace(ready, state=State.FAILED, last_death="ended with exit code 1", last_output="ValueError: no")
     for view in (ready, stuck, stuck, ready, died, died):
         progress.update([view], [])
     lines = [line[9:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
