@@ -16,7 +16,7 @@ from orchestrator.step.discarded import DISCARDED_FILE
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json, read_json
 
 Line = dict[str, Any]
-"""One step's metrics, by the names of the design's section 5."""
+"""One step's metrics, by the names in `metrics.jsonl` (`docs/contracts.md`)."""
 
 CHUNK_BYTES = 2**24
 """Read at once; a longer line is skipped."""

@@ -1,4 +1,4 @@
-"""`trainer/metrics.jsonl`: one JSON object a trained step, under the design's metric names, of all runs of this trainer."""
+"""`trainer/metrics.jsonl`: one JSON object a trained step, of all runs of this trainer (metrics: `docs/training.md`)."""
 
 from __future__ import annotations
 

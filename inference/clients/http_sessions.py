@@ -1,7 +1,7 @@
 """HTTP to inference servers: one session for model calls, another for administration, and one reading of every failure.
 
-The two are separate so that a health check or an update never queues behind a thousand completions. Settings as the
-design's section 7 says: no limit on connections (the pool bounds requests), long keep-alive, an explicit connect deadline,
+The two are separate so that a health check or an update never queues behind a thousand completions. Settings:
+no limit on connections (the pool bounds requests), long keep-alive, an explicit connect deadline,
 a large read buffer. Model calls by the binary route go by a `channel` of each server instead.
 """
 

@@ -65,7 +65,7 @@ class LagDistribution:
         )
 
     def metrics(self) -> dict[str, float | int]:
-        """Under the design's names, `event_loop_lag/...`."""
+        """The metrics `event_loop_lag/...`, in seconds; `n` is a count."""
         return {f"event_loop_lag/{name}": value for name, value in asdict(self).items()}
 
 

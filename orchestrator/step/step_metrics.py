@@ -15,7 +15,7 @@ from transport.records import Batch, Rollout
 
 
 def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float | int]:
-    """The metrics of the step that ships `batch`, under the design's names. Walks every turn: call it in a thread."""
+    """The metrics of the step that ships `batch`, by name. Walks every turn: call it in a thread."""
     staleness = [batch.step - sample.policy_version for sample in batch.samples]
     return {
         **additive_metrics(rollouts),

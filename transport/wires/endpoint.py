@@ -1,7 +1,6 @@
 """Where the two ends meet, and with which keys: the address of a job's ZMQ socket and the CURVE keys of one end.
 
-Both ends compute the same address from the same configuration. An address that other machines can reach needs keys
-(the design's security rules).
+Both ends compute the same address from the same configuration. An address that other machines can reach needs keys.
 """
 
 from __future__ import annotations

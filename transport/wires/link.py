@@ -2,7 +2,7 @@
 
 Everything that may take time (encoding, handing thousands of frames to the wire, reconnecting) happens in one thread of the
 link's own, which alone touches the connection. The event loop only appends to a queue and writes one byte to a pipe; what
-arrives comes back by `call_soon_threadsafe`. The design's table of lag says why.
+arrives comes back by `call_soon_threadsafe`. `docs/performance.md` says why.
 """
 
 from __future__ import annotations
