@@ -44,6 +44,7 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
+from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import Advantage
 from orchestrator.step.boundary import StepBoundary
@@ -197,8 +198,8 @@ class Dispatcher:
                 self._start_group(instruction)
             case MoreToStart():
                 self._more_to_start = True
-            case CancelGroup(group_id, reason):
-                self._cancel_group(self._groups.pop(group_id, None), reason)
+            case CancelGroup(group_id, reason, detail):
+                self._cancel_group(self._groups.pop(group_id, None), reason, detail)
             case FinalizeGroup(group_id):
                 self._spawn(self._judge(self._groups[group_id]), f"judge {group_id}")
             case ShipBatch(step, group_ids):
@@ -235,33 +236,33 @@ class Dispatcher:
             self._more_to_start = False
             self.handle(GroupsBegun())
 
-    def _cancel_group(self, group: Group | None, reason: str) -> None:
+    def _cancel_group(self, group: Group | None, reason: DropReason, detail: str) -> None:
         if group is None:
             return  # Waiting for its turn after a resume: it never started here.
         group.cancelled = True
         _interrupt(group)
         if group.judged:
-            self._discarded.add(group.rollouts, reason)
+            self._discarded.add(group.rollouts, detail)
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
-        logger.debug("group %d is out: %s", group.group_id, reason)
+        logger.debug("group %d was dropped (%s): %s", group.group_id, reason, detail)
 
     async def _play(self, group: Group, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
         chat, sampling = self._calling[group.environment]
         model = PolicyModel(rollout, chat, self._pool, sampling)
-        interrupted = False
+        outcome = RolloutOutcome.COMPLETED
         try:
             with self._interruptible(group):
                 await play(self._environments[group.environment], rollout, model)
                 if rollout.error is not None:
+                    outcome = RolloutOutcome.FAILED
                     await asyncio.sleep(self._discarded.rollout_failed(rollout.error))
         except asyncio.CancelledError:
             if not (group.cancelled or self._draining):
                 raise
-            interrupted = True
-        outcome = "cancelled" if interrupted else "completed" if rollout.error is None else "failed"
-        if outcome == "completed":
+            outcome = RolloutOutcome.CANCELLED
+        if outcome is RolloutOutcome.COMPLETED:
             self._discarded.rollout_completed()
             self._on_progress()
         oldest = rollout.oldest_policy_version if rollout.turns else None

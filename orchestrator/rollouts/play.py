@@ -150,7 +150,7 @@ async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]
     seconds = loaded.config.rollout_timeout_seconds
     ours = asyncio.current_task()
     assert ours is not None
-    theirs = asyncio.create_task(_outcome(work), name=ours.get_name())
+    theirs = asyncio.create_task(_raised(work), name=ours.get_name())
     try:
         async with asyncio.timeout(seconds):
             error = await theirs
@@ -163,8 +163,9 @@ async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]
     return None if error is None else describe_error(error)
 
 
-async def _outcome(work: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """What `work` raised, be it no `Exception`: a task that ends with `SystemExit` or `KeyboardInterrupt` would end the loop."""
+async def _raised(work: Callable[[], Awaitable[None]]) -> BaseException | None:
+    """What `work` raised, or None. Not only an `Exception`: a task that ends with `SystemExit` or `KeyboardInterrupt` would end
+    the loop."""
     try:
         await work()
     except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout

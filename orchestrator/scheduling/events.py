@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+
 # --- events: what happened ---
 
 
@@ -31,21 +33,22 @@ class RolloutEnded:
 
     group_id: int
     rollout_id: str
-    outcome: str
-    """`completed`, `failed` or `cancelled`."""
+    outcome: RolloutOutcome
     oldest_policy_version: int | None
     """Of its turns; None when it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFinalized:
-    """Advantages and filters are done with a group: `kept` rollouts train, `filtered` do not. `dropped` says why a whole
-    group was thrown away (no survivor, group scoring failed), else None."""
+    """Advantages and filters are done with a group: `kept` rollouts train, `filtered` do not."""
 
     group_id: int
     kept: int
     filtered: int
-    dropped: str | None = None
+    dropped: DropReason | None = None
+    """Why the whole group was dropped (`FAILED`, `INCOMPLETE`, `ADVANTAGE`); None for a group that was not."""
+    detail: str = ""
+    """Of `dropped`, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,9 @@ class CancelGroup:
     """Cancel what is still in flight of a group and forget it; each cancelled rollout still reports `RolloutEnded`."""
 
     group_id: int
-    reason: str
+    reason: DropReason
+    detail: str
+    """For a person."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from orchestrator.loop_health.threads import run_cpu_bound
 from orchestrator.rollouts.rollout_file import StateError, saved_state
 from orchestrator.rollouts.trajectories import merge_turns, share_tokens
 from orchestrator.scheduling.events import GroupFinalized
+from orchestrator.scheduling.outcomes import DropReason
 from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
 from orchestrator.step.filters import FilterCounts, apply_filters
 from run.config import FilterConfig
@@ -94,7 +95,8 @@ def finalize_group(
     """Judges all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage` and `filtered_by`.
 
     With `group_scoring` one failed rollout drops the whole group, since the others' rewards were relative to it. Never raises
-    for what is in a rollout or for what an advantage function does: such a group fails, and `event.dropped` says why.
+    for what is in a rollout or for what an advantage function does: such a group fails, and `event.dropped` and
+    `event.detail` say why.
     """
     group_id = rollouts[0].group_id
     failed = 0
@@ -102,9 +104,8 @@ def finalize_group(
         if rollout.error is None:
             rollout.error = find_fault(rollout)
             failed += rollout.error is not None
-    reason = _reason_to_drop(rollouts, group_scoring)
-    if reason is not None:
-        return GroupOutcome(GroupFinalized(group_id, kept=0, filtered=0, dropped=reason), rollouts, failed)
+    if (drop := _reason_to_drop(rollouts, group_scoring)) is not None:
+        return GroupOutcome(GroupFinalized(group_id, 0, 0, *drop), rollouts, failed)
 
     survivors = [rollout for rollout in rollouts if rollout.error is None]
     try:
@@ -112,7 +113,7 @@ def finalize_group(
     except AdvantageError as error:
         for rollout in survivors:
             rollout.error = str(error)
-        dropped = GroupFinalized(group_id, kept=0, filtered=0, dropped=str(error))
+        dropped = GroupFinalized(group_id, 0, 0, DropReason.ADVANTAGE, str(error))
         return GroupOutcome(dropped, rollouts, failed + len(survivors))
     for rollout, value in zip(survivors, advantages, strict=True):
         rollout.advantage = value
@@ -122,12 +123,14 @@ def finalize_group(
     return GroupOutcome(event, rollouts, failed, caught)
 
 
-def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> str | None:
+def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[DropReason, str] | None:
+    """Why the whole group is dropped, with a detail for a person; None when it is not."""
     failures = [rollout for rollout in rollouts if rollout.error is not None]
     if len(failures) == len(rollouts):
-        return f"no rollout of {len(rollouts)} survived; the first said: {failures[0].error}"
+        return DropReason.FAILED, f"no rollout of {len(rollouts)} survived; the first error: {failures[0].error}"
     if group_scoring and failures:
-        return f"scored as a group, and rollout {failures[0].rollout_id} failed: {failures[0].error}"
+        first = failures[0]
+        return DropReason.INCOMPLETE, f"scored as a group, and rollout {first.rollout_id} failed: {first.error}"
     return None
 
 

@@ -26,6 +26,7 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
+from orchestrator.scheduling.outcomes import RolloutOutcome
 from orchestrator.scheduling.scheduler import Scheduler
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
@@ -80,7 +81,7 @@ def _handle(groups: int, events: int) -> array[float]:
 def _answer(instruction: Instruction) -> Event | None:
     match instruction:
         case StartGroup(group_id):
-            return RolloutEnded(group_id, f"{group_id}-0", "completed", 0)
+            return RolloutEnded(group_id, f"{group_id}-0", RolloutOutcome.COMPLETED, 0)
         case MoreToStart():
             return GroupsBegun()
         case FinalizeGroup(group_id):

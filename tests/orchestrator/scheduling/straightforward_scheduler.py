@@ -28,12 +28,13 @@ from orchestrator.scheduling.events import (
     StartGroup,
 )
 from orchestrator.scheduling.group import Group, restored
+from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from orchestrator.scheduling.scheduler import ExampleSource
 from run.config import ScheduleConfig
 
 
 class StraightforwardScheduler:
-    """Gives the instructions that `Scheduler` must give, without their reasons."""
+    """Gives the instructions that `Scheduler` must give, without their details."""
 
     def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int) -> None:
         self.schedule, self.steps, self.mix, self.starts_an_event = schedule, steps, mix, starts_an_event
@@ -64,7 +65,7 @@ class StraightforwardScheduler:
                 if group is not None:
                     group.kept, group.filtered, group.phase = event.kept, event.filtered, "ready"
                     if event.dropped is not None or not self.counts(group):
-                        yield self.lose(group)
+                        yield self.drop(group, event.dropped or DropReason.FILTERED)
             case PolicyUpdated(version):
                 self.version = version
             case BatchCommitted():
@@ -82,11 +83,11 @@ class StraightforwardScheduler:
         if group is None:
             return
         group.outstanding -= 1
-        if event.outcome == "completed":
+        if event.outcome is RolloutOutcome.COMPLETED:
             group.completed += 1
             versions = [group.oldest_version, event.oldest_policy_version]
             group.oldest_version = min((version for version in versions if version is not None), default=None)
-        elif event.outcome == "cancelled" and self.draining:
+        elif event.outcome is RolloutOutcome.CANCELLED and self.draining:
             group.interrupted = True
         else:
             group.failed += 1
@@ -99,7 +100,7 @@ class StraightforwardScheduler:
         for group in list(self.groups.values()):
             stale = self.next_step - group.version > self.schedule.max_off_policy_steps
             if group.phase in ("running", "ready") and stale:
-                yield self.lose(group)
+                yield self.drop(group, DropReason.STALE)
 
     def ship(self) -> Iterator[Instruction]:
         if self.draining or self.shipping or self.next_step > self.steps or self.version is None:
@@ -120,7 +121,7 @@ class StraightforwardScheduler:
                 self.next_step += 1
                 return
             for each in chosen:
-                yield self.lose(each)
+                yield self.drop(each, DropReason.FILTERED)
             chosen = []
 
     def start(self) -> Iterator[Instruction]:
@@ -151,14 +152,14 @@ class StraightforwardScheduler:
             return
         self.finished = True
         for group in list(self.groups.values()):
-            cancelled = self.lose(group)
+            cancelled = self.drop(group, DropReason.RUN_DONE)
             if group.phase != "waiting":
                 yield cancelled
         yield Finish()
 
-    def lose(self, group: Group) -> CancelGroup:
+    def drop(self, group: Group, reason: DropReason) -> CancelGroup:
         del self.groups[group.group_id]
-        return CancelGroup(group.group_id, "")
+        return CancelGroup(group.group_id, reason, "")
 
     def capacity(self) -> int:
         limit = min(self.schedule.max_inflight_rollouts, self.servers)

@@ -17,6 +17,7 @@ from orchestrator.scheduling.events import (
     RolloutEnded,
     ShipBatch,
 )
+from orchestrator.scheduling.outcomes import RolloutOutcome
 from orchestrator.scheduling.scheduler import Scheduler
 from run.config import ScheduleConfig
 from tests.orchestrator.examples import CountingMix
@@ -64,7 +65,7 @@ def costs(groups: int) -> list[float]:
     counted.tell(PolicyUpdated(0))
     shipped = 0
     for group_id in [each for each in range(groups) if each % 2] + [each for each in range(groups) if each % 2 == 0]:
-        counted.tell(RolloutEnded(group_id, f"{group_id}-0", "completed", 0))
+        counted.tell(RolloutEnded(group_id, f"{group_id}-0", RolloutOutcome.COMPLETED, 0))
         for instruction in counted.tell(GroupFinalized(group_id, 1, 0)):
             if isinstance(instruction, ShipBatch):
                 shipped = instruction.step

@@ -44,6 +44,7 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
+from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from orchestrator.scheduling.scheduler import Scheduler
 from run.config import ScheduleConfig
 from tests.orchestrator.examples import CountingMix
@@ -75,8 +76,8 @@ class World:
     committed: int = 0
 
 
-def without_reason(instruction: Instruction) -> Instruction:
-    return replace(instruction, reason="") if isinstance(instruction, CancelGroup) else instruction
+def without_detail(instruction: Instruction) -> Instruction:
+    return replace(instruction, detail="") if isinstance(instruction, CancelGroup) else instruction
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -139,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(event, PolicyUpdated):
             self.version, self.loading = event.version, None
         instructions = self.scheduler.handle(event)
-        assert [without_reason(each) for each in instructions] == self.plain.handle(event)
+        assert [without_detail(each) for each in instructions] == self.plain.handle(event)
         assert sum(isinstance(each, StartGroup) for each in instructions) <= self.starts_an_event
         for instruction in instructions:
             self.execute(instruction)
@@ -210,13 +211,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         group = self.world.groups.get(group_id)
         assert self.version is not None
         if group is None:
-            self.tell(RolloutEnded(group_id, rollout_id, "cancelled", None))
+            self.tell(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
             return
         version = max(group.started_version, self.version - age)
         group.outstanding.remove(rollout_id)
         if completed:
             group.versions.append(version)
-        self.tell(RolloutEnded(group_id, rollout_id, "completed" if completed else "failed", version))
+        self.tell(
+            RolloutEnded(
+                group_id, rollout_id, RolloutOutcome.COMPLETED if completed else RolloutOutcome.FAILED, version
+            )
+        )
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), completed=st.integers(0, 5), age=st.integers(0, 3))
@@ -239,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         group = self.world.groups[group_id]
         group.judging, group.ready = False, not dropped
         group.kept, group.filtered = kept, filtered
-        self.tell(GroupFinalized(group_id, kept, filtered, "no survivor" if dropped else None))
+        self.tell(GroupFinalized(group_id, kept, filtered, DropReason.FAILED if dropped else None))
 
     def judge_keeping_all(self, group_id: int) -> None:
         versions = self.world.groups[group_id].versions
@@ -320,7 +325,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tell(DrainRequested())
         for rollout_id in sorted(self.in_flight):
             group_id = self.in_flight.pop(rollout_id)
-            self.tell(RolloutEnded(group_id, rollout_id, "cancelled", None))
+            self.tell(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
         for group_id in self.judging():
             self.judge_keeping_all(group_id)
         assert self.version is not None

@@ -17,6 +17,7 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
+from orchestrator.scheduling.outcomes import RolloutOutcome
 from orchestrator.scheduling.scheduler import Scheduler
 from run.config import ScheduleConfig
 from tests.orchestrator.examples import CountingMix
@@ -30,12 +31,12 @@ def worked_example() -> list[tuple[str, str]]:
     return [(happens.strip(), does.strip()) for happens, does in rows[1:]]
 
 
-def rollouts_end(group_id: int, outcome: str, version: int) -> list[Event]:
+def rollouts_end(group_id: int, outcome: RolloutOutcome, version: int) -> list[Event]:
     return [RolloutEnded(group_id, f"{group_id}-{index}", outcome, version) for index in range(2)]
 
 
 def completes(group_id: int, version: int) -> list[Event]:
-    return [*rollouts_end(group_id, "completed", version), GroupFinalized(group_id, 2, 0)]
+    return [*rollouts_end(group_id, RolloutOutcome.COMPLETED, version), GroupFinalized(group_id, 2, 0)]
 
 
 EVENTS: dict[str, list[Event]] = {
@@ -46,7 +47,7 @@ EVENTS: dict[str, list[Event]] = {
     "groups 3, 4 complete": [*completes(3, 0), *completes(4, 1)],
     "step 2 is committed": [BatchCommitted(2)],
     "version 2 is loaded": [PolicyUpdateStarting(2), PolicyUpdated(2)],
-    "group 0's rollouts end": rollouts_end(0, "cancelled", 0),
+    "group 0's rollouts end": rollouts_end(0, RolloutOutcome.CANCELLED, 0),
 }
 
 

@@ -163,7 +163,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     status = next(status for status in said if "lost" in status)
     assert re.fullmatch(
         r"step 0 of 5; \d+ rollouts lost since step 0 \(\d+ failed\): no rollout of 4 survived; "
-        r"the first said: ConnectionError: the sandbox is down \(in rollout, .*\)",
+        r"the first error: ConnectionError: the sandbox is down \(in rollout, .*\)",
         status,
     )
     report = orjson.loads((config.run_dir / DISCARDED_FILE).read_bytes())

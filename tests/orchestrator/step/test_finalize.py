@@ -17,6 +17,7 @@ import pytest
 from orchestrator.loop_health.threads import run_cpu_bound
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.scheduling.events import GroupFinalized
+from orchestrator.scheduling.outcomes import DropReason
 from orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
 from orchestrator.step.finalize import Finalizer, finalize_group, judged
 from orchestrator.step.records import write_records
@@ -173,8 +174,9 @@ def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
     group[1].error = "timed out"
     judgement = finalize_group(group, group_mean, [])
     assert judgement.event.kept == 0
-    assert judgement.event.dropped == (
-        "no rollout of 2 survived; the first said: the reward is inf; expected a finite number"
+    assert judgement.event.dropped is DropReason.FAILED
+    assert judgement.event.detail == (
+        "no rollout of 2 survived; the first error: the reward is inf; expected a finite number"
     )
 
 
@@ -182,7 +184,8 @@ def test_a_failure_drops_a_group_that_is_scored_as_one() -> None:
     group = make_group([1.0, 0.0])
     group[1].error = "timed out"
     judgement = finalize_group(group, group_mean, [], group_scoring=True)
-    assert judgement.event.dropped == "scored as a group, and rollout 5-1 failed: timed out"
+    assert judgement.event.dropped is DropReason.INCOMPLETE
+    assert judgement.event.detail == "scored as a group, and rollout 5-1 failed: timed out"
 
 
 def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
@@ -190,10 +193,8 @@ def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
         raise RuntimeError("no")
 
     judgement = finalize_group(make_group([1.0]), Advantage("mine:function", failing), [])
-    assert judgement.event.dropped is not None
-    assert judgement.event.dropped.startswith(
-        "advantage function 'mine:function' raised RuntimeError: no (in failing, "
-    )
+    assert judgement.event.dropped is DropReason.ADVANTAGE
+    assert judgement.event.detail.startswith("advantage function 'mine:function' raised RuntimeError: no (in failing, ")
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
@@ -202,9 +203,9 @@ async def test_whatever_an_advantage_function_raises_costs_its_group(raised: Bas
         raise raised
 
     judgement = await judged(Finalizer(Advantage("mine:function", failing), []), make_group([1.0, 0.0]), False)
-    assert judgement.event.dropped is not None
-    assert f"'mine:function' raised {type(raised).__name__}" in judgement.event.dropped
-    assert [rollout.error for rollout in judgement.rollouts] == [judgement.event.dropped] * 2
+    assert judgement.event.dropped is DropReason.ADVANTAGE
+    assert f"'mine:function' raised {type(raised).__name__}" in judgement.event.detail
+    assert [rollout.error for rollout in judgement.rollouts] == [judgement.event.detail] * 2
 
 
 def nested(depth: int) -> Any:
