@@ -1,0 +1,105 @@
+"""What the documentation cites exists: files, functions and classes in them, and the targets of links."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+PAGES = sorted(
+    [
+        *REPOSITORY.glob("docs/*.md"),
+        REPOSITORY / "README.md",
+        REPOSITORY / "CONTRIBUTING.md",
+        REPOSITORY / "perf/README.md",
+    ]
+)
+
+PACKAGES = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")}
+
+CITATION = re.compile(r"`([\w./-]+\.\w+)`(?::`([\w.]+)`)?")
+"""`path/file.py`, or `path/file.py`:`function`."""
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def page_of(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def prose(path: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """The functions, classes, methods (`Class.method`) and module variables of a Python file."""
+
+    def names(body: list[ast.stmt], prefix: str) -> set[str]:
+        found: set[str] = set()
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(prefix + node.name)
+                if isinstance(node, ast.ClassDef):
+                    found |= names(node.body, f"{node.name}.")
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {prefix + target.id for target in targets if isinstance(target, ast.Name)}
+        return found
+
+    return frozenset(names(ast.parse(path.read_text(encoding="utf-8")).body, ""))
+
+
+def cited(path: Path) -> list[tuple[str, str]]:
+    """File and name (or nothing) of each citation of a file of this repository."""
+    kept = {*PACKAGES, "docs", "configs", "deploy", "requirements", ".ci"}
+    return [
+        (file, name) for file, name in CITATION.findall(prose(path)) if file.partition("/")[0] in kept and "/" in file
+    ]
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_of)
+def test_cited_files_and_names_exist(page: Path) -> None:
+    missing = []
+    for file, name in cited(page):
+        path = REPOSITORY / file
+        written = path.suffix not in (".py", ".md", ".service") and file.startswith(
+            "trainer/"
+        )  # by a job, such as its log
+        if not (path.exists() or written) or (name and name not in names_in(path)):
+            missing.append(f"{file}:{name}" if name else file)
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        path = page.parent / file if file else page
+        if not path.exists() or (anchor and anchor not in anchors_of(path)):
+            broken.append(target)
+    assert not broken
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = {
+        (REPOSITORY / target.partition("#")[0]).resolve() for target in LINK.findall(prose(REPOSITORY / "README.md"))
+    }
+    assert not {page_of(page) for page in PAGES if page.parent == REPOSITORY / "docs"} - {
+        page_of(path) for path in linked if path.is_relative_to(REPOSITORY)
+    }
