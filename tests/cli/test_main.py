@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import COMMANDS
+from tests.support.ports import free_port, taken_port
 
 
 def counterpoint(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -118,11 +118,8 @@ def test_bad_input_is_refused_before_anything_is_written(job_file: Path, tmp_pat
         assert "exclude each other" in refused("run", file, "--resume", "--fresh", *dry_run)
         assert "nearest: group_mean" in refused("run", file, "--orchestrator.advantage.kind", "group_maen", *dry_run)
     assert "not a directory that may be written to" in refused("run", file, "--output_dir", f"{job_file}/below")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", port, code=1)
+    with taken_port() as port:
+        assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", str(port), code=1)
     assert list(tmp_path.iterdir()) == [job_file]
 
 
@@ -174,9 +171,7 @@ def test_what_cannot_be_imported_is_refused_before_anything_is_written(
 
 @pytest.mark.slow
 def test_a_missing_model_is_refused_before_anything_is_written(job_file: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     message = refused("run", str(job_file), "--model", str(tmp_path / "no-model"), "--inference.port", port)
     assert "no-model" in message
     assert list(tmp_path.iterdir()) == [job_file]
@@ -199,9 +194,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_ctrl_c_while_the_model_is_built_says_that_nothing_was_lost(job_file: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-c", INTERRUPTIBLE, "run", str(job_file), "--inference.port", port]
     environment = os.environ | {"COUNTERPOINT_CACHE": str(tmp_path / "cache")}
     with subprocess.Popen(

@@ -7,10 +7,8 @@ import os
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +25,8 @@ from job.workers import workers_of
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from run.config import RunConfig
 from tests.support.jobs import shipped_line
+from tests.support.polling import wait_until
+from tests.support.ports import free_port
 from trainer.config import TrainerConfig
 from transport.files.atomic import publish_directory
 from transport.files.lock import lock_place
@@ -44,9 +44,7 @@ class FakeJob:
         self.model = tmp_path / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text("{}")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.arguments = [str(job_file), "--model", str(self.model), "--inference.port", str(port)]
         self.started: list[subprocess.Popen[str]] = []
 
@@ -68,13 +66,14 @@ class FakeJob:
 
     def wait_for_steps(self, reader: int | None = None, count: int = 1) -> None:
         """Until so many steps; meanwhile empties `reader`, the other end of the job's output."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
         metrics = self.output / "run_test" / "metrics.jsonl"
-        while not metrics.exists() or metrics.read_text().count("\n") < count:
-            assert time.monotonic() < deadline
+
+        def has_steps() -> bool:
             if reader is not None and select.select([reader], [], [], 0)[0]:
                 os.read(reader, 65536)
-            time.sleep(0.02)
+            return metrics.exists() and metrics.read_text().count("\n") >= count
+
+        wait_until(has_steps, f"{count} steps")
 
 
 @pytest.fixture
@@ -169,11 +168,8 @@ def test_a_finished_job_goes_on_for_a_guest_that_waits_for_its_return(job: FakeJ
     files = dict.fromkeys(("inference_0", "trainer"), job_file)
     assert [worker.name for worker in workers_of(config, files)] == ["inference_0", "trainer"]
     process = job.start("finish", "--resume")
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not is_running(job.output):
-        assert process.poll() is None, "the guest was forgotten"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: is_running(job.output) or process.poll() is not None, "the job to go on")
+    assert process.poll() is None, "the guest was forgotten"
     os.close(guest)
     output, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert (process.returncode, errors) == (0, "")
@@ -265,11 +261,12 @@ def test_a_job_that_is_killed_by_a_second_signal_says_so_in_whole_sentences(job:
     process = job.start("stubborn")
     job.wait_for_steps(count=3)
     process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while '"failed"' not in (job.output / "processes.json").read_text():  # one within a second is taken for the first
-        assert time.monotonic() < deadline
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.05)
+
+    def killed_by_another_signal() -> bool:
+        process.send_signal(signal.SIGINT)  # one within a second is taken for the first
+        return '"failed"' in (job.output / "processes.json").read_text()
+
+    wait_until(killed_by_another_signal, "a killed worker")
     output, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert (process.returncode, errors) == (130, ""), "they were killed as asked, and there is nothing to explain"
     assert "Counterpoint: interrupted by Ctrl-C, twice: everything was killed" in output

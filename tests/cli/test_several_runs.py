@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,8 @@ from cli.status import main as status
 from cli.stop import main as stop
 from job.directory import is_running, orchestrator_of
 from job.errors import UserError
+from tests.support.polling import wait_until
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +35,7 @@ class Sweep:
         model = tmp_path / "model"
         model.mkdir()
         (model / "config.json").write_text("{}")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.file = tmp_path / "sweep.toml"
         self.settings: dict[str, Any] = {
             "output_dir": str(self.output),
@@ -79,13 +77,6 @@ class Sweep:
     def states(self) -> dict[str, str]:
         workers = json.loads((self.output / "processes.json").read_text())["workers"]
         return {worker["name"]: worker["state"] for worker in workers}
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from sweep.lock import step_lock
 from sweep.open_store import open_store
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import StoreError
+from tests.support.polling import wait_until
 from transport.files.lock import lock_place
 from transport.process.stop_requests import REPETITION_SECONDS
 
@@ -104,13 +105,6 @@ class Fleet:
 
 
 ALL_STEPS = list(range(1, 21))
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from cluster.process import last_lines
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -77,9 +77,6 @@ class Supervised:
         view: dict[str, Any] = lines[-1]["workers"][name] if lines else {"state": "waiting", "pid": None, "status": ""}
         return view
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        wait_until(condition, what)
-
     def finish(self) -> dict[str, Any]:
         """The outcome, once the supervisor has ended by itself."""
         self.process.wait(DEADLINE_SECONDS)
@@ -91,13 +88,6 @@ class Supervised:
 
     def marked(self) -> list[int]:
         return [pid for pid in every_pid() if self.mark in command_line(pid)]
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def every_pid() -> list[int]:
@@ -137,7 +127,7 @@ def service(name: str, command: str = SERVICE, **options: Any) -> dict[str, Any]
 def ready(job: Supervised, *names: str) -> None:
     """Waits until the workers are ready and their own processes known."""
     for name in names:
-        job.until(lambda: job.state(name)["state"] == "ready" and bool(job.state(name)["pid"]), f"{name} to be ready")  # noqa: B023
+        wait_until(lambda: job.state(name)["state"] == "ready" and bool(job.state(name)["pid"]), f"{name} to be ready")  # noqa: B023
 
 
 def test_what_a_worker_wrote_in_this_session_before_it_was_told_to_end_can_be_told(
@@ -199,7 +189,7 @@ def test_a_killed_service_is_started_again_and_the_task_lives_on(start: Start) -
     ready(job, "server", "task")
     killed, task = job.state("server")["pid"], job.state("task")["pid"]
     os.kill(killed, signal.SIGKILL)
-    job.until(lambda: job.state("server")["pid"] not in (None, killed), "another server")
+    wait_until(lambda: job.state("server")["pid"] not in (None, killed), "another server")
     ready(job, "server")
     assert job.log("server").splitlines() == ["started", "started --resume"]
     server = job.state("server")
@@ -214,14 +204,14 @@ def test_a_killed_service_is_started_again_and_the_task_lives_on(start: Start) -
 def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(start: Start) -> None:
     job = start(service("server", DAEMONISE + STUBBORN, max_restarts=1), service("task", task=True))
     ready(job, "server", "task")
-    job.until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    wait_until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
     left = set(job.marked())
     worker = job.state("server")["pid"]
     os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    job.until(lambda: job.state("server")["pid"] not in (None, worker), "another server")
+    wait_until(lambda: job.state("server")["pid"] not in (None, worker), "another server")
     ready(job, "server")
     task = {pid for pid in left if pid == job.state("task")["pid"] or "launch.py" in command_line(pid)}
-    job.until(lambda: not (left - task) & set(job.marked()), "what the first one left to be gone")
+    wait_until(lambda: not (left - task) & set(job.marked()), "what the first one left to be gone")
     assert job.process.poll() is None
 
 
@@ -244,7 +234,7 @@ def test_a_worker_that_is_stopped_is_killed_and_started_again(start: Start) -> N
     ready(job, "server", "task")
     stopped, task = job.state("server")["pid"], job.state("task")["pid"]
     os.kill(stopped, signal.SIGSTOP)
-    job.until(lambda: job.state("server")["last_death"] == "was silent for 3 s and was killed", "its death")
+    wait_until(lambda: job.state("server")["last_death"] == "was silent for 3 s and was killed", "its death")
     ready(job, "server")
     assert job.state("server")["pid"] != stopped
     assert job.state("task")["pid"] == task
@@ -260,7 +250,7 @@ def test_what_a_worker_says_is_wrong_with_it_and_its_last_output_are_shown(start
     waits = f"import os, time\nwhile not os.path.exists({str(fail)!r}): time.sleep(0.01)\n"
     fails = waits + "print('the disk is full')\nraise SystemExit(4)"
     job = start(service("server", TROUBLED), {"name": "task", "command": fails, "task": True})
-    job.until(lambda: job.state("server").get("trouble") == "its engine is stopped", "its trouble")
+    wait_until(lambda: job.state("server").get("trouble") == "its engine is stopped", "its trouble")
     fail.touch()
     job.finish()
     assert (job.state("task")["last_output"], job.state("server")["trouble"]) == ("the disk is full", "")
@@ -274,7 +264,7 @@ def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, 
         {"name": "fails", "command": "raise SystemExit(3)", "after": ["server"], "task": True, "max_restarts": 3},
         {"name": "works", "command": waits, "after": ["server"], "task": True},
     )
-    job.until(lambda: job.state("fails")["state"] == "failed", "the one to fail")
+    wait_until(lambda: job.state("fails")["state"] == "failed", "the one to fail")
     assert job.state("works")["state"] == "ready"
     finish.touch()
     assert job.finish() == {"code": 3, "reason": "fails ended with exit code 3", "failed_worker": "fails"}
@@ -286,7 +276,7 @@ def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) 
     leaves = "while not os.path.exists('LEAVE'): time.sleep(0.01)\nprint('leaving', flush=True)"
     leave = tmp_path / "leave"
     job = start({"name": "task", "command": DAEMONISE + leaves.replace("LEAVE", str(leave)), "task": True})
-    job.until(lambda: len(job.marked()) >= 3, "the daemon to be there")
+    wait_until(lambda: len(job.marked()) >= 3, "the daemon to be there")
     leave.touch()
     assert job.finish()["code"] == 0
     assert job.log("task") == "leaving\n"
@@ -296,9 +286,9 @@ def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) 
 def test_nothing_survives_a_killed_supervisor(start: Start) -> None:
     job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
     ready(job, "server", "task")
-    job.until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    wait_until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
     job.process.send_signal(signal.SIGKILL)
-    job.until(lambda: not job.marked(), "everything to be gone")
+    wait_until(lambda: not job.marked(), "everything to be gone")
 
 
 SHARES_MEMORY = (
@@ -318,7 +308,7 @@ def test_the_shared_memory_of_what_is_killed_is_removed(start: Start) -> None:
     shared = Path("/dev/shm") / job.log("server").strip()
     assert shared.exists()
     job.process.send_signal(signal.SIGKILL)
-    job.until(lambda: not job.marked(), "the processes to be gone")
+    wait_until(lambda: not job.marked(), "the processes to be gone")
     assert not shared.exists()
 
 
@@ -340,7 +330,7 @@ def test_nothing_survives_a_guardian_and_its_supervisor_killed_one_after_the_oth
     assert len(guardians) == 2
     for pid in (*guardians, job.process.pid):
         os.kill(pid, signal.SIGKILL)
-    job.until(lambda: not job.marked(), "everything to be gone")
+    wait_until(lambda: not job.marked(), "everything to be gone")
 
 
 def test_ctrl_c_drains_in_order(start: Start) -> None:
@@ -355,8 +345,8 @@ def test_a_second_ctrl_c_kills(start: Start) -> None:
     job = start(service("server", STUBBORN), service("task", STUBBORN, task=True))
     ready(job, "server", "task")
     job.process.send_signal(signal.SIGINT)
-    job.until(lambda: job.state("task")["state"] == "stopping", "the task to be asked")
-    job.until(lambda: job.state("task")["state"] == "failed" or interrupt(job.process), "the end")
+    wait_until(lambda: job.state("task")["state"] == "stopping", "the task to be asked")
+    wait_until(lambda: job.state("task")["state"] == "failed" or interrupt(job.process), "the end")
     assert job.finish()["code"] == 130
     assert job.marked() == []
 
@@ -431,9 +421,9 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again_and_the_others_liv
     (tmp_path / "server.log").unlink()
     (tmp_path / "server.log").mkdir()
     os.kill(killed, signal.SIGKILL)
-    job.until(lambda: "could not be started" in job.state("server")["last_death"], "a start that fails")
+    wait_until(lambda: "could not be started" in job.state("server")["last_death"], "a start that fails")
     (tmp_path / "server.log").rmdir()
-    job.until(lambda: job.state("server")["state"] == "ready", "the server's return")
+    wait_until(lambda: job.state("server")["state"] == "ready", "the server's return")
     assert job.state("server")["restarts"] >= 2
     assert job.state("task")["pid"] == task
     job.process.send_signal(signal.SIGINT)

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 
 from inference.config import InferenceConfig, LoraServingConfig
 from tests.inference.tiny_model import make_adapter, make_model, write_probe
+from tests.support.ports import free_port
 
 PROBE_TOKENS = list(range(10, 42))
 
@@ -62,21 +61,6 @@ def live_processes() -> Iterator[tuple[int, int]]:
             continue
         if state != "Z":
             yield int(path.parent.name), int(parent)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Polls; fails the test after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what}: not within {seconds:g} s")
-        time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_server(config: InferenceConfig) -> subprocess.Popen[bytes]:

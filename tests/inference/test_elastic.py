@@ -16,7 +16,8 @@ from inference.base import InferenceError
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.inference.fake_server import FakeServer, weight_update
-from tests.inference.pool.test_pool import generate, pool_of, states, until
+from tests.inference.pool.test_pool import generate, pool_of, until_states
+from tests.support.polling import until
 
 
 class Listing:
@@ -54,14 +55,14 @@ async def test_a_new_server_gets_the_current_weights_and_their_proof_before_its_
             await pool.update_weights(weight_update(7, "run"))
             new.probe_gate.clear()
             listing.write(old.url, new.url)
-            await until(lambda: new.answers[wire.PROBE_PATH] == 1)
+            await until(lambda: new.answers[wire.PROBE_PATH] == 1, "the probe")
             turns = [await generate(pool, str(index)) for index in range(4)]
             assert {turn.server for turn in turns} == {old.url}
             new.probe_gate.set()
-            await until(lambda: states(pool) == ["serving", "serving"])
+            await until_states(pool, "serving", "serving")
             old.gate.clear()
             held = asyncio.create_task(generate(pool, "x"))
-            await until(lambda: pool.status()[0].in_flight == 1)
+            await until(lambda: pool.status()[0].in_flight == 1, "a request in flight")
             turn = await generate(pool, "y")
             assert (turn.server, turn.policy_version, new.version) == (new.url, 7, 7)
             old.gate.set()
@@ -74,19 +75,19 @@ async def test_a_server_whose_line_is_gone_ends_what_it_has_and_is_forgotten(lis
         told: list[int] = []
         async with pool_by(listing, capacity="fixed", max_concurrent_requests_per_server=8) as pool:
             pool._on_capacity = told.append
-            await until(lambda: states(pool) == ["serving", "serving"])
+            await until_states(pool, "serving", "serving")
             leaving.gate.clear()
             request = asyncio.create_task(generate(pool))
             await leaving.arrived.wait()
             listing.write(staying.url)
-            await until(lambda: states(pool) == ["draining", "serving"])
+            await until_states(pool, "draining", "serving")
             assert told[-1] == 8
             assert {(await generate(pool, "a")).server for _ in range(4)} == {staying.url}, "its prefix or not"
             leaving.gate.set()
             assert (await request).server == leaving.url
-            await until(lambda: [status.url for status in pool.status()] == [staying.url])
+            await until(lambda: [status.url for status in pool.status()] == [staying.url], "the other to be gone")
             listing.write(staying.url, leaving.url)
-            await until(lambda: states(pool) == ["serving", "serving"])
+            await until_states(pool, "serving", "serving")
     assert leaving.answers[wire.GENERATE_PATH] == 1
 
 
@@ -95,54 +96,54 @@ async def test_a_drained_server_still_loads_weights_and_serves_again_when_told_t
         listing.write(f"drain {first.url}", second.url)
         async with pool_by(listing) as pool:
             await pool.update_weights(weight_update(3))
-            await until(lambda: states(pool) == ["draining", "serving"])
+            await until_states(pool, "draining", "serving")
             assert pool.status()[0].reason == "the file of servers says so"
             assert {(await generate(pool, str(index))).server for index in range(4)} == {second.url}
             listing.write(first.url, f"drain {second.url}")
-            await until(lambda: states(pool) == ["serving", "draining"])
+            await until_states(pool, "serving", "draining")
             turn = await generate(pool)
             assert (turn.server, turn.policy_version) == (first.url, 3)
 
 
 async def test_a_server_can_say_itself_that_it_is_to_be_drained() -> None:
     async with FakeServer() as asked, FakeServer() as other, pool_of(asked, other) as pool:
-        await until(lambda: states(pool) == ["serving", "serving"])
+        await until_states(pool, "serving", "serving")
         asked.gate.clear()
         request = asyncio.create_task(generate(pool))
         await asked.arrived.wait()
         asked.draining = True
-        await until(lambda: states(pool) == ["draining", "serving"])
+        await until_states(pool, "draining", "serving")
         assert pool.status()[0].reason == "it was told to drain"
         assert (await generate(pool, "b")).server == other.url
         asked.gate.set()
         assert (await request).server == asked.url, "what it had, it finished"
         asked.draining = False
-        await until(lambda: states(pool) == ["serving", "serving"])
+        await until_states(pool, "serving", "serving")
 
 
 async def test_a_drained_server_that_dies_gives_its_requests_to_another(listing: Listing) -> None:
     async with FakeServer() as dying, FakeServer() as other:
         listing.write(dying.url, other.url)
         async with pool_by(listing) as pool:
-            await until(lambda: states(pool) == ["serving", "serving"])
+            await until_states(pool, "serving", "serving")
             dying.gate.clear()
             request = asyncio.create_task(generate(pool))
             await dying.arrived.wait()
             listing.write(other.url)
-            await until(lambda: states(pool) == ["draining", "serving"])
+            await until_states(pool, "draining", "serving")
             await dying.vanish()
             assert (await request).server == other.url
-            await until(lambda: [status.url for status in pool.status()] == [other.url])
+            await until(lambda: [status.url for status in pool.status()] == [other.url], "the other to be gone")
 
 
 async def test_servers_that_come_and_go_during_an_update_do_not_hold_it_up(listing: Listing) -> None:
     async with FakeServer() as slow, FakeServer() as other, FakeServer() as new:
         listing.write(slow.url, other.url)
         async with pool_by(listing) as pool:
-            await until(lambda: states(pool) == ["serving", "serving"])
+            await until_states(pool, "serving", "serving")
             slow.load_gate.clear()
             update = asyncio.create_task(pool.update_weights(weight_update(1)))
-            await until(lambda: other.version == 1)
+            await until(lambda: other.version == 1, "version 1")
             listing.write(other.url, new.url)
             await update
             assert new.version == 1
@@ -207,16 +208,16 @@ async def test_the_capacity_follows_the_load_that_a_server_tells() -> None:
         config = PoolConfig(urls=[server.url], max_concurrent_requests_per_server=64, health_interval_seconds=0.01)
         pool = InferencePool(config, "a-model", told.append)
         await pool.start()
-        await until(lambda: told[-1] == 64)
+        await until(lambda: told[-1] == 64, "a capacity of 64")
         assert told == [32, 40, 48, 56, 64]
         server.metrics = metrics(running=10, waiting=100)
-        await until(lambda: told[-1] == 4)
+        await until(lambda: told[-1] == 4, "a capacity of 4")
         assert told[5:8] == [48, 36, 27]
         server.gate.clear()
         requests = [asyncio.create_task(generate(pool, str(index))) for index in range(12)]
-        await until(lambda: server.running == 4)
+        await until(lambda: server.running == 4, "4 running requests")
         server.metrics = metrics(running=10, waiting=0)
-        await until(lambda: server.running == 12)
+        await until(lambda: server.running == 12, "12 running requests")
         server.gate.set()
         await asyncio.gather(*requests)
         assert pool.status()[0].cap == told[-1]
@@ -225,11 +226,11 @@ async def test_the_capacity_follows_the_load_that_a_server_tells() -> None:
 
 async def test_a_server_that_does_not_tell_its_load_keeps_the_fixed_cap() -> None:
     async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=64) as pool:
-        await until(lambda: server.answers["/counterpoint/v1/status"] > 3)
+        await until(lambda: server.answers["/counterpoint/v1/status"] > 3, "three more looks")
         assert pool.status()[0].cap == 64
     async with FakeServer() as server:
         server.metrics = metrics(running=10, waiting=100)
         async with pool_of(server, max_concurrent_requests_per_server=64, capacity="fixed") as pool:
-            await until(lambda: server.answers["/counterpoint/v1/status"] > 3)
+            await until(lambda: server.answers["/counterpoint/v1/status"] > 3, "three more looks")
             assert pool.status()[0].cap == 64
         assert server.answers["/metrics"] == 0

@@ -20,7 +20,9 @@ from pydantic import ValidationError
 
 from inference import server
 from inference.config import InferenceConfig
-from tests.inference.conftest import free_port, live_processes, wait_until
+from tests.inference.conftest import live_processes
+from tests.support.polling import wait_until
+from tests.support.ports import free_port, taken_port
 from transport.process.parent_death import bound_command
 
 HEALTHY = """
@@ -215,10 +217,8 @@ def test_a_port_in_use_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing may be started"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        config = config_of(tmp_path, {}, port=taken.getsockname()[1])
+    with taken_port() as port:
+        config = config_of(tmp_path, {}, port=port)
         assert server.serve(config, lambda: None) == server.EXIT_FAILED, "it may be free at the next attempt"
         assert (
             f"cannot listen on 127.0.0.1:{config.port}: Address already in use; stop what uses the port" in caplog.text
@@ -287,10 +287,10 @@ time.sleep(600)
     child = int(process.stdout.readline())
     process.stdout.close()
     # The child must have become the program it was started for: before that it may not be bound yet.
-    wait_until(lambda: b"time.sleep(600)" in Path(f"/proc/{child}/cmdline").read_bytes(), 10, "the program's start")
+    wait_until(lambda: b"time.sleep(600)" in Path(f"/proc/{child}/cmdline").read_bytes(), "the program's start")
     process.kill()
     process.wait()
-    wait_until(lambda: child not in dict(live_processes()), 10, "the child's end")
+    wait_until(lambda: child not in dict(live_processes()), "the child's end")
 
 
 @pytest.mark.slow

@@ -21,8 +21,9 @@ from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from tests.inference.conftest import ServerProcess, live_processes, wait_until
+from tests.inference.conftest import ServerProcess, live_processes
 from tests.inference.tiny_model import log_probabilities
+from tests.support.polling import wait_until
 from transport.records import Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -175,4 +176,4 @@ def test_no_process_outlives_a_server_process_that_is_killed(lora_server: Server
     family = lora_server.family()
     assert len(family) >= 3, "ours, vLLM's API server, its engine"
     lora_server.process.kill()
-    wait_until(lambda: not {pid for pid, _ in live_processes()} & set(family), 10, f"the end of {family}")
+    wait_until(lambda: not {pid for pid, _ in live_processes()} & set(family), f"the end of {family}")

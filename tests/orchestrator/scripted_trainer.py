@@ -13,6 +13,7 @@ from types import TracebackType
 
 import orjson
 
+from tests.support.polling import wait_until
 from transport.config import TransportConfig
 from transport.files.atomic import publish_directory, published_steps, remove_directory
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
@@ -71,10 +72,7 @@ class ScriptedTrainer:
 
     def wait_for_step(self, step: int, seconds: float = 60.0) -> None:
         """Until `step` is trained."""
-        deadline = time.monotonic() + seconds
-        while self.newest < step:
-            assert time.monotonic() < deadline, f"step {step} was not trained; the newest is {self.newest}"
-            time.sleep(0.002)
+        wait_until(lambda: self.newest >= step, f"step {step}", seconds)
 
     def _run(self) -> None:
         receiver = open_receiver(self._transport, self._output_dir)

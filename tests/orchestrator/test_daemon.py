@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -27,9 +26,11 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
 from run.config import RunConfig, ScheduleConfig
-from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started, wait_until
+from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.support.polling import wait_until
+from tests.support.ports import taken_port
 from transport.files.atomic import published_steps
 from transport.messages import Evicted, Rejected
 from transport.records import Batch
@@ -270,10 +271,8 @@ def test_bad_configurations(make_config: Callable[..., RunConfig], capsys: pytes
 def test_what_may_be_free_at_the_next_attempt_is_no_bad_configuration(
     make_config: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        config = make_config(prometheus_port=taken.getsockname()[1])
+    with taken_port() as port:
+        config = make_config(prometheus_port=port)
         assert run(config, lambda: None) == 1
     assert "Address already in use. Choose another port" in capsys.readouterr().err
     with taken_over(config.model_copy(update={"resume": True})):
@@ -301,7 +300,7 @@ def test_a_signal_drains_and_a_resume_finishes(make_config: Callable[..., RunCon
 def test_a_signal_while_the_trainer_is_awaited(make_config: Callable[..., RunConfig]) -> None:
     config = make_config()
     with started(config) as process:
-        wait_until((config.run_dir / "control" / "orch.toml").exists)
+        wait_until((config.run_dir / "control" / "orch.toml").exists, "the run's directory")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
 
@@ -320,7 +319,7 @@ def test_a_second_signal_ends_it_at_once(make_config: Callable[..., RunConfig], 
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer, started(config) as process:
         trainer.wait_for_step(1)
         process.send_signal(signal.SIGTERM)
-        wait_until(lambda: interrupted(process))
+        wait_until(lambda: interrupted(process), "the daemon's end")
         assert process.wait(20) == 128 + signal.SIGINT
     assert "a second signal (SIGINT): leaving at once" in (config.output_dir.parent / "stderr.txt").read_text()
 
@@ -366,10 +365,13 @@ def test_a_commit_in_progress_is_waited_for_beyond_the_deadline(
     config = make_config(shutdown_timeout_seconds=1.0)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
         with started(config, SLOW_DISK) as process:
-            wait_until((config.run_dir / "slow").exists)
+            wait_until((config.run_dir / "slow").exists, "the commit of step 3")
             process.send_signal(signal.SIGTERM)
             stderr = config.output_dir.parent / "stderr.txt"
-            wait_until(lambda: "a step is being committed" in stderr.read_text() or process.poll() is not None)
+            committing = "a step is being committed"
+            wait_until(
+                lambda: committing in stderr.read_text() or process.poll() is not None, "the shutdown's deadline"
+            )
             (config.run_dir / "go").touch()
             assert process.wait(20) == 128 + signal.SIGTERM
         assert published_steps(config.run_dir / "checkpoints")[-1] == 3
@@ -410,7 +412,7 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
     record, write = StepBoundary.record, write_checkpoint
 
     def record_slowly(boundary: StepBoundary, batch: Batch, *more: Any) -> dict[str, Any]:
-        wait_until(lambda: batch.step > 1 or bool(schedulers[0].ready_group_ids()))
+        wait_until(lambda: batch.step > 1 or bool(schedulers[0].ready_group_ids()), "a group that is ready")
         return record(boundary, batch, *more)
 
     def write_noticed(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:

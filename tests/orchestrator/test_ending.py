@@ -12,8 +12,9 @@ import orchestrator.ending
 from inference.config import PoolConfig
 from orchestrator.daemon import run
 from run.config import RunConfig
-from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started, wait_until
+from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.support.polling import wait_until
 from transport.files.atomic import publish_directory, published_steps
 from transport.messages import Acknowledged
 
@@ -35,7 +36,9 @@ def committed(make_config: Callable[..., RunConfig]) -> RunConfig:
 
     with ScriptedTrainer(config.output_dir, "one", STEPS, answer=lose) as trainer, started(config) as process:
         trainer.wait_for_step(STEPS - 2)
-        wait_until(lambda: (config.run_dir / "metrics.jsonl").exists() and len(metrics_of(config)) == STEPS)
+        wait_until(
+            lambda: (config.run_dir / "metrics.jsonl").exists() and len(metrics_of(config)) == STEPS, "the last commit"
+        )
         process.send_signal(signal.SIGKILL)
         process.wait(20)
     for step in published_steps(config.run_dir / "broadcast"):
@@ -68,7 +71,7 @@ def test_what_the_trainer_lacks_is_sent_again(committed: RunConfig) -> None:
 def test_a_finished_run_asks_the_trainer_and_takes_its_leave(committed: RunConfig) -> None:
     with ScriptedTrainer(committed.output_dir, "one", STEPS, checkpoint=STEPS) as trainer:
         assert run(committed, lambda: None) == 0
-        wait_until(lambda: trainer.byes == 1)
+        wait_until(lambda: trainer.byes == 1, "BYE")
         assert trainer.steps_trained == []
     assert_whole(committed)
     assert batches(committed) == []

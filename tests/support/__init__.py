@@ -1,1 +1,1 @@
-"""What tests of several packages need: polling, ports, records, and servers and trainers for fault injection."""
+"""Helpers for the tests of several packages: waiting, ports, example records, fake servers and trainers."""

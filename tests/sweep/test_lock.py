@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from sweep.record import Record
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import Stored, StoreError
 from sweep.stores.memory import MemoryStore
+from tests.support.polling import wait_until
 
 DEADLINE_SECONDS = 30.0
 _numbers = itertools.count()
@@ -64,14 +64,6 @@ def claim(store: MemoryStore, terms: Terms) -> LeaseHolder:
     tenure = perform(store, Observer(terms, REAL_CLOCKS).acquire("target"))
     assert isinstance(tenure, Tenure)
     return LeaseHolder(store, tenure)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for it."""
-    give_up, tick = monotonic() + DEADLINE_SECONDS, threading.Event()
-    while not condition():
-        assert monotonic() < give_up, "waited in vain"
-        tick.wait(0.005)
 
 
 def no_trouble() -> None:
@@ -174,11 +166,11 @@ def test_the_path_is_checked_before_anything_is_written(tmp_path: Path) -> None:
 def test_a_claim_beats_for_as_long_as_it_is_held() -> None:
     store = TroubledStore()
     with holding(claim(store, PATIENT), Interruptions()):
-        until(lambda: store.record().revision >= 4)
+        wait_until(lambda: store.record().revision >= 4, "four heartbeats")
         assert store.record().state == "RUNNING"
     assert store.record().state == "SUCCESS"
     written = store.writes
-    until(lambda: not any(thread.name.endswith("target") for thread in threading.enumerate()))
+    wait_until(lambda: not any(thread.name.endswith("target") for thread in threading.enumerate()), "the thread's end")
     assert store.writes == written
 
 
@@ -192,9 +184,9 @@ def test_heartbeats_go_on_through_errors_and_lost_answers() -> None:
 
     with holding(claim(store, PATIENT), Interruptions()) as held:
         store.before_write = now_and_then
-        until(lambda: store.record().revision >= 4)
+        wait_until(lambda: store.record().revision >= 4, "four heartbeats")
         store.before_write, store.after_write = no_trouble, now_and_then
-        until(lambda: store.record().revision >= 8)
+        wait_until(lambda: store.record().revision >= 8, "four more")
         assert not held.stop.is_set()
     assert store.record().state == "SUCCESS"
 

@@ -6,7 +6,6 @@ import multiprocessing
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
@@ -17,6 +16,7 @@ import pytest
 from perf.chaos.sweep_worker import Witness, targets, work
 from sweep.lock import step_lock
 from sweep.status import TargetStatus, sweep_status
+from tests.support.polling import wait_until
 
 DEADLINE_SECONDS = 60.0
 
@@ -29,14 +29,6 @@ def start(count: int, function: Callable[..., None], *arguments: object) -> list
     for process in processes:
         process.start()
     return processes
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for it."""
-    give_up = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < give_up, "waited in vain"
-        time.sleep(0.01)
 
 
 def status(root: Path) -> TargetStatus:
@@ -78,7 +70,7 @@ def test_a_signal_ends_the_body_and_gives_the_claim_back(
 ) -> None:
     root = tmp_path / "sweep"
     process = signalled(worker, root, tmp_path)
-    until((tmp_path / "began").exists)
+    wait_until((tmp_path / "began").exists, "the body's begin")
     process.send_signal(number)
     assert process.wait(DEADLINE_SECONDS) == code
     assert (tmp_path / "cleaned-up").exists()
@@ -93,14 +85,14 @@ def test_a_signal_ends_the_body_and_gives_the_claim_back(
 def test_a_worker_paused_past_its_lease_is_told_and_changes_nothing(tmp_path: Path) -> None:
     root = tmp_path / "sweep"
     process = signalled("zombie", root, tmp_path)
-    until((tmp_path / "began").exists)
+    wait_until((tmp_path / "began").exists, "the body's begin")
     process.send_signal(signal.SIGSTOP)
     try:
         with step_lock(root / "only", heartbeat=0.1, lease=20.0, timeout=DEADLINE_SECONDS) as successor:
             assert successor.token == 2
             (tmp_path / "go-on").touch()
             process.send_signal(signal.SIGCONT)
-            until((tmp_path / "told").exists)
+            wait_until((tmp_path / "told").exists, "the body's end")
             assert status(root).owner == successor.owner
     finally:
         process.send_signal(signal.SIGCONT)

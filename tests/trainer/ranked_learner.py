@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from tests.support.polling import wait_until
 from trainer import ranks
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
@@ -42,10 +43,7 @@ def main(directory: Path, model: str) -> None:
 def await_both(directory: Path, stage: str, rank: int) -> None:
     """Until both have come so far: one may have taken longer to load."""
     (directory / f"{stage}_{rank}").touch()
-    deadline = time.monotonic() + 60
-    while len(list(directory.glob(f"{stage}_*"))) < 2:
-        assert time.monotonic() < deadline, "the other rank does not come"
-        time.sleep(0.01)
+    wait_until(lambda: len(list(directory.glob(f"{stage}_*"))) == 2, "the other rank")
 
 
 if __name__ == "__main__":

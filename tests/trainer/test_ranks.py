@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 
 from cluster.launch import descendants
 from cluster.notify import NotifySocket
+from tests.support.polling import until
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
@@ -42,14 +42,9 @@ from transport.messages import Acknowledged, Evicted, Ready
 pytestmark = pytest.mark.slow
 
 
-def all_gone(pids: list[int]) -> bool:
-    """Whether all of these processes end before a deadline."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
+async def until_gone(pids: list[int]) -> None:
+    """Until all of these processes have ended."""
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"the end of {pids}")
 
 
 def process_of_rank(pids: list[int], rank: int) -> int:
@@ -96,7 +91,7 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
             await end.until(Acknowledged, step=3, durable=3)
         children = descendants(process.pid or 0)
         assert await ended(process) == 143, log_path(config).read_text()
-        assert await asyncio.to_thread(all_gone, children)
+        await until_gone(children)
     lines = metrics_lines(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line, metrics in zip(lines, expected, strict=True):
@@ -129,7 +124,7 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
             rank = await asyncio.to_thread(process_of_rank, children, 1)
             os.kill(rank, signal.SIGKILL)
             assert await ended(process) == 1
-        assert await asyncio.to_thread(all_gone, children)
+        await until_gone(children)
     assert "a rank of the trainer died" in log_path(config).read_text()
     config = config.model_copy(update={"resume": True})
     with trainer_process(config) as process:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.polling import until
 from tests.trainer.conftest import WINDOW, make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
     DEADLINE,
@@ -64,9 +65,11 @@ def adapter(output_dir: Path, run_id: str, step: int) -> dict[str, torch.Tensor]
 
 async def until_trained(output_dir: Path, run_id: str, step: int) -> None:
     """Until the metrics line of a run's step is there, which comes after its weights."""
-    async with asyncio.timeout(DEADLINE):
-        while (run_id, step) not in {(line["run_id"], line["step"]) for line in metrics_lines(output_dir)}:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(
+        lambda: (run_id, step) in {(line["run_id"], line["step"]) for line in metrics_lines(output_dir)},
+        f"step {step} of {run_id}",
+        DEADLINE,
+    )
 
 
 async def train_to_the_end(end: Feeder, run_id: str, steps: int) -> None:

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import zmq
 
+from tests.support.polling import wait_until
 from transport.codec import encode_message
 from transport.config import TransportConfig
 from transport.files.atomic import Buffer, as_bytes_view
@@ -50,7 +50,7 @@ def refuse(receiver: BatchReceiver, total: int) -> None:
         assert receiver.receive(0.01) is None
         return receiver.rejected >= total
 
-    wait_for(refused, f"refusal number {total}")
+    wait_until(refused, f"refusal number {total}")
 
 
 async def hear(link: TrainerLink) -> ToOrchestrator:
@@ -67,14 +67,6 @@ async def handshake(link: TrainerLink, receiver: BatchReceiver, next_step: int =
     return hello
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Waits until `condition` holds."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about in {DEADLINE_SECONDS} s"
-        time.sleep(0.005)
-
-
 class Stranger:
     """Writes whatever frames it is given to the trainer of a job, without the link's good manners."""
 
@@ -84,7 +76,7 @@ class Stranger:
             self._directory: DirectoryConnection | None = DirectoryConnection(output_dir / EXCHANGE, "stranger", 5.0)
             self._directory.open()
             self._wake = os.pipe()
-            wait_for(lambda: Connected() in self._poll(), "the stranger's connection")
+            wait_until(lambda: Connected() in self._poll(), "the stranger's connection")
             return
         self._directory = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -103,7 +95,7 @@ class Stranger:
     def read(self) -> list[Buffer]:
         """The trainer's next answer."""
         if self._directory is not None:
-            wait_for(lambda: bool(self._frames or self._poll()) and bool(self._frames), "an answer to the stranger")
+            wait_until(lambda: bool(self._frames or self._poll()) and bool(self._frames), "an answer to the stranger")
             return self._frames.pop(0)
         assert self._socket.poll(int(DEADLINE_SECONDS * 1000)), "no answer to the stranger"
         return list(self._socket.recv_multipart())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.polling import wait_until
 from tests.transport.batches import assert_equal, make_batch
 from tests.transport.ends import (
     SESSION,
@@ -24,7 +25,6 @@ from tests.transport.ends import (
     refuse,
     take,
     trainer_process,
-    wait_for,
 )
 from transport import codec
 from transport.config import TransportConfig
@@ -430,7 +430,7 @@ async def test_a_killed_trainer_is_found_again(
             await link.send(Offer(make_batch(step=life), SESSION))
             assert await hear(link) == Acknowledged(life, 0)
             process.send_signal(signal.SIGKILL)
-            await asyncio.to_thread(wait_for, _losses(caplog, life), "the loss")
+            await asyncio.to_thread(wait_until, _losses(caplog, life), "the loss")
     await link.close()
 
 
@@ -442,7 +442,7 @@ async def test_a_stopped_trainer_is_lost_and_found(
     with trainer_process(impatient, tmp_path) as process:
         assert await hear(link) == Ready(1, 4, SESSION)
         process.send_signal(signal.SIGSTOP)
-        await asyncio.to_thread(wait_for, _losses(caplog, 1), "the loss")
+        await asyncio.to_thread(wait_until, _losses(caplog, 1), "the loss")
         process.send_signal(signal.SIGCONT)
         assert await hear(link) == Ready(1, 4, SESSION)
         await link.send(Offer(make_batch(step=1), SESSION))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +15,9 @@ from typing import Any
 
 import tomli_w
 
+from tests.support.polling import wait_until
+from tests.support.ports import free_port
+
 STEPS = 8
 DEADLINE_SECONDS = 240.0
 
@@ -24,15 +25,12 @@ DEADLINE_SECONDS = 240.0
 def settings(output_dir: Path, max_restarts: int = 0) -> dict[str, Any]:
     """The job's configuration: few short steps, and a checkpoint of the trainer only at every third. A death ends the job, unless
     it may restart what died."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return {
         "output_dir": str(output_dir),
         "model": "tiny-moe",
         "max_restarts": max_restarts,
         "inference": {
-            "port": port,
+            "port": free_port(),
             "dtype": "float32",
             "max_model_len": 256,
             "max_num_batched_tokens": 4096,
@@ -74,12 +72,15 @@ class RunningJob:
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         """Until `condition`; fails, with what the job printed, when it ends before or takes too long."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not condition():
+
+        def holds() -> bool:
+            if condition():
+                return True
             ended = self.process.poll()
             assert ended is None, f"the job ended with {ended} while the test waited for {what}:\n{self.output()}"
-            assert time.monotonic() < deadline, f"no {what} after {DEADLINE_SECONDS} s:\n{self.output()}"
-            time.sleep(0.02)
+            return False
+
+        wait_until(holds, what, DEADLINE_SECONDS, self.output)
 
     def wait(self) -> int:
         """Its exit code."""
@@ -128,11 +129,8 @@ class RunningJob:
 
 
 def assert_nothing_is_left(job: RunningJob) -> None:
-    """Of its processes, once it has ended."""
-    deadline = time.monotonic() + 10
-    while job.processes() and time.monotonic() < deadline:
-        time.sleep(0.05)  # the kernel takes a moment to bury what was killed
-    assert not job.processes(), job.processes()
+    """Of its processes, once it has ended: the kernel takes a moment to remove those that were killed."""
+    wait_until(lambda: not job.processes(), "the end of its processes", 10, lambda: str(job.processes()))
 
 
 def write_config(directory: Path, max_restarts: int = 0) -> Path:

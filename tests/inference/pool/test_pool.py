@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from inference.base import InferenceError, RequestRefused, SamplingParameters
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.inference.fake_server import FakeServer, weight_update
+from tests.support.polling import until
 from transport.records import Turn
 
 SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3, stop_token_ids=())
@@ -27,20 +28,18 @@ async def pool_of(*servers: FakeServer, **settings: Any) -> AsyncIterator[Infere
     pool = InferencePool(PoolConfig(urls=[server.url for server in servers], **(defaults | settings)), "a-model")
     try:
         await pool.start()
-        await until(lambda: all(status.state != "unknown" for status in pool.status()))
+        await until(lambda: all(status.state != "unknown" for status in pool.status()), "the first look at each server")
         yield pool
     finally:
         await pool.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  (what is waited for happens behind a socket and has no event)
-            await asyncio.sleep(0.002)
-
-
 def states(pool: InferencePool) -> list[str]:
     return [status.state for status in pool.status()]
+
+
+async def until_states(pool: InferencePool, *expected: str) -> None:
+    await until(lambda: states(pool) == list(expected), f"servers that are {', '.join(expected)}")
 
 
 async def generate(pool: InferencePool, affinity: str = "a", start: int = 0) -> Turn:
@@ -63,7 +62,7 @@ async def test_requests_wait_for_room_at_a_server() -> None:
     async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=2) as pool:
         server.gate.clear()
         requests = [asyncio.create_task(generate(pool, str(index))) for index in range(10)]
-        await until(lambda: server.running == 2)
+        await until(lambda: server.running == 2, "2 running requests")
         server.gate.set()
         await asyncio.gather(*requests)
     assert server.most_running == 2
@@ -117,10 +116,10 @@ async def test_a_server_that_dies_gives_its_requests_to_another_and_returns_with
         await first.vanish()
         turn = await request
         assert (turn.server, turn.policy_version) == (second.url, 5)
-        await until(lambda: states(pool) == ["out", "serving"])
+        await until_states(pool, "out", "serving")
         await first.restart()
         first.gate.set()
-        await until(lambda: states(pool) == ["serving", "serving"])
+        await until_states(pool, "serving", "serving")
         assert first.version == 5, "it came back with the weights of version 0 and was brought up to date"
 
 
@@ -128,8 +127,8 @@ async def test_a_restart_between_two_health_checks_is_noticed() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
         await pool.update_weights(weight_update(5))
         server.version, server.instance = 0, "second"
-        await until(lambda: server.version == 5)
-        await until(lambda: states(pool) == ["serving"])
+        await until(lambda: server.version == 5, "version 5")
+        await until_states(pool, "serving")
 
 
 async def test_an_unhealthy_server_gives_up_a_request_that_hangs() -> None:
@@ -170,7 +169,7 @@ async def test_cancelling_a_request_that_waits_gives_its_turn_to_the_next() -> N
 async def test_a_request_has_a_deadline_and_says_what_it_waited_for() -> None:
     async with FakeServer() as server, pool_of(server, request_timeout_seconds=0.1) as pool:
         server.healthy = False
-        await until(lambda: states(pool) == ["out"])
+        await until_states(pool, "out")
         with pytest.raises(InferenceError, match=r"request_timeout_seconds = 0\.1.*is out: .*503"):
             await generate(pool)
 
@@ -194,9 +193,9 @@ async def test_an_answer_between_the_load_and_its_proof_is_held_back() -> None:
         request = asyncio.create_task(generate(pool))
         await server.arrived.wait()
         update = asyncio.create_task(pool.update_weights(weight_update(1)))
-        await until(lambda: server.answers["/counterpoint/v1/probe"] == 1)
+        await until(lambda: server.answers["/counterpoint/v1/probe"] == 1, "the probe")
         server.gate.set()
-        await until(lambda: server.running == 0)
+        await until(lambda: server.running == 0, "0 running requests")
         done, _ = await asyncio.wait({request}, timeout=0.1)
         assert not done
         server.probe_gate.set()
@@ -212,9 +211,9 @@ async def test_an_answer_of_weights_that_fail_their_proof_is_discarded_and_asked
         request = asyncio.create_task(generate(pool))
         await deaf.arrived.wait()
         update = asyncio.create_task(pool.update_weights(weight_update(1)))
-        await until(lambda: deaf.answers["/counterpoint/v1/probe"] == 1)
+        await until(lambda: deaf.answers["/counterpoint/v1/probe"] == 1, "the probe")
         deaf.gate.set()
-        await until(lambda: deaf.running == 0)
+        await until(lambda: deaf.running == 0, "0 running requests")
         deaf.probe_gate.set()
         await update
         turn = await request
@@ -265,7 +264,7 @@ async def test_a_server_that_failed_the_probe_returns_once_it_passes() -> None:
         deaf.deaf = True
         await pool.update_weights(weight_update(1))
         deaf.deaf = False
-        await until(lambda: states(pool) == ["serving", "serving"])
+        await until_states(pool, "serving", "serving")
         assert deaf.version == 1
 
 
@@ -304,13 +303,13 @@ async def test_the_capacity_is_told_when_servers_come_and_go() -> None:
         )
         pool = InferencePool(config, "a-model", told.append)
         await pool.start()
-        await until(lambda: told[-1] == 16)
+        await until(lambda: told[-1] == 16, "a capacity of 16")
         await pool.update_weights(weight_update(1))
         assert told[-1] == 16
         first.healthy = False
-        await until(lambda: told[-1] == 8)
+        await until(lambda: told[-1] == 8, "a capacity of 8")
         first.healthy = True
-        await until(lambda: told[-1] == 16)
+        await until(lambda: told[-1] == 16, "a capacity of 16")
         await pool.close()
 
 

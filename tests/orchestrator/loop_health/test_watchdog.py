@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import pytest
 
 from cluster.notify import NotifySocket
 from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
-
-
-async def until(condition: object, seconds: float = 10.0) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - a datagram socket, polled
-            await asyncio.sleep(0.005)
+from tests.support.polling import until, wait_until
 
 
 async def beat(watchdog: Watchdog) -> None:
@@ -86,9 +79,7 @@ async def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture, clock: 
 
 
 def hold_the_loop(until_logged: pytest.LogCaptureFixture) -> None:
-    deadline = time.monotonic() + 10
-    while "hold_the_loop" not in until_logged.text and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: "hold_the_loop" in until_logged.text, "the watchdog's log")
 
 
 @pytest.mark.slow
@@ -118,7 +109,7 @@ async def test_systemd_is_fed_only_while_the_loop_ticks(monkeypatch: pytest.Monk
             received.append(message)
         return len(received) >= 3
 
-    await until(fed)
+    await until(fed, "three messages to systemd")
     assert received[0] == {"WATCHDOG": "1"}
     beating.cancel()
     await asyncio.sleep(0.2)

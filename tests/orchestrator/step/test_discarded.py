@@ -29,10 +29,11 @@ from orchestrator.step.discarded import (
     with_unrecorded,
 )
 from run.config import RunConfig, ScheduleConfig
-from tests.orchestrator.daemons import STEPS, metrics_of, started, wait_until
+from tests.orchestrator.daemons import STEPS, metrics_of, started
 from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.rollout_examples import make_rollout
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.support.polling import wait_until
 from transport.records import Rollout
 
 SCHEDULE = ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32)
@@ -156,7 +157,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
         return any("lost" in status for status in said)
 
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
-        wait_until(told)
+        wait_until(told, "a status that counts them")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
     listener.close()
@@ -179,7 +180,7 @@ def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
     config = make_config(args={"fault": "dull", "turns": 1})
     recorded = RECORDED_BATCHES * BATCH
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
-        wait_until(lambda: inference.completions > recorded + 100)
+        wait_until(lambda: inference.completions > recorded + 100, "more completions than are recorded")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
     assert "64 rollouts have been lost since step 0" in (config.run_dir / "orchestrator.log").read_text()

@@ -17,6 +17,7 @@ from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
 from orchestrator.step.sender import NoTrainerError, Sender
 from tests.orchestrator.rollout_examples import make_rollout
+from tests.support.polling import until
 from transport import codec
 from transport.messages import (
     Acknowledged,
@@ -106,11 +107,9 @@ async def running(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - files are read in a thread; nothing announces the end
-            await asyncio.sleep(0.001)
+async def until_sent(link: PlayedLink, steps: list[int]) -> None:
+    """Until the link has sent the batches of `steps`, which are read from files by a thread."""
+    await until(lambda: link.steps == steps, f"the batches of steps {steps}")
 
 
 def record(run_dir: Path, step: int) -> Path:
@@ -152,7 +151,7 @@ async def test_what_is_not_in_memory_is_read_from_the_record(tmp_path: Path) -> 
         record(tmp_path, step)
     async with running(tmp_path, newest_step=3) as (_, link):
         await link.say(Ready(2, credit=4, session=1))
-        await until(lambda: link.steps == [2, 3])
+        await until_sent(link, [2, 3])
         np.testing.assert_array_equal(link.sent[0].token_ids_T, make_batch(2).token_ids_T)
 
 
@@ -160,7 +159,7 @@ async def test_records_go_once_durable(tmp_path: Path) -> None:
     paths = [record(tmp_path, step) for step in (1, 2, 3)]
     async with running(tmp_path, newest_step=3) as (sender, link):
         await link.say(Ready(1, credit=4, session=1))
-        await until(lambda: link.steps == [1, 2, 3])
+        await until_sent(link, [1, 2, 3])
         await link.say(Acknowledged(3, durable=2))
         await asyncio.wait_for(sender.wait_durable(2), 10)
         assert [path.exists() for path in paths] == [False, False, True]
@@ -219,13 +218,13 @@ async def test_a_batch_travels_before_its_step_is_committed(tmp_path: Path) -> N
     async with running(tmp_path) as (sender, link):
         await link.say(Ready(1, credit=4, session=5))
         sender.offer(make_batch(1), 100)
-        await until(lambda: link.steps == [1])
+        await until_sent(link, [1])
         assert (link.commits, sender.newest_step) == ([], 0)
         sender.commit(1)
-        await until(lambda: link.commits == [1])
+        await until(lambda: link.commits == [1], "the commit of step 1")
         await link.say(Ready(1, credit=4, session=6))
         sender.offer(make_batch(2), 100)
-        await until(lambda: link.steps == [1, 1, 2])
+        await until_sent(link, [1, 1, 2])
         assert link.commits == [1, 1]
         assert link.sessions == [5, 5, 6, 6, 6]
 
@@ -249,11 +248,11 @@ async def test_no_more_bytes_are_on_their_way_than_the_trainer_holds_but_for_one
     (tmp_path / "rollouts/step_1/STABLE").touch()
     async with running(tmp_path, newest_step=1) as (sender, link):
         await link.say(Ready(1, 4, 1, credit_bytes=size + 1000))
-        await until(lambda: link.steps == [1])
+        await until_sent(link, [1])
         for step, nbytes in ((2, 900), (3, 101), (4, size + 2000)):
             sender.offer(make_batch(step), nbytes)
             sender.commit(step)
-        await until(lambda: link.steps == [1, 2])
+        await until_sent(link, [1, 2])
         await link.say(Acknowledged(1, durable=0))
         assert link.steps == [1, 2, 3]
         await link.say(Acknowledged(2, durable=0))
@@ -266,7 +265,7 @@ async def test_what_is_committed_is_said_before_the_farewell(tmp_path: Path) -> 
     async with running(tmp_path) as (sender, link):
         await link.say(Ready(1, credit=4, session=5))
         sender.offer(make_batch(1), 100)
-        await until(lambda: link.steps == [1])
+        await until_sent(link, [1])
     sender.commit(1)
     await sender.close()
     assert link.commits == [1]

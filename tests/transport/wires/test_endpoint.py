@@ -16,8 +16,10 @@ import pytest
 import zmq
 import zmq.auth
 
+from tests.support.polling import wait_until
+from tests.support.ports import free_port, taken_port
 from tests.transport.batches import make_batch
-from tests.transport.ends import SESSION, Stranger, handshake, hello_frames, refuse, take, wait_for
+from tests.transport.ends import SESSION, Stranger, handshake, hello_frames, refuse, take
 from transport.config import TransportConfig
 from transport.messages import Hello, Offer, Ready
 from transport.records import Batch
@@ -111,13 +113,6 @@ class Keyring:
         ).model_copy(update=fields)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def keyring(tmp_path: Path) -> Keyring:
     return Keyring(tmp_path)
@@ -145,7 +140,7 @@ async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, ca
             await link.start(Hello(run_id, 0))
         await asyncio.to_thread(refuse, receiver, 3)
         with caplog.at_level(logging.WARNING):
-            await asyncio.to_thread(wait_for, lambda: "key is not among the trainer's" in caplog.text, "the reason")
+            await asyncio.to_thread(wait_until, lambda: "key is not among the trainer's" in caplog.text, "the reason")
         for link in (unknown, wrong_server):
             await link.close()
         plain.close()
@@ -183,10 +178,8 @@ def test_keys_are_not_shown(keyring: Keyring) -> None:
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    with taken_port() as port:
+        address = f"tcp://127.0.0.1:{port}"
         with pytest.raises(OSError, match=f"cannot listen on {address}: another process"):
             open_receiver(TransportConfig(address=address), tmp_path)
 

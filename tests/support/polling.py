@@ -1,0 +1,33 @@
+"""Waiting for a condition that nothing announces: polled, with a deadline, and named in the failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+DEADLINE_SECONDS = 60.0
+"""Long enough for a busy machine. A test whose condition never holds takes this long to fail."""
+
+INTERVAL_SECONDS = 0.005
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float = DEADLINE_SECONDS,
+    details: Callable[[], str] = lambda: "",
+) -> None:
+    """Blocks this thread until `condition()` holds. Raises `AssertionError` naming `what` after `seconds`, with `details()`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}\n{details()}".rstrip()
+        time.sleep(INTERVAL_SECONDS)
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    """Waits likewise, while the event loop runs."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
+        await asyncio.sleep(INTERVAL_SECONDS)
