@@ -12,7 +12,6 @@ import importlib.metadata
 import logging
 import math
 import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -21,8 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 import orjson
 
@@ -30,7 +28,7 @@ from inference.config import InferenceConfig
 from inference.token import read_token
 from transport.process.parent_death import bound_command, end_group, stopped_members
 from transport.process.permanent_errors import is_permanent
-from transport.process.stop_requests import StopRequests
+from transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ def serve(
         logger.error("inference: %s", error)
         return EXIT_BAD_CONFIG if isinstance(error, ValueError) or is_permanent(error) else EXIT_FAILED
     try:
-        with _output(config.log_file) as output, _Signals() as signals:
+        with _output(config.log_file) as output, StopSignals() as signals:
             child = _start(config, environment, output)
             try:
                 return _watch(child, config, signals, on_ready, beat)
@@ -199,34 +197,6 @@ def _output(log_file: Path | None) -> Iterator[IO[bytes] | None]:
         yield file
 
 
-class _Signals:
-    """Counts SIGTERM and SIGINT while it is entered; the handlers that were there before return after."""
-
-    def __init__(self) -> None:
-        self._requests = StopRequests()
-        self.exit_code = 0
-        """128 + the number of the first signal."""
-        self._before: dict[int, Any] = {}
-
-    @property
-    def received(self) -> int:
-        """The number of signals, without repetitions."""
-        return self._requests.count
-
-    def __enter__(self) -> _Signals:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._requests.note()
-        self.exit_code = self.exit_code or 128 + number
-
-
 def _start(config: InferenceConfig, environment: dict[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         bound_command(server_command(config)),
@@ -241,7 +211,7 @@ def _start(config: InferenceConfig, environment: dict[str, str], output: IO[byte
 def _watch(
     child: subprocess.Popen[bytes],
     config: InferenceConfig,
-    signals: _Signals,
+    signals: StopSignals,
     on_ready: Callable[[], None],
     beat: Callable[[str], None],
 ) -> int:
@@ -250,7 +220,7 @@ def _watch(
     ready = False
     deaf_since = math.inf
     looked = -math.inf
-    while not signals.received:
+    while not signals.count:
         if time.monotonic() - looked >= LOOK_SECONDS:
             looked = time.monotonic()
             beat(_trouble(child))
@@ -315,13 +285,13 @@ def _healthy(config: InferenceConfig) -> bool:
         connection.close()
 
 
-def _stop(child: subprocess.Popen[bytes], signals: _Signals) -> None:
+def _stop(child: subprocess.Popen[bytes], signals: StopSignals) -> None:
     """Ends the child: SIGTERM, then SIGKILL after `STOP_SECONDS` or a second signal; then whatever is left of its process
     group, which removes the memory that they shared."""
     if child.poll() is None:
         child.terminate()
         deadline = time.monotonic() + STOP_SECONDS
-        while child.poll() is None and time.monotonic() < deadline and signals.received < 2:
+        while child.poll() is None and time.monotonic() < deadline and signals.count < 2:
             time.sleep(POLL_SECONDS / 5)
     if child.poll() is None:
         child.kill()

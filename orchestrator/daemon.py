@@ -51,7 +51,7 @@ from orchestrator.run_directory import (
 )
 from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
 from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.signals import StopSignals
+from orchestrator.signals import ShutdownSignals
 from orchestrator.step import discarded
 from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
 from orchestrator.step.boundary import StepBoundary
@@ -86,7 +86,7 @@ def run(
             infrequent_gc(),
             taken_over(config),
             logging_to(config.run_dir / "orchestrator.log", config.log_format),
-            StopSignals(config.shutdown_timeout_seconds) as signals,
+            ShutdownSignals(config.shutdown_timeout_seconds) as signals,
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
             return _run_to_its_end(runner.get_loop(), _serve(config, on_ready, signals))
@@ -109,7 +109,7 @@ def _run_to_its_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, i
             logger.debug("a task that an environment started raised %s", describe_error(error))
 
 
-async def _serve(config: RunConfig, on_ready: Callable[[], None], signals: StopSignals) -> int:
+async def _serve(config: RunConfig, on_ready: Callable[[], None], signals: ShutdownSignals) -> int:
     run_context.set(config.run_id)
     try:
         done = await Daemon(config, on_ready, signals).serve()
@@ -121,7 +121,7 @@ async def _serve(config: RunConfig, on_ready: Callable[[], None], signals: StopS
 class Daemon:
     """One life of one run."""
 
-    def __init__(self, config: RunConfig, on_ready: Callable[[], None], signals: StopSignals) -> None:
+    def __init__(self, config: RunConfig, on_ready: Callable[[], None], signals: ShutdownSignals) -> None:
         self._config = config
         self._on_ready = on_ready
         self._signals = signals

@@ -1,9 +1,6 @@
 """SIGTERM and SIGINT of the daemon: the first asks it to drain; a second, or an end that takes too long, ends it at once.
 
 Too long is what can be given up. A commit in progress is waited for, however long the disk takes.
-
-Handlers are plain `signal.signal` ones, restored on exit, as uvicorn does it: they also run where a loop has no
-`add_signal_handler` or is about to start.
 """
 
 from __future__ import annotations
@@ -16,28 +13,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any
+from types import TracebackType
 
 from cluster.notify import notify
 from orchestrator.loop_health.watchdog import describe_waits
-from transport.process.stop_requests import StopRequests
+from transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _EXTENSION_SECONDS = 60.0
 """Asked of the supervisor, again and again, while a commit is waited for beyond the deadline."""
 
 
-class StopSignals:
+class ShutdownSignals:
     """A context manager, for the main thread. `wait` returns once a signal has come."""
 
     def __init__(self, shutdown_timeout_seconds: float) -> None:
         self._timeout_seconds = shutdown_timeout_seconds
-        self._requests = StopRequests()
-        self._received: int | None = None
+        self._signals = StopSignals(self._on_request)
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._deadline: threading.Timer | None = None
         self._exit_code = 1
@@ -47,19 +40,18 @@ class StopSignals:
         """Under way."""
         self._overdue = False
         """The deadline has passed, and a commit is waited for."""
-        self._former: dict[int, Any] = {}
 
     async def wait(self) -> None:
         """Until the first signal."""
         event = asyncio.Event()
         self._waiting = (asyncio.get_running_loop(), event)
-        if self._received is None:
+        if not self._signals.count:
             await event.wait()
 
     @property
     def exit_code(self) -> int:
         """Of a daemon that the signal ended before its run was done: 128 + its number."""
-        return 128 + (self._received or 0)
+        return self._signals.exit_code
 
     @contextmanager
     def commit_in_progress(self) -> Iterator[None]:
@@ -83,25 +75,20 @@ class StopSignals:
         if self._deadline is None:
             self._begin_deadline(self._timeout_seconds)
 
-    def __enter__(self) -> StopSignals:
-        self._former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+    def __enter__(self) -> ShutdownSignals:
+        self._signals.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
+        self._signals.__exit__(kind, error, trace)
         if self._deadline is not None:
             self._deadline.cancel()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        request = self._requests.note()
-        if request == 0:
-            return
+    def _on_request(self, request: int, number: int) -> None:
         if request > 1:
             _leave(f"a second signal ({signal.Signals(number).name}): leaving at once", 128 + number)
-        self._received = number
         if self._deadline is None:
             self._begin_deadline(self._timeout_seconds)
         if self._waiting is not None:

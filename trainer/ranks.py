@@ -31,8 +31,8 @@ from torch import Tensor
 
 from cluster.notify import Heartbeat, NotifySocket
 from trainer.config import TrainerConfig
-from trainer.stop import StopRequest
 from transport.files.atomic import write_atomically
+from transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     }
     torchrun = subprocess.Popen(command, env=environment, process_group=0)
     try:
-        with StopRequest() as stop:
+        with StopSignals(end_at_second_request) as stop:
             return _supervise(torchrun, socket, stop, on_ready)
     finally:
         if torchrun.poll() is None:
@@ -191,7 +191,7 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
 
 
 def _supervise(
-    torchrun: subprocess.Popen[bytes], socket: NotifySocket, stop: StopRequest, on_ready: Callable[[], object]
+    torchrun: subprocess.Popen[bytes], socket: NotifySocket, stop: StopSignals, on_ready: Callable[[], object]
 ) -> int:
     rank_zero: int | None = None
     forwarded = False
@@ -210,7 +210,7 @@ def _supervise(
                 heartbeat.beat()
             if "EXIT_STATUS" in message:
                 code = int(message["EXIT_STATUS"])
-        if stop.requested and not forwarded:
+        if stop.count and not forwarded:
             forwarded = True
             if rank_zero is None:
                 logger.info("stopped before the ranks had started")

@@ -35,9 +35,9 @@ from trainer.runs import checkpoint, control_files
 from trainer.runs.manager import HookError, Progress, Run, setup_multi_run_manager
 from trainer.runs.presence import Presence
 from trainer.runs.sessions import Sessions
-from trainer.stop import StopRequest
 from transport.files.atomic import published_steps
 from transport.process.permanent_errors import is_permanent
+from transport.process.stop_requests import StopSignals, end_at_second_request
 from transport.wires.base import BatchReceiver
 from transport.wires.open import open_receiver
 
@@ -88,7 +88,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     with ExitStack() as stack:
         try:
             device = choose_device(config.device)
-            stop = stack.enter_context(StopRequest())
+            stop = stack.enter_context(StopSignals(end_at_second_request))
             group = stack.enter_context(ranks.join(config, device))
             manager = setup_multi_run_manager(config.output_dir, config.max_runs, device, config.seed)
             learner = Learner(config, group, manager)
@@ -148,9 +148,9 @@ class Trainer:
             for finished in checkpoint.finished_runs(config.output_dir):
                 self._presence.finished(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
 
-    def serve(self, stop: StopRequest) -> int:
+    def serve(self, stop: StopSignals) -> int:
         """Until the runs have ended, or `stop`; the exit code."""
-        while not (stop.requested or self._over()):
+        while not (stop.count or self._over()):
             self._receive()
             self._discover_if_due()
             self._open_steps()
@@ -163,7 +163,7 @@ class Trainer:
             self._make_durable(run)
         steps = ", ".join(f"{run.run_id} at step {run.progress.step}" for run in self._learner.runs.values())
         logger.info("the trainer ends%s", f": {steps}" if steps else "")
-        if stop.requested and not self._over():
+        if stop.count and not self._over():
             return stop.exit_code
         return EVICTED if self._presence.all_evicted() else 0
 

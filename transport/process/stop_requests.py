@@ -1,15 +1,25 @@
-"""Signals that ask a process to stop, counted as requests: one request may come as two signals.
+"""Requests to stop that come as signals: counted, since one request may come as two signals, and handled in the main thread.
 
 `timeout 100 counterpoint run` sends its signal to the process and then to the group, which is the same process again; a terminal
 that closes sends SIGHUP, and the end of its session SIGTERM. Two signals within a second are one request.
+
+The supervisor (`cluster/job.py`) and `cli/sweep.py` count requests here, too, but handle signals in their event loop, since their
+handlers change the loop's state. `sweep/interruption.py` turns signals into exceptions, and imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import math
+import signal
 import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 REPETITION_SECONDS = 1.0
+"""Signals less than this apart are one request."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequests:
@@ -20,11 +30,51 @@ class StopRequests:
         self._noted = -math.inf
 
     def note(self, at: float | None = None) -> int:
-        """Notes a signal that came at `at` seconds, now unless given; the number of the request that it is, or 0 for a repetition
-        of the one before."""
+        """Notes a signal that came at `at` seconds of the monotonic clock, now unless given. Returns the number of its request,
+        counted from 1, or 0 for a repetition of the one before."""
         now = time.monotonic() if at is None else at
         if now - self._noted < REPETITION_SECONDS:
             return 0
         self._noted = now
         self.count += 1
         return self.count
+
+
+class StopSignals:
+    """Takes SIGTERM and SIGINT as stop requests inside its block, in the main thread; then restores the former handlers.
+
+    The handlers are plain `signal.signal` ones, as uvicorn's: they also run while no event loop does.
+    """
+
+    def __init__(self, on_request: Callable[[int, int], object] = lambda request, number: None) -> None:
+        """`on_request` is called in the handler for each request, with the request's number, from 1, and the signal's."""
+        self.exit_code = 0
+        """128 + the number of the first signal: for a process that it ended before its work was complete."""
+        self._requests = StopRequests()
+        self._on_request = on_request
+        self._former: dict[int, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of requests so far."""
+        return self._requests.count
+
+    def __enter__(self) -> StopSignals:
+        self._former = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if request := self._requests.note():
+            self.exit_code = self.exit_code or 128 + number
+            self._on_request(request, number)
+
+
+def end_at_second_request(request: int, number: int) -> None:
+    """For `StopSignals`: from the second request on, the signal ends the process as if it were not handled."""
+    if request > 1:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
