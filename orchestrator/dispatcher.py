@@ -44,7 +44,7 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import Advantage
 from orchestrator.step.boundary import StepBoundary
@@ -251,13 +251,12 @@ class Dispatcher:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
         chat, sampling = self._calling[group.environment]
         model = PolicyModel(rollout, chat, self._pool, sampling)
-        outcome = RolloutOutcome.COMPLETED
         try:
             with self._interruptible(group):
                 await play(self._environments[group.environment], rollout, model)
+                outcome = outcome_of(rollout)
                 if rollout.error is not None:
-                    outcome = RolloutOutcome.FAILED
-                    await asyncio.sleep(self._discarded.rollout_failed(rollout.error))
+                    await asyncio.sleep(self._pause_after(rollout.error, outcome))
         except asyncio.CancelledError:
             if not (group.cancelled or self._draining):
                 raise
@@ -267,6 +266,12 @@ class Dispatcher:
             self._on_progress()
         oldest = rollout.oldest_policy_version if rollout.turns else None
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
+
+    def _pause_after(self, error: str, outcome: RolloutOutcome) -> float:
+        """Seconds before another rollout may take the place of one that failed."""
+        if outcome is RolloutOutcome.INFERENCE_FAILED:
+            return self._discarded.inference_failed(error)
+        return self._discarded.rollout_failed(error)
 
     async def _judge(self, group: Group) -> None:
         set_context(group=group.group_id)

@@ -74,7 +74,10 @@ def log_step(line: Mapping[str, Any], total_steps: int) -> None:
 
 def _failures(line: Mapping[str, Any]) -> str:
     words = failures_in_words(sum_failures([line]))
-    return f"  failed: {words}" if words else ""
+    unanswered = line.get("rollouts/inference_failed", 0)
+    return (f"  failed: {words}" if words else "") + (
+        f"  without an answer from inference: {unanswered}" if unanswered else ""
+    )
 
 
 def _blame(line: Mapping[str, Any]) -> str:

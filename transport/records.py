@@ -75,6 +75,8 @@ class Rollout:
     reward: float | None = None
     error: str | None = None
     """Why it failed, for a person; None for one that completed."""
+    inference_failed: bool = False
+    """It failed because a model call of it got no answer in time: a failure of the infrastructure, not of its environment."""
     metrics: dict[str, float] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     """Whatever the environment kept; `state_columns` picks fields of it for the saved records. JSON-serialisable."""

@@ -1,4 +1,7 @@
-"""Why rollouts failed: kinds of errors, few enough to be counted by environment, for metrics, summaries and log lines."""
+"""Why rollouts failed: kinds of errors, few enough to be counted by environment, for metrics, summaries and log lines.
+
+A rollout that inference failed is not counted here: it is no failure of its environment (`rollouts/inference_failed`).
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ def kind_of(error: str) -> str:
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    """Metrics: how many of the rollouts failed, by environment and kind."""
+    """Metrics: how many of the rollouts their environments failed, by environment and kind."""
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
     for rollout in rollouts:
-        if rollout.error is None:
+        if rollout.error is None or rollout.inference_failed:
             continue
         kind = kind_of(rollout.error)
         kind = kind if kind in kinds or len(kinds) < MAX_KINDS else OTHER

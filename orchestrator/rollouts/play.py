@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import reprlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -18,11 +19,15 @@ import numpy as np
 from environments.base import Environment
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
-from inference.base import SamplingParameters
+from inference.base import InferenceError, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.rollouts.describe_error import describe_error
 from orchestrator.rollouts.trajectories import OpenBranches
 from transport.records import Int32Array, Rollout, Turn
+
+_WAITED_SHARE = 0.5
+"""Of a rollout's deadline: where a rollout fails after a model call of it waited longer than this and was cancelled, inference
+failed, not the environment."""
 
 
 class GeneratingPool(Protocol):
@@ -64,6 +69,10 @@ class PolicyModel:
         self._pool = pool
         self._sampling = sampling
         self._branches = OpenBranches()
+        self._unanswered = False
+        """A call failed for want of an answer."""
+        self._cancelled_after = 0.0
+        """Seconds that a call had waited for its answer when it was cancelled; the longest of all."""
 
     async def generate(self, prompt_ids: Sequence[int]) -> Turn:
         """One call with the environment's sampling parameters.
@@ -76,21 +85,38 @@ class PolicyModel:
             raise ValueError(
                 f"a prompt must be a flat, non-empty sequence of token ids; this one has shape {prompt.shape}"
             )
-        with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
-            turn = await self._pool.generate(
-                prompt,
-                self._sampling,
-                affinity=self._rollout.rollout_id,
-                routed_experts_start=self._branches.rows_held(prompt),
-            )
-        turn = self._branches.add(turn).turns[-1]
+        turn = self._branches.add(await self._completion(prompt)).turns[-1]
         self._rollout.turns.append(turn)
         return turn
+
+    async def _completion(self, prompt: Int32Array) -> Turn:
+        began = time.monotonic()
+        try:
+            with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
+                return await self._pool.generate(
+                    prompt,
+                    self._sampling,
+                    affinity=self._rollout.rollout_id,
+                    routed_experts_start=self._branches.rows_held(prompt),
+                )
+        except RequestRefused:
+            raise
+        except InferenceError:
+            self._unanswered = True
+            raise
+        except asyncio.CancelledError:
+            self._cancelled_after = max(self._cancelled_after, time.monotonic() - began)
+            raise
+
+    def inference_failed(self, rollout_seconds: float) -> bool:
+        """Whether inference is why the rollout failed, whose deadline was `rollout_seconds`: a call got no answer after all
+        retries, or waited for one during most of that time. A refused request is the environment's failure."""
+        return self._unanswered or self._cancelled_after >= _WAITED_SHARE * rollout_seconds
 
 
 async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) -> None:
     """Plays `rollout` to its end and scores it, unless its group is scored as one. Whatever the environment raises, or a missed
-    deadline, becomes `rollout.error`."""
+    deadline, becomes `rollout.error`; `rollout.inference_failed` tells whether inference is the reason."""
 
     async def play_and_score() -> None:
         environment = loaded.environment
@@ -102,6 +128,8 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
             _take_over(rollout, shown, reward)
 
     rollout.error = await _failure(loaded, play_and_score)
+    seconds = loaded.config.rollout_timeout_seconds
+    rollout.inference_failed = rollout.error is not None and model.inference_failed(seconds)
 
 
 async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) -> None:

@@ -41,6 +41,7 @@ _ROLLOUT_TYPES = {
     "example_index": int,
     "reward": float | int | None,
     "error": str | None,
+    "inference_failed": bool,
     "metrics": dict,
     "state": dict,
     "advantage": float | int,

@@ -46,7 +46,7 @@ class GroupFinalized:
     kept: int
     filtered: int
     dropped: DropReason | None = None
-    """Why the whole group was dropped (`FAILED`, `INCOMPLETE`, `ADVANTAGE`); None for a group that was not."""
+    """Why the whole group was dropped: `FAILED`, `INFERENCE_FAILED`, `INCOMPLETE` or `ADVANTAGE`; None where it was not."""
     detail: str = ""
     """Of `dropped`, for a person."""
 

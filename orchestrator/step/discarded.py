@@ -103,19 +103,28 @@ class DiscardedRollouts:
             self._tell(self.report())
 
     def rollout_failed(self, error: str) -> float:
-        """Notes it, and answers for how many seconds to wait before its place is free."""
+        """Logs and counts a rollout that its environment failed; returns the seconds to wait before another may start."""
+        self._failed_in_a_row += 1
+        self._log_failure("rollout failed", error)
+        first, longest = PAUSE_SECONDS
+        doublings = self._failed_in_a_row // (PAUSE_DOUBLES_AFTER_GROUPS * self._schedule.group_size)
+        return min(longest, first * 2.0 ** min(doublings, 32))
+
+    def inference_failed(self, error: str) -> float:
+        """As `rollout_failed`, of a rollout that inference failed. The pause does not grow: the pool has waited between its
+        attempts, and the servers may be back at any time."""
+        self._log_failure("a rollout got no answer from inference", error)
+        return PAUSE_SECONDS[0]
+
+    def _log_failure(self, what: str, error: str) -> None:
         kind = kind_of(error)
         kind = kind if kind in self._failures or len(self._failures) < MAX_KINDS else OTHER
-        self._failed_in_a_row += 1
         self._failures[kind] += 1
         self._unsaid += 1
         if self._failures[kind] <= FIRST_FAILURES or self._clock() - self._said_at >= FAILURE_SECONDS:
             others = f" (and {self._unsaid - 1} others since the last such line)" if self._unsaid > 1 else ""
-            logger.warning("rollout failed: %s%s", error, others)
+            logger.warning("%s: %s%s", what, error, others)
             self._unsaid, self._said_at = 0, self._clock()
-        first, longest = PAUSE_SECONDS
-        doublings = self._failed_in_a_row // (PAUSE_DOUBLES_AFTER_GROUPS * self._schedule.group_size)
-        return min(longest, first * 2.0 ** min(doublings, 32))
 
     def rollout_completed(self) -> None:
         """So it is not true that everything fails."""
@@ -182,11 +191,10 @@ def with_unrecorded(line: Mapping[str, Any], counts: Mapping[str, int]) -> dict[
 def in_words(report: Report) -> str:
     """A report as one short line."""
     reason = " ".join(report["reason"].split())
+    counted = {"failed": "failed", "inference_failed": "without an answer from inference", "filtered": "filtered"}
     kinds = ", ".join(
-        f"{report[name]} {kind}"
-        for kind in ("failed", "filtered")
-        if report.get(name := f"rollouts/{kind}", 0)
-    )  # fmt: skip
+        f"{report[name]} {kind}" for key, kind in counted.items() if report.get(name := f"rollouts/{key}", 0)
+    )
     shown = reason if len(reason) <= 300 else f"{reason[:300]}..."
     failures = failures_in_words(sum_failures([report]))
     told = f"{shown}; all failures: {failures}" if failures else shown

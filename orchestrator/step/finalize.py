@@ -126,11 +126,14 @@ def finalize_group(
 def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[DropReason, str] | None:
     """Why the whole group is dropped, with a detail for a person; None when it is not."""
     failures = [rollout for rollout in rollouts if rollout.error is not None]
+    inference_failed = all(rollout.inference_failed for rollout in failures)
     if len(failures) == len(rollouts):
-        return DropReason.FAILED, f"no rollout of {len(rollouts)} survived; the first error: {failures[0].error}"
+        reason = DropReason.INFERENCE_FAILED if inference_failed else DropReason.FAILED
+        return reason, f"no rollout of {len(rollouts)} survived; the first error: {failures[0].error}"
     if group_scoring and failures:
         first = failures[0]
-        return DropReason.INCOMPLETE, f"scored as a group, and rollout {first.rollout_id} failed: {first.error}"
+        reason = DropReason.INFERENCE_FAILED if inference_failed else DropReason.INCOMPLETE
+        return reason, f"scored as a group, and rollout {first.rollout_id} failed: {first.error}"
     return None
 
 

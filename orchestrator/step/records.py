@@ -14,6 +14,7 @@ import orjson
 
 from orchestrator.rollouts.rollout_file import saved_state
 from orchestrator.rollouts.transcripts import Transcriber
+from orchestrator.scheduling.outcomes import outcome_of
 from transport.records import Rollout
 
 
@@ -31,6 +32,7 @@ def rollout_record(
         "example_index": rollout.example_index,
         "reward": rollout.reward,
         "advantage": rollout.advantage,
+        "outcome": outcome_of(rollout),
         "error": rollout.error,
         "filtered_by": rollout.filtered_by,
         "metrics": orjson.Fragment(saved.metrics),

@@ -31,10 +31,12 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
 def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
     """The metrics that are sums over judged rollouts, so that those of two sets add up. Filtered ones are among the completed."""
     completed = _completed(rollouts)
+    inference_failed = sum(rollout.inference_failed for rollout in rollouts)
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     return {
         "rollouts/completed": len(completed),
-        "rollouts/failed": len(rollouts) - len(completed),
+        "rollouts/failed": len(rollouts) - len(completed) - inference_failed,
+        "rollouts/inference_failed": inference_failed,
         "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
         "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
         "tokens/completion": sum(len(turn.completion_ids) for turn in turns),

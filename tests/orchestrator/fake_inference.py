@@ -30,6 +30,8 @@ class FakeInference:
         self.versions: list[int] = []
         """Loaded, in order."""
         self.completions = 0
+        self.fail_every = 0
+        """Each so many requests one gets status 500; 0: none."""
         self.asked: list[GenerateRequest] = []
         self._probe: Probe | None = None
         self._random = random.Random(0)
@@ -90,7 +92,10 @@ class FakeInference:
     async def _generate(self, request: web.Request) -> web.Response:
         asked = wire.decode_request(await request.read())
         self.asked.append(asked)
+        fails = self.fail_every and len(self.asked) % self.fail_every == 0
         await asyncio.sleep(self.delay_seconds)
+        if fails:
+            return web.Response(status=500, text="out of memory")
         count = self._random.randint(1, min(8, asked.sampling.max_tokens))
         tokens = np.asarray([self._random.randrange(3, self.vocabulary) for _ in range(count)], dtype=np.int32)
         rows = np.arange(asked.routed_experts_start, len(asked.prompt_ids) + count - 1)

@@ -156,6 +156,22 @@ def test_a_faulty_environment_costs_its_rollouts(make_config: Callable[..., RunC
     assert sum(line["rollouts/failed"] for line in metrics_of(config)) > 0
 
 
+def test_a_server_that_fails_is_no_failure_of_an_environment(
+    make_config: Callable[..., RunConfig], inference: FakeInference
+) -> None:
+    inference.fail_every = 7
+    config = make_config(inference={"urls": [inference.url], "health_interval_seconds": 0.1, "max_retries": 0})
+    with ScriptedTrainer(config.output_dir, "one", STEPS):
+        assert run(config, lambda: None) == 0
+    lines = metrics_of(config)
+    assert sum(line["rollouts/inference_failed"] for line in lines) > 0
+    assert sum(line["rollouts/failed"] for line in lines) == 0
+    assert not any(name.startswith("failures/") for line in lines for name in line)
+    failed = [record for record in records_of(config) if record["error"] is not None]
+    assert {record["outcome"] for record in failed} == {"inference_failed"}
+    assert all("out of memory" in record["error"] for record in failed)
+
+
 def test_an_advantage_that_leaves_the_program_costs_its_groups(
     make_config: Callable[..., RunConfig],
 ) -> None:

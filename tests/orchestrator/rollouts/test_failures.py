@@ -46,6 +46,18 @@ def test_failures_are_counted_by_environment_and_kind() -> None:
     assert failures_in_words(totals) == "112 the reward is nan, 75 KeyError (in reverse); 5 KeyError (in other)"
 
 
+def test_what_inference_failed_counts_for_no_environment() -> None:
+    unanswered = failed("InferenceError: no answer after 4 attempts")
+    unanswered.inference_failed = True
+    metrics = additive_metrics([unanswered] * 3 + [failed("KeyError: 'x'"), make_rollout()])
+    assert (metrics["rollouts/failed"], metrics["rollouts/inference_failed"], metrics["rollouts/completed"]) == (
+        1,
+        3,
+        1,
+    )
+    assert sum_failures([metrics]) == {"reverse": {"KeyError": 1}}
+
+
 def test_kinds_without_number_are_counted_together() -> None:
     metrics = count_failures([failed(f"Error{chr(65 + n // 26)}{chr(65 + n % 26)}: x") for n in range(200)])
     assert len(metrics) == MAX_KINDS + 1

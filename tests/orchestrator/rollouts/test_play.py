@@ -12,7 +12,7 @@ import pytest
 
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
-from inference.base import InferenceError, SamplingParameters
+from inference.base import InferenceError, RequestRefused, SamplingParameters
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.rollouts.rollout_file import rollout_buffers
 from orchestrator.step.records import rollout_record
@@ -134,6 +134,48 @@ async def test_the_deadline() -> None:
     model, _, rollout = make_model()
     await play(load(Scripted(1.0, seconds=3600), seconds=0.01), rollout, model)
     assert rollout.error == "missed its deadline of rollout_timeout_seconds = 0.01"
+
+
+class UnansweringPool(CountingPool):
+    """Raises an error for every call, or lets it wait for ever."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__()
+        self.error = error
+
+    async def generate(self, *_arguments: Any, **_keywords: Any) -> Turn:
+        if self.error is None:
+            await asyncio.Event().wait()
+        raise self.error or AssertionError
+
+
+class Calling(Toy):
+    """Calls the model; an error becomes one of its own, as behind a client library."""
+
+    async def rollout(self, example: Any, model: Any, state: dict[str, Any]) -> None:
+        try:
+            await model.generate([1, 2, 3])
+        except InferenceError:
+            raise RuntimeError("the client library gave up") from None
+        raise KeyError("its own")
+
+
+@pytest.mark.parametrize(
+    ("pool", "seconds", "is_inferences"),
+    [
+        (UnansweringPool(InferenceError("no answer after 4 attempts")), 30.0, True),
+        (UnansweringPool(None), 0.05, True),
+        (UnansweringPool(RequestRefused("the prompt is too long")), 30.0, False),
+        (CountingPool(), 30.0, False),
+    ],
+)
+async def test_a_call_without_an_answer_is_no_failure_of_the_environment(
+    pool: CountingPool, seconds: float, is_inferences: bool
+) -> None:
+    rollout = make_rollout(turns=[], reward=None)
+    await play(load(Calling(), seconds), rollout, PolicyModel(rollout, NO_CHAT, pool, SAMPLING))
+    assert rollout.error is not None
+    assert rollout.inference_failed == is_inferences
 
 
 async def test_a_cancellation_from_outside_goes_through() -> None:

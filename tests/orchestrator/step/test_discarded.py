@@ -48,7 +48,7 @@ class Played:
         self.told: list[Report] = []
         self.discarded = DiscardedRollouts(SCHEDULE, self.told.append, lambda: self.now)
 
-    def lose(self, groups: int, reason: str = "all 4 completed rollouts were filtered") -> None:
+    def discard(self, groups: int, reason: str = "all 4 completed rollouts were filtered") -> None:
         for _ in range(groups):
             self.discarded.add([filtered() for _ in range(4)], reason)
 
@@ -62,7 +62,7 @@ def filtered() -> Rollout:
 def test_every_rollout_is_counted_whether_recorded_or_not() -> None:
     played = Played()
     groups = (RECORDED_BATCHES + 10) * BATCH // 4
-    played.lose(groups)
+    played.discard(groups)
     assert len(played.discarded.rollouts) == RECORDED_BATCHES * BATCH
     assert played.discarded.report()["rollouts/filtered"] == 4 * groups
     rollouts, unrecorded = played.discarded.take(1)
@@ -71,13 +71,13 @@ def test_every_rollout_is_counted_whether_recorded_or_not() -> None:
     whole = with_unrecorded(line, unrecorded)
     assert whole["rollouts/completed"] == whole["rollouts/filtered"] == 4 * groups
     assert whole["rollouts/unrecorded"] == 10 * BATCH
-    assert set(whole) == {"step", "rollouts/unrecorded", "rollouts/completed", "rollouts/failed",
+    assert set(whole) == {"step", "rollouts/unrecorded", "rollouts/completed", "rollouts/failed", "rollouts/inference_failed",
                           "rollouts/filtered", "tokens/prompt", "tokens/completion"}  # fmt: skip
 
 
 def test_a_resume_goes_on_counting() -> None:
     played, resumed = Played(), Played()
-    played.lose((RECORDED_BATCHES + 1) * BATCH // 4)
+    played.discard((RECORDED_BATCHES + 1) * BATCH // 4)
     before = played.discarded.report()
     resumed.discarded.restore(0, played.discarded.rollouts, played.discarded.counts())
     assert resumed.discarded.report() | {"time": 0, "reason": ""} == before | {"time": 0, "reason": ""}
@@ -85,7 +85,7 @@ def test_a_resume_goes_on_counting() -> None:
 
 def test_its_counts_are_told_from_the_others_whatever_an_environment_is_called() -> None:
     played = Played()
-    played.lose(RECORDED_BATCHES * BATCH // SCHEDULE.group_size + 1)
+    played.discard(RECORDED_BATCHES * BATCH // SCHEDULE.group_size + 1)
     counts = played.discarded.counts()
     assert counts
     assert all(map(is_counted, counts))
@@ -96,19 +96,19 @@ def test_its_counts_are_told_from_the_others_whatever_an_environment_is_called()
 def test_the_log_counts_up_and_says_it_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
     played = Played()
     caplog.set_level(logging.WARNING)
-    played.lose(200)
+    played.discard(200)
     numbers = [int(found) for found in re.findall(r"(\d+) rollouts have been lost since step 0", caplog.text)]
     assert numbers == [WARN_BATCHES * BATCH * factor for factor in (1, 2, 4, 8)]
 
 
 def test_reports_come_when_much_is_lost_and_not_too_often() -> None:
     played = Played()
-    played.lose(WARN_BATCHES * BATCH // 4 - 1)
+    played.discard(WARN_BATCHES * BATCH // 4 - 1)
     assert played.told == []
-    played.lose(10)
+    played.discard(10)
     assert len(played.told) == 1
     played.now += 60
-    played.lose(1)
+    played.discard(1)
     assert [report["lost"] for report in played.told] == [WARN_BATCHES * BATCH, WARN_BATCHES * BATCH + 40]
     words = in_words(played.told[-1])
     assert words.startswith("104 rollouts lost since step 0 (104 filtered): all 4 completed")
@@ -133,6 +133,18 @@ def test_the_pause_grows_while_everything_fails_and_only_then() -> None:
     assert (pauses[0], pauses[-1]) == PAUSE_SECONDS
     played.discarded.rollout_completed()
     assert played.discarded.rollout_failed("down") == PAUSE_SECONDS[0]
+
+
+def test_what_inference_fails_is_held_against_no_environment(caplog: pytest.LogCaptureFixture) -> None:
+    played = Played()
+    caplog.set_level(logging.WARNING)
+    pauses = {played.discarded.inference_failed("InferenceError: no answer") for _ in range(2000)}
+    assert pauses == {PAUSE_SECONDS[0]}
+    played.discard(1)
+    assert played.told == []
+    assert not played.discarded.report()["notable"]
+    assert len(caplog.text.splitlines()) == FIRST_FAILURES
+    assert "rollout failed" not in caplog.text
 
 
 def test_a_report_that_cannot_be_written_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -188,6 +188,18 @@ def test_a_failure_drops_a_group_that_is_scored_as_one() -> None:
     assert judgement.event.detail == "scored as a group, and rollout 5-1 failed: timed out"
 
 
+@pytest.mark.parametrize("group_scoring", [False, True])
+def test_a_group_that_inference_failed_is_dropped_for_that(group_scoring: bool) -> None:
+    group = make_group([1.0, 1.0])
+    for rollout in group:
+        rollout.error, rollout.inference_failed = "no answer", True
+    outcome = finalize_group(group, group_mean, [], group_scoring=group_scoring)
+    assert outcome.event.dropped is DropReason.INFERENCE_FAILED
+    group[0].inference_failed = False
+    outcome = finalize_group(group, group_mean, [], group_scoring=group_scoring)
+    assert outcome.event.dropped is DropReason.FAILED
+
+
 def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
     def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
         raise RuntimeError("no")
