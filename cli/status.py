@@ -125,6 +125,8 @@ class Look:
                 parts.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
             if failed := failures_in_words(sum_failures([*history.shipped.values(), history.lost])):
                 parts.append(_text(f"run {run_id} failed rollouts: {failed}", "yellow"))
+            if unanswered := _count(history, "rollouts/inference_failed"):
+                parts.append(_text(f"run {run_id} rollouts without an answer from inference: {unanswered}", "yellow"))
             if history.lost.get("notable"):
                 parts.append(_text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
         lines = (line for history in self.histories.values() for line in history.shipped.values())
@@ -171,6 +173,7 @@ def _run_as_json(found: Look, history: History) -> dict[str, Any]:
         "tokens_per_second": history.tokens_per_second(steps=10),
         "lost": history.lost or None,
         "failures": sum_failures([*history.shipped.values(), history.lost]),
+        "inference_failed": _count(history, "rollouts/inference_failed"),
         "phase_seconds": sum_phases([history.last_shipped]),
         "metrics": metrics,
     }
@@ -253,6 +256,11 @@ def _processes(found: Look) -> Table:
         restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"
         table.add_row(worker["name"], last_state, str(pid or "-"), alive, printable(restarts), printable(says))
     return table
+
+
+def _count(history: History, name: str) -> int:
+    """The sum of a metric over all shipped steps and what the run has discarded since."""
+    return int(sum(line.get(name, 0) for line in [*history.shipped.values(), history.lost]))
 
 
 def _text(words: str, style: str) -> Text:

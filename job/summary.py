@@ -40,7 +40,7 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
     staleness = [value for _, value in history.series("staleness/max")]
     rollouts = {
         name: int(sum(line.get(f"rollouts/{name}", 0) for line in [*history.shipped.values(), history.lost]))
-        for name in ("completed", "failed", "cancelled", "filtered")
+        for name in ("completed", "failed", "inference_failed", "cancelled", "filtered")
     }
     lag = lag_quantiles(history)
     return {
@@ -171,7 +171,7 @@ def _table_of_one(summary: Summary) -> Table:
     rows = {
         "reward": f"{number(reward['first'])} (first {edge} steps)  →  {number(reward['last'])} (last {edge} steps)",
         "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
-        "rollouts": ", ".join(f"{count} {name}" for name, count in rollouts.items()),
+        "rollouts": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in rollouts.items()),
         "failed": failures_in_words(summary["failures"]) or None,
         "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",

@@ -87,7 +87,13 @@ def test_the_summary_adds_up(past: Path) -> None:
     summary = summarise(history_of(past), past, elapsed=61.0, outcome="done")
     assert summary["steps"] == {"shipped": 20, "trained": 19, "wanted": 20}
     assert summary["reward"] == {"first": pytest.approx(0.15), "last": pytest.approx(0.9), "edge_steps": 5}
-    assert summary["rollouts"] == {"completed": 1280, "failed": 20, "cancelled": 0, "filtered": 60}
+    assert summary["rollouts"] == {
+        "completed": 1280,
+        "failed": 20,
+        "inference_failed": 0,
+        "cancelled": 0,
+        "filtered": 60,
+    }
     assert summary["tokens_per_second"] == pytest.approx(500)  # 1000 a step of two seconds
     assert summary["mismatch_kl"] == {"max": pytest.approx(19e-6), "mean": pytest.approx(10e-6)}
     json.dumps(summary)
@@ -140,7 +146,13 @@ def lose(output: Path, step: int, notable: bool = True) -> None:
 def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) -> None:
     lose(past, step=20)
     summary = summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")
-    assert summary["rollouts"] == {"completed": 1292, "failed": 520, "cancelled": 0, "filtered": 72}
+    assert summary["rollouts"] == {
+        "completed": 1292,
+        "failed": 520,
+        "inference_failed": 0,
+        "cancelled": 0,
+        "filtered": 72,
+    }
     assert summary["lost"] == "512 rollouts lost since step 20 (500 failed, 12 filtered): no rollout of 4 survived"
     lose(past, step=20, notable=False)
     assert summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")["lost"] is None
