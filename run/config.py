@@ -176,7 +176,7 @@ class TrainingConfig(Config):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this global norm."""
 
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: held, or brought to zero at `steps`."""
 
     warmup_steps: int = Field(default=0, ge=0)

@@ -20,10 +20,10 @@ def learning_rate(config: TrainingConfig, steps: int, step: int) -> float:
     """The rate of update `step` of `steps`, counted from 1: linear warm-up, then constant or falling to zero after the last."""
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
-    if config.schedule == "constant":
+    if config.lr_schedule == "constant":
         return config.learning_rate
     progress = min((step - 1 - config.warmup_steps) / max(steps - config.warmup_steps, 1), 1.0)
-    remaining = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    remaining = 1.0 - progress if config.lr_schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return config.learning_rate * remaining
 
 

@@ -47,7 +47,13 @@ class Bench:
         """A run in slot `index` with an adapter that depends on the slot alone."""
         adapter = LoraConfig.model_validate(lora)
         config = make_run_config(
-            self.directory, self.directory, STEPS, lora=adapter, learning_rate=rate, schedule="linear", warmup_steps=2
+            self.directory,
+            self.directory,
+            STEPS,
+            lora=adapter,
+            learning_rate=rate,
+            lr_schedule="linear",
+            warmup_steps=2,
         )
         generator = torch.Generator().manual_seed(index)
         for name, layer in self.layers.items():

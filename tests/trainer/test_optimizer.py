@@ -13,9 +13,9 @@ from trainer.optimizer import Optimizer, learning_rate
 def test_schedules() -> None:
     constant = TrainingConfig(learning_rate=1.0, warmup_steps=4)
     assert [learning_rate(constant, 10, step) for step in (1, 2, 4, 5, 10)] == [0.25, 0.5, 1.0, 1.0, 1.0]
-    linear = TrainingConfig(learning_rate=1.0, schedule="linear", warmup_steps=2)
+    linear = TrainingConfig(learning_rate=1.0, lr_schedule="linear", warmup_steps=2)
     assert [learning_rate(linear, 6, step) for step in range(1, 8)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
-    cosine = TrainingConfig(learning_rate=2.0, schedule="cosine")
+    cosine = TrainingConfig(learning_rate=2.0, lr_schedule="cosine")
     assert learning_rate(cosine, 4, 1) == 2.0
     assert learning_rate(cosine, 4, 3) == pytest.approx(1.0)
     assert learning_rate(cosine, 4, 5) == pytest.approx(0.0)

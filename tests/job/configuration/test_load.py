@@ -78,6 +78,7 @@ def test_a_resolved_job_loads_to_itself(job_file: Path, tmp_path: Path) -> None:
     [
         ("steps = 20", "stepps = 20", ["orchestrator.stepps = 20", "unknown key", "nearest is orchestrator.steps"]),
         ("max_tokens = 1024", "max_tokens = 1024\nlearning_rate = 1", ["orchestrator.training.learning_rate"]),
+        ("steps = 20", 'steps = 20\ntraining = { schedule = "linear" }', ["nearest is orchestrator.training.lr_schedule"]),
         ('kind = "reverse-text"', 'kind = "reverse-text"\nrtio = 2', ["rtio = 2", "is orchestrator.environments[0].ratio"]),
         ("steps = 20", 'steps = "many"', ["orchestrator.steps = 'many'", "valid integer", "Training steps of the run"]),
         ("steps = 20", "steps = 0", ["orchestrator.steps = 0", "greater than or equal to 1"]),

@@ -23,7 +23,7 @@ from transport.files.atomic import published_steps
 @pytest.mark.parametrize(
     ("trainer", "training"),
     [
-        ({}, {"schedule": "cosine", "warmup_steps": 1, "weight_decay": 0.1}),
+        ({}, {"lr_schedule": "cosine", "warmup_steps": 1, "weight_decay": 0.1}),
         ({"dtype": "bfloat16"}, {}),
         ({"dtype": "bfloat16"}, {"lora": {"rank": 2}}),
     ],
