@@ -123,12 +123,12 @@ class Look:
                 parts.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
             if phases := phases_in_words(sum_phases([history.last_shipped])):
                 parts.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
-            if failed := failures_in_words(sum_failures([*history.shipped.values(), history.lost])):
+            if failed := failures_in_words(sum_failures([*history.shipped.values(), history.discarded])):
                 parts.append(_text(f"run {run_id} failed rollouts: {failed}", "yellow"))
             if unanswered := _count(history, "rollouts/inference_failed"):
                 parts.append(_text(f"run {run_id} rollouts without an answer from inference: {unanswered}", "yellow"))
-            if history.lost.get("notable"):
-                parts.append(_text(f"run {run_id}: {in_words(history.lost)}", "yellow"))
+            if history.discarded.get("notable"):
+                parts.append(_text(f"run {run_id}: {in_words(history.discarded)}", "yellow"))
         lines = (line for history in self.histories.values() for line in history.shipped.values())
         if slow_spots := slow_spots_of(lines).worst():
             parts.append(blame_table(slow_spots))
@@ -171,8 +171,8 @@ def _run_as_json(found: Look, history: History) -> dict[str, Any]:
         "steps": history.steps,
         "trained": history.last_trained.get("step", 0),
         "tokens_per_second": history.tokens_per_second(steps=10),
-        "lost": history.lost or None,
-        "failures": sum_failures([*history.shipped.values(), history.lost]),
+        "discarded": history.discarded or None,
+        "failures": sum_failures([*history.shipped.values(), history.discarded]),
         "inference_failed": _count(history, "rollouts/inference_failed"),
         "phase_seconds": sum_phases([history.last_shipped]),
         "metrics": metrics,
@@ -260,7 +260,7 @@ def _processes(found: Look) -> Table:
 
 def _count(history: History, name: str) -> int:
     """The sum of a metric over all shipped steps and what the run has discarded since."""
-    return int(sum(line.get(name, 0) for line in [*history.shipped.values(), history.lost]))
+    return int(sum(line.get(name, 0) for line in [*history.shipped.values(), history.discarded]))
 
 
 def _text(words: str, style: str) -> Text:

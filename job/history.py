@@ -26,9 +26,9 @@ class History:
     trained: dict[int, Line] = field(default_factory=dict)
     since: float = 0.0
     """When this invocation of the job began, in Unix seconds: rates leave out the steps before it, and the pause."""
-    lost: Line = field(default_factory=dict)
-    """What the run says it has lost since the last shipped step (`orchestrator.step.discarded.Report`); empty where it says
-    nothing."""
+    discarded: Line = field(default_factory=dict)
+    """What the run has discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty where there
+    is no report."""
     unreadable: str = ""
     """Why the last refresh could not read a part of the run; empty if it read everything."""
     _run_dir: Path = Path()
@@ -47,7 +47,7 @@ class History:
     def refresh(self) -> list[Line]:
         """Takes in what is new; returns the newly shipped steps."""
         fresh: list[Line] = []
-        self.unreadable, self.lost = "", {}
+        self.unreadable, self.discarded = "", {}
         try:
             for follower, steps in self._followers:
                 fresh += self._take_in(follower, steps)
@@ -56,7 +56,7 @@ class History:
             self.unreadable = str(error)
             return fresh
         if report.get("step") == self.step:
-            self.lost = report
+            self.discarded = report
         return fresh
 
     def _take_in(self, follower: Follower, steps: dict[int, Line]) -> list[Line]:

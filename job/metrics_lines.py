@@ -87,7 +87,7 @@ def read_discarded(run_dir: Path) -> Line:
     except (FileNotFoundError, UntrustedFileError):
         return {}
     report: Line = {name: value for name, value in values.items() if is_number(value)}
-    if not {"step", "lost"} <= report.keys() or not isinstance(values.get("reason"), str):
+    if not {"step", "discarded"} <= report.keys() or not isinstance(values.get("reason"), str):
         return {}
     return report | {"reason": values["reason"], "notable": values.get("notable") is True}
 

@@ -34,12 +34,12 @@ Summary = dict[str, Any]
 
 def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) -> Summary:
     """All numbers of a run. `elapsed`, in seconds, and the token rate are of this invocation, the others of the whole run, with
-    what it has lost since its last step. A number nobody measured is None."""
+    what it has discarded since its last step. A number nobody measured is None."""
     rewards = [value for _, value in history.series("reward/mean")]
     mismatch = [value for _, value in history.series("mismatch_kl")]
     staleness = [value for _, value in history.series("staleness/max")]
     rollouts = {
-        name: int(sum(line.get(f"rollouts/{name}", 0) for line in [*history.shipped.values(), history.lost]))
+        name: int(sum(line.get(f"rollouts/{name}", 0) for line in [*history.shipped.values(), history.discarded]))
         for name in ("completed", "failed", "inference_failed", "cancelled", "filtered")
     }
     lag = lag_quantiles(history)
@@ -52,10 +52,10 @@ def summarise(history: History, output_dir: Path, elapsed: float, outcome: str) 
             "edge_steps": EDGE_STEPS,
         },
         "rollouts": rollouts,
-        "failures": sum_failures([*history.shipped.values(), history.lost]),
-        "lost": in_words(history.lost) if history.lost.get("notable") else None,
+        "failures": sum_failures([*history.shipped.values(), history.discarded]),
+        "discarded": in_words(history.discarded) if history.discarded.get("notable") else None,
         "tokens": {
-            kind: int(sum(line.get(f"tokens/{kind}", 0) for line in [*history.shipped.values(), history.lost]))
+            kind: int(sum(line.get(f"tokens/{kind}", 0) for line in [*history.shipped.values(), history.discarded]))
             for kind in ("prompt", "completion")
         },
         "tokens_per_second": history.tokens_per_second(),
@@ -114,7 +114,7 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
             run["outcome"] if ":" in run["outcome"] else None,
             f"failed rollouts: {failed}" if failed else None,
             f"time: {phases}" if (phases := phases_in_words(run["phase_seconds"])) else None,
-            run["lost"],
+            run["discarded"],
         ):
             if told:
                 console.print(f"  run {run_id}: {printable(told)}", highlight=False, soft_wrap=True)
@@ -179,7 +179,7 @@ def _table_of_one(summary: Summary) -> Table:
         "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}",
         "staleness": f"max {number(summary['staleness_max'], 0)}",
         "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),
-        "lost": summary["lost"],
+        "discarded": summary["discarded"],
     }
     for name, text in rows.items():
         if text is None:

@@ -53,7 +53,7 @@ _COUNTED = "unrecorded/"
 _UNRECORDED = "rollouts/unrecorded"
 
 Report = dict[str, Any]
-"""`step`, `time`, `lost`, `reason`, `notable` (whether to speak of it) and the step's additive metrics so far."""
+"""`step`, `time`, `discarded`, `reason`, `notable` (whether to speak of it) and the step's additive metrics so far."""
 
 
 class DiscardedRollouts:
@@ -95,7 +95,7 @@ class DiscardedRollouts:
         if self._number >= self._warn_at:
             self._warn_at = 2 * self._number
             logger.warning(
-                "%d rollouts have been lost since step %d, which ships %d; the last group: %s",
+                "%d rollouts have been discarded since step %d, which ships %d; the last group: %s",
                 self._number, self._step, self._schedule.rollouts_per_step, reason,
             )  # fmt: skip
         if self._is_notable() and self._clock() - self._told_at >= REPORT_SECONDS:
@@ -146,7 +146,7 @@ class DiscardedRollouts:
         return {
             "step": self._step,
             "time": time.time(),
-            "lost": self._number,
+            "discarded": self._number,
             "reason": self._reason,
             "notable": self._is_notable(),
             **self._totals,
@@ -198,7 +198,9 @@ def in_words(report: Report) -> str:
     shown = reason if len(reason) <= 300 else f"{reason[:300]}..."
     failures = failures_in_words(sum_failures([report]))
     told = f"{shown}; all failures: {failures}" if failures else shown
-    return f"{report['lost']} rollouts lost since step {report['step']}{f' ({kinds})' if kinds else ''}: {told}"
+    return (
+        f"{report['discarded']} rollouts discarded since step {report['step']}{f' ({kinds})' if kinds else ''}: {told}"
+    )
 
 
 def save(report: Report, run_dir: Path) -> None:

@@ -41,7 +41,7 @@ NAMES = st.sampled_from(
         METRIC,
         "run_id",
         "mismatch_kl",
-        "lost",
+        "discarded",
         "reason",
         "notable",
     ]
@@ -95,7 +95,7 @@ def test_whatever_a_guest_writes_into_its_metrics_it_can_be_shown(
         run_dir = Path(directory) / "run_guest"
         run_dir.mkdir()
         (run_dir / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-        (run_dir / "discarded.json").write_bytes(orjson.dumps({"step": 1, "lost": 1, "reason": "x"} | discarded))
+        (run_dir / "discarded.json").write_bytes(orjson.dumps({"step": 1, "discarded": 1, "reason": "x"} | discarded))
         show(Path(directory))
 
 

@@ -62,7 +62,7 @@ def test_what_a_machines_end_left_is_passed_over(past: Path) -> None:
     )
     (past / "run_test" / "discarded.json").write_bytes(b"\0\0")
     history = history_of(past)
-    assert (history.step, len(history.shipped), history.lost) == (21, 21, {})
+    assert (history.step, len(history.shipped), history.discarded) == (21, 21, {})
 
 
 def test_steps_that_a_resume_takes_back_are_forgotten(tmp_path: Path, write_lines: Write) -> None:
@@ -137,7 +137,7 @@ def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(
 
 
 def lose(output: Path, step: int, notable: bool = True) -> None:
-    report = {"step": step, "time": 1.0, "lost": 512, "reason": "no rollout\nof 4 survived", "notable": notable}
+    report = {"step": step, "time": 1.0, "discarded": 512, "reason": "no rollout\nof 4 survived", "notable": notable}
     report |= {"rollouts/completed": 12, "rollouts/failed": 500, "rollouts/filtered": 12}
     (output / "run_test").mkdir(parents=True, exist_ok=True)
     (output / "run_test" / "discarded.json").write_text(json.dumps(report))
@@ -153,9 +153,12 @@ def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) ->
         "cancelled": 0,
         "filtered": 72,
     }
-    assert summary["lost"] == "512 rollouts lost since step 20 (500 failed, 12 filtered): no rollout of 4 survived"
+    assert (
+        summary["discarded"]
+        == "512 rollouts discarded since step 20 (500 failed, 12 filtered): no rollout of 4 survived"
+    )
     lose(past, step=20, notable=False)
-    assert summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")["lost"] is None
+    assert summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")["discarded"] is None
     lose(past, step=19)  # which step 20 accounts for
     assert summarise(history_of(past), past, elapsed=61.0, outcome="done")["rollouts"]["failed"] == 20
 
@@ -329,7 +332,7 @@ def test_status_shows_the_run_its_processes_and_the_last_error(past: Path, capsy
     shown = shown_by_status(past, capsys)
     for part in ("20/20", "1.000", "was ready", "no", "last error of trainer: 12:00 ERROR   out of memory"):
         assert part in shown
-    assert "run test: 512 rollouts lost since step 20 (500 failed, 12 filtered): no rollout of 4 survived" in shown
+    assert "run test: 512 rollouts discarded since step 20 (500 failed, 12 filtered): no rollout of 4 survived" in shown
 
 
 def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

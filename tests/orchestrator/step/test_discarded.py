@@ -66,7 +66,7 @@ def test_every_rollout_is_counted_whether_recorded_or_not() -> None:
     assert len(played.discarded.rollouts) == RECORDED_BATCHES * BATCH
     assert played.discarded.report()["rollouts/filtered"] == 4 * groups
     rollouts, unrecorded = played.discarded.take(1)
-    assert played.discarded.report()["lost"] == 0
+    assert played.discarded.report()["discarded"] == 0
     line: dict[str, Any] = {"step": 1, "rollouts/completed": len(rollouts), "rollouts/filtered": len(rollouts)}
     whole = with_unrecorded(line, unrecorded)
     assert whole["rollouts/completed"] == whole["rollouts/filtered"] == 4 * groups
@@ -97,7 +97,7 @@ def test_the_log_counts_up_and_says_it_ever_more_rarely(caplog: pytest.LogCaptur
     played = Played()
     caplog.set_level(logging.WARNING)
     played.discard(200)
-    numbers = [int(found) for found in re.findall(r"(\d+) rollouts have been lost since step 0", caplog.text)]
+    numbers = [int(found) for found in re.findall(r"(\d+) rollouts have been discarded since step 0", caplog.text)]
     assert numbers == [WARN_BATCHES * BATCH * factor for factor in (1, 2, 4, 8)]
 
 
@@ -109,9 +109,9 @@ def test_reports_come_when_much_is_lost_and_not_too_often() -> None:
     assert len(played.told) == 1
     played.now += 60
     played.discard(1)
-    assert [report["lost"] for report in played.told] == [WARN_BATCHES * BATCH, WARN_BATCHES * BATCH + 40]
+    assert [report["discarded"] for report in played.told] == [WARN_BATCHES * BATCH, WARN_BATCHES * BATCH + 40]
     words = in_words(played.told[-1])
-    assert words.startswith("104 rollouts lost since step 0 (104 filtered): all 4 completed")
+    assert words.startswith("104 rollouts discarded since step 0 (104 filtered): all 4 completed")
 
 
 def test_failures_are_logged_in_full_at_first_and_then_by_example(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +149,7 @@ def test_what_inference_fails_is_held_against_no_environment(caplog: pytest.LogC
 
 def test_a_report_that_cannot_be_written_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / DISCARDED_FILE).mkdir()
-    save({"step": 1, "lost": 2}, tmp_path)
+    save({"step": 1, "discarded": 2}, tmp_path)
     assert "discarded.json cannot be written" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == [DISCARDED_FILE]
 
@@ -166,21 +166,21 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     def told() -> bool:
         while (message := listener.receive()) is not None:
             said.append(message.get("STATUS", ""))
-        return any("lost" in status for status in said)
+        return any("discarded" in status for status in said)
 
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
         wait_until(told, "a status that counts them")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
     listener.close()
-    status = next(status for status in said if "lost" in status)
+    status = next(status for status in said if "discarded" in status)
     assert re.fullmatch(
-        r"step 0 of 5; \d+ rollouts lost since step 0 \(\d+ failed\): no rollout of 4 survived; "
+        r"step 0 of 5; \d+ rollouts discarded since step 0 \(\d+ failed\): no rollout of 4 survived; "
         r"the first error: ConnectionError: the sandbox is down \(in rollout, .*\)",
         status,
     )
     report = orjson.loads((config.run_dir / DISCARDED_FILE).read_bytes())
-    assert report["rollouts/failed"] == report["lost"] > 0
+    assert report["rollouts/failed"] == report["discarded"] > 0
     log = (config.run_dir / "orchestrator.log").read_text()
     assert log.count("rollout failed") <= FIRST_FAILURES + 1
 
@@ -195,7 +195,7 @@ def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
         wait_until(lambda: inference.completions > recorded + 100, "more completions than are recorded")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
-    assert "64 rollouts have been lost since step 0" in (config.run_dir / "orchestrator.log").read_text()
+    assert "64 rollouts have been discarded since step 0" in (config.run_dir / "orchestrator.log").read_text()
     checkpoint = load_newest(config)
     assert checkpoint is not None
     assert len(checkpoint.waiting) == recorded
