@@ -47,8 +47,9 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(signal_number: int, parent: int) -> None:
-    """Asks the kernel to send `signal_number` when the parent's thread that started this process ends; sends it at once
-    if `parent` is no longer the parent, since then it ended before we could ask."""
+    """Asks the kernel to send `signal_number` when the thread of `parent` that started this process ends; sends it at once if
+    `parent` is no longer the parent, since it ended before this call. An exec preserves the request. Linux only; `OSError`
+    where the kernel refuses."""
     _prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal_number)
@@ -59,23 +60,27 @@ def descendants(root: int) -> list[int]:
     return _below(root, _children())
 
 
-def _children() -> dict[int, list[int]]:
-    """The living processes by their parent, as they are now."""
-    children: dict[int, list[int]] = {}
+def live_processes() -> list[tuple[int, str, int, int]]:
+    """Every process of this machine, zombies excluded: pid, state as in proc_pid_stat(5), parent's pid, process group."""
+    found: list[tuple[int, str, int, int]] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
-                state, parent = file.read().rpartition(")")[2].split()[:2]
-        except (
-            FileNotFoundError,
-            ProcessLookupError,
-            PermissionError,
-        ):  # it ended while we looked; or is hidden from us
+                state, parent, group = file.read().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is hidden from us
             continue
         if state != "Z":
-            children.setdefault(int(parent), []).append(int(entry))
+            found.append((int(entry), state, int(parent), int(group)))
+    return found
+
+
+def _children() -> dict[int, list[int]]:
+    """The living processes by their parent, as they are now."""
+    children: dict[int, list[int]] = {}
+    for pid, _, parent, _ in live_processes():
+        children.setdefault(parent, []).append(pid)
     return children
 
 
@@ -118,7 +123,7 @@ def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
         remaining = descendants(os.getpid())
         if not set(remaining) - refused or time.monotonic() > deadline:
             return remaining
-        others = [pid for pid in remaining if pid not in refused and not _is_resource_tracker(pid)]
+        others = [pid for pid in remaining if pid not in refused and not is_resource_tracker(pid)]
         if others:
             trackers_until = time.monotonic() + TRACKER_SECONDS
         victims = remaining if time.monotonic() > trackers_until else others
@@ -146,7 +151,8 @@ def _send(pid: int, number: int) -> bool:
     return True
 
 
-def _is_resource_tracker(pid: int) -> bool:
+def is_resource_tracker(pid: int) -> bool:
+    """Whether the process removes the shared memory and semaphores of Python processes that have ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"from multiprocessing.resource_tracker import main" in file.read()

@@ -24,9 +24,9 @@ from typing import IO
 
 import orjson
 
+from cluster.parent_death import bound_command, end_group, stopped_members
 from inference.config import InferenceConfig
 from inference.token import read_token
-from transport.process.parent_death import bound_command, end_group, stopped_members
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals
 

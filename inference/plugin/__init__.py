@@ -13,7 +13,7 @@ BACKEND = "counterpoint"
 
 def register() -> None:
     """General plugin, run once in each vLLM process: ties the process to its parent and offers the weight-transfer backend."""
-    from transport.process.parent_death import bind_worker_to_parent
+    from cluster.parent_death import bind_worker_to_parent
 
     bind_worker_to_parent()
 

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from cluster.parent_death import bound_command
 from inference import server
 from inference.config import InferenceConfig
 from tests.inference.conftest import live_processes
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
-from transport.process.parent_death import bound_command
 
 HEALTHY = """
 import http.server, sys
@@ -277,7 +277,7 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> 
 def test_a_bound_process_dies_with_the_one_that_started_it() -> None:
     parent = f"""
 import subprocess, time
-from transport.process.parent_death import bound_command
+from cluster.parent_death import bound_command
 child = subprocess.Popen(bound_command([{sys.executable!r}, "-c", {SILENT!r}]))
 print(child.pid, flush=True)
 time.sleep(600)
@@ -296,6 +296,6 @@ time.sleep(600)
 @pytest.mark.slow
 def test_a_process_whose_parent_is_gone_already_does_not_start() -> None:
     command = bound_command([sys.executable, "-c", "print('started')"])
-    command[3] = "-1"  # no process has this id, as if the one that forked it had died and another had taken over
+    command[4] = "-1"  # no process has this id, as if the one that forked it had died and another had taken over
     ended = subprocess.run(command, capture_output=True, check=False)
-    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGKILL, b"", b"")

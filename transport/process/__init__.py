@@ -1,1 +1,1 @@
-"""What every process here does about the system: stop requests, parents that die, permanent errors, the GIL."""
+"""What every process here does about the system: stop requests, permanent errors, the GIL."""

@@ -1,0 +1,57 @@
+"""Processes that die with their parent: no vLLM process may outlive the one that started it, however that one ends.
+
+`inference/server.py` starts vLLM's API server through this file's command, which binds itself and becomes that program;
+`inference/plugin` binds vLLM's engine and workers to the process that spawned each. The kernel does it
+(`launch.die_with_parent`), so it holds for a parent that is killed with SIGKILL, too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from cluster.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker, live_processes
+
+
+def bind_worker_to_parent() -> None:
+    """Binds a process that `multiprocessing` spawned to the process that spawned it; does nothing in a main process, whose parent
+    may be a shell that ends long before it should."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        die_with_parent(signal.SIGKILL, parent.pid)
+
+
+def bound_command(command: list[str]) -> list[str]:
+    """`command`, to be started by this process, so that it dies with it."""
+    return [sys.executable, "-P", "-m", "cluster.parent_death", str(os.getpid()), *command]
+
+
+def end_group(group: int) -> None:
+    """Kills the remaining processes of a process group. Python's resource trackers are killed last: each removes the shared
+    memory and semaphores of the killed processes, which would stay in /dev/shm for ever, and then ends by itself."""
+    trackers_until = time.monotonic() + TRACKER_SECONDS
+    while members := _members(group):
+        others = [pid for pid in members if not is_resource_tracker(pid)]
+        for pid in others if time.monotonic() < trackers_until else list(members):
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def stopped_members(group: int) -> list[int]:
+    """The processes of a group that a signal has stopped (SIGSTOP) or a debugger holds."""
+    return [pid for pid, state in _members(group).items() if state in ("T", "t")]
+
+
+def _members(group: int) -> dict[int, str]:
+    """The living processes of a group, with their states as in /proc."""
+    return {pid: state for pid, state, _, its_group in live_processes() if its_group == group}
+
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL, int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])
