@@ -3,16 +3,13 @@ built-in models are built once, into the user's cache, by the first test that as
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.support.jobs import JOB, shipped_line, trained_line
+from tests.support.jobs import JOB, shipped_line, trained_line, write_lines
 
 settings.register_profile("counterpoint", deadline=None, derandomize=True, database=None)
 settings.load_profile("counterpoint")
@@ -50,20 +47,8 @@ def job_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def write_lines() -> Callable[[Path, list[dict[str, Any]]], None]:
-    """Appends JSON lines to a file whose directory is made if need be."""
-
-    def write(path: Path, lines: list[dict[str, Any]]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-
-    return write
-
-
-@pytest.fixture
-def past(tmp_path: Path, write_lines: Callable[[Path, list[dict[str, Any]]], None]) -> Path:
-    """A job's directory in which 20 steps were shipped, two seconds apart, and 19 trained."""
+def past(tmp_path: Path) -> Path:
+    """The directory of a job that shipped 20 steps, two seconds apart, and trained 19."""
     output = tmp_path / "out"
     write_lines(output / "run_test" / "metrics.jsonl", [shipped_line(step, 100.0 + 2 * step) for step in range(1, 21)])
     write_lines(output / "trainer" / "metrics.jsonl", [trained_line(step) for step in range(1, 20)])

@@ -16,8 +16,8 @@ from environments.chat import Chat
 from job.errors import UserError
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.step.records import write_records
-from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_model import make_toy_model
+from tests.support.rollouts import make_rollout, make_turn
 from transport.files.atomic import publish_directory
 from transport.printable import printable
 from transport.records import Rollout

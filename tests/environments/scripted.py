@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from environments.base import Environment
 from environments.chat import Chat
+from tests.support.rollouts import make_turn
 from transport.records import Rollout, Turn
-
-
-def make_turn(prompt_ids: Sequence[int], completion_ids: Sequence[int], finish_reason: str = "stop") -> Turn:
-    return Turn(
-        prompt_ids=np.asarray(prompt_ids, np.int32),
-        completion_ids=np.asarray(completion_ids, np.int32),
-        log_probabilities=np.zeros(len(completion_ids), np.float32),
-        policy_version=0,
-        finish_reason=finish_reason,
-    )
 
 
 class ScriptedModel:

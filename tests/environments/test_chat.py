@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.chat import Chat
-from tests.environments.scripted import make_turn
+from tests.support.rollouts import make_turn
 
 USER = [{"role": "user", "content": "hello"}]
 REPLY = [{"role": "user", "content": "more"}]
@@ -58,12 +58,12 @@ def test_a_completion_that_ended_itself_is_not_ended_twice(chat: Chat) -> None:
 
 
 def test_a_completion_cut_by_its_length_is_ended(chat: Chat) -> None:
-    extended = list(chat.extend(make_turn(chat.start(USER), chat.encode("hi"), "length"), REPLY))
+    extended = list(chat.extend(make_turn(chat.start(USER), chat.encode("hi"), finish_reason="length"), REPLY))
     assert extended == chat.encode("<|user|>hello<|end|><|assistant|>hi<|end|><|user|>more<|end|><|assistant|>")
 
 
 def test_an_empty_completion_is_ended(chat: Chat) -> None:
-    extended = list(chat.extend(make_turn(chat.start(USER), [], "length"), REPLY))
+    extended = list(chat.extend(make_turn(chat.start(USER), [], finish_reason="length"), REPLY))
     assert extended == chat.encode("<|user|>hello<|end|><|assistant|><|end|><|user|>more<|end|><|assistant|>")
 
 
@@ -74,7 +74,9 @@ def test_every_prompt_extends_the_last_token_for_token(chat: Chat, data: st.Data
     for _ in range(data.draw(st.integers(1, 4))):
         written = data.draw(st.lists(st.integers(0, 255), max_size=8))
         ended = data.draw(st.booleans())
-        turn = make_turn(prompt, [*written, *chat.stop_token_ids] if ended else written, "stop" if ended else "length")
+        turn = make_turn(
+            prompt, [*written, *chat.stop_token_ids] if ended else written, finish_reason="stop" if ended else "length"
+        )
         reply = data.draw(st.text(alphabet="ab <|>\n☂", max_size=5))
         prompt = list(chat.extend(turn, [{"role": "user", "content": reply}]))
         before = [*turn.prompt_ids.tolist(), *written, *chat.stop_token_ids]

@@ -15,8 +15,8 @@ from inference import wire
 from inference.base import InferenceError
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from tests.inference.fake_server import FakeServer, weight_update
 from tests.inference.pool.test_pool import generate, pool_of, until_states
+from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
 
 

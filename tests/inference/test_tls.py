@@ -19,8 +19,8 @@ from inference.base import InferenceError, SamplingParameters
 from inference.clients.http_sessions import HttpSessions
 from inference.config import InferenceConfig, PoolConfig
 from inference.pool.pool import InferencePool
-from tests.inference.fake_server import FakeServer, weight_update
 from tests.inference.test_server import HEALTHY, config_of, stand_in, stop_this_process
+from tests.support.fake_inference import FakeServer, weight_update
 
 SAMPLING = SamplingParameters(temperature=1.0, max_tokens=4, stop_token_ids=())
 

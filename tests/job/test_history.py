@@ -6,7 +6,6 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,8 @@ from job.errors import UserError
 from job.history import History
 from job.summary import duration, lag_quantiles, print_summary, summarise, summarise_runs
 from orchestrator.loop_health.slow_spots import METRIC
-from tests.support.jobs import shipped_line, trained_line
+from tests.support.jobs import shipped_line, trained_line, write_lines
 from transport.files.lock import lock_place
-
-Write = Callable[[Path, list[dict[str, Any]]], None]
 
 
 def history_of(output: Path) -> History:
@@ -37,7 +34,7 @@ def history_of(output: Path) -> History:
     return history
 
 
-def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path, write_lines: Write) -> None:
+def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path) -> None:
     history = History.of(tmp_path, "test")
     assert history.refresh() == []
     path = tmp_path / "run_test" / "metrics.jsonl"
@@ -65,7 +62,7 @@ def test_what_a_machines_end_left_is_passed_over(past: Path) -> None:
     assert (history.step, len(history.shipped), history.discarded) == (21, 21, {})
 
 
-def test_steps_that_a_resume_takes_back_are_forgotten(tmp_path: Path, write_lines: Write) -> None:
+def test_steps_that_a_resume_takes_back_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "trainer" / "metrics.jsonl"
     write_lines(path, [trained_line(step) for step in range(1, 5)])
     history = history_of(tmp_path)
@@ -99,7 +96,7 @@ def test_the_summary_adds_up(past: Path) -> None:
     json.dumps(summary)
 
 
-def test_the_summary_says_where_the_time_went(tmp_path: Path, write_lines: Write) -> None:
+def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
     phases = {"phase/generation": 3.0, "phase/wait_trainer": 0.5, "phase/commit": 0.5}
     write_lines(
         tmp_path / "run_test" / "metrics.jsonl", [shipped_line(step, 100.0 + step, **phases) for step in (1, 2)]
@@ -114,7 +111,7 @@ def test_the_summary_says_where_the_time_went(tmp_path: Path, write_lines: Write
     assert "generation 75 %, waiting for the trainer 12 %, commit 12 %" in shown
 
 
-def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path, write_lines: Write) -> None:
+def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path) -> None:
     lines = [shipped_line(1, 100.0), shipped_line(2, 102.0), shipped_line(3, 9000.0), shipped_line(4, 9001.0)]
     write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
     history = History.of(tmp_path, "test", since=8000.0)
@@ -122,9 +119,7 @@ def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path, write_lines: W
     assert history.tokens_per_second() == pytest.approx(1000)
 
 
-def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(
-    tmp_path: Path, write_lines: Write
-) -> None:
+def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(tmp_path: Path) -> None:
     """Each of these steps took 2 s, the first of a session too, which knows since when it has been generating."""
     times = [(100.0, 2.0), (102.0, 4.0), (9000.0, 2.0), (9002.0, 4.0)]
     lines = [shipped_line(step, time, uptime_seconds=uptime) for step, (time, uptime) in enumerate(times, 1)]
@@ -253,7 +248,7 @@ def test_curves_are_drawn(past: Path, tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.fixture
-def two(past: Path, write_lines: Write) -> dict[str, History]:
+def two(past: Path) -> dict[str, History]:
     """The past run, and another that has come to its third step; by their ids."""
     write_lines(past / "run_late" / "metrics.jsonl", [shipped_line(step, 200.0 + step) for step in range(1, 4)])
     return {name: History.of(past, name, steps) for name, steps in (("test", 20), ("late", 9))}
@@ -342,9 +337,7 @@ def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFix
     assert "1, it died [/of] it" in shown
 
 
-def test_status_shows_what_could_steer_a_terminal_as_text(
-    past: Path, write_lines: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_what_could_steer_a_terminal_as_text(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of_a_job(past, status="\x1b[2J", trouble="\x9b2J")
     place = {"function": "f[int]\x1b[2J", "file": "x.py", "line": 1, "inside": ""}
     blame = {"kind": "callback", **place, "callback": "", "thread": "", "seconds": 1.0, "worst": 1.0, "count": 1}
@@ -390,9 +383,7 @@ def test_status_of_a_directory_that_holds_nothing(tmp_path: Path) -> None:
         status([str(tmp_path)])
 
 
-def test_status_shows_others_runs_evictions_and_restarts(
-    past: Path, write_lines: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_others_runs_evictions_and_restarts(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of_a_job(past, restarts=2, last_death="was killed by SIGKILL")
     write_lines(past / "run_visitor" / "metrics.jsonl", [shipped_line(1, 200.0)])
     (past / "run_visitor" / "orchestrator.log").write_text("12:00 ERROR   no more disk\n")

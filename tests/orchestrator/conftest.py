@@ -11,8 +11,8 @@ import pytest
 from environments.config import EnvironmentConfig, SamplingConfig
 from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS
-from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.toy_model import make_toy_model
+from tests.support.fake_inference import FakeInference
 
 
 @pytest.fixture

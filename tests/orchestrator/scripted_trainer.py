@@ -13,6 +13,7 @@ from types import TracebackType
 
 import orjson
 
+from tests.support.fake_inference import PROBE_TOKENS, probe_answer
 from tests.support.polling import wait_until
 from transport.config import TransportConfig
 from transport.files.atomic import publish_directory, published_steps, remove_directory
@@ -120,7 +121,8 @@ class ScriptedTrainer:
         directory = self._broadcasts / f"step_{version}"
         if version in published_steps(self._broadcasts):
             return
-        probe = {"version": version, "token_ids": [1, 2, 3], "log_probabilities": [-1.0, -2.0 - version / 100]}
+        answer = probe_answer(version, PROBE_TOKENS)
+        probe = {"version": version, "token_ids": PROBE_TOKENS, "log_probabilities": answer}
         with publish_directory(directory) as partial:
             (partial / "probe.json").write_bytes(orjson.dumps(probe))
         for step in published_steps(self._broadcasts)[:-3]:

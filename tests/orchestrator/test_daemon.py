@@ -27,8 +27,8 @@ from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
 from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
-from tests.orchestrator.fake_inference import FakeInference
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.support.fake_inference import FakeInference
 from tests.support.polling import wait_until
 from tests.support.ports import taken_port
 from transport.files.atomic import published_steps

@@ -16,7 +16,8 @@ from perf.chaos import audit as faults
 from perf.chaos.audit import audit
 from perf.chaos.disk import json_lines, read_batch
 from perf.chaos.witness import COMMITTED, TRAINED, Witness
-from tests.transport.batches import make_batch
+from tests.support.batches import make_batch
+from tests.support.jobs import write_lines
 from transport import codec
 from transport.records import Batch
 
@@ -97,12 +98,6 @@ def stable(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "STABLE").touch()
     return directory
-
-
-def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:

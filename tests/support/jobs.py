@@ -1,7 +1,9 @@
-"""A job's file, and the metrics of its steps, as its roles write them."""
+"""A job's file, and the metrics of its steps as its roles write them."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 JOB = """
@@ -54,3 +56,10 @@ def shipped_line(step: int, time: float, **more: Any) -> dict[str, Any]:
 def trained_line(step: int, run_id: str = "test") -> dict[str, Any]:
     """A step's metrics as a trainer writes them."""
     return {"run_id": run_id, "step": step, "time": 100.0 + step, "loss": 0.1, "mismatch_kl": step * 1e-6}
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Appends JSON lines to a file, and makes its directory if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)

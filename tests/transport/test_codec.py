@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.transport.batches import assert_equal, batches, make_batch
+from tests.support.batches import assert_equal, batches, make_batch
 from transport import codec
 from transport.arrays import CodecError
 from transport.config import TransportConfig, machine_memory

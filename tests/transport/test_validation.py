@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.transport.batches import batches, make_batch
+from tests.support.batches import batches, make_batch
 from transport.records import Batch, SampleInfo
 from transport.validation import validate
 

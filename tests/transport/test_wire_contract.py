@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.batches import assert_equal, make_batch
 from tests.support.polling import wait_until
-from tests.transport.batches import assert_equal, make_batch
 from tests.transport.ends import (
     SESSION,
     Stranger,

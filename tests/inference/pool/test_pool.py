@@ -14,7 +14,7 @@ import pytest
 from inference.base import InferenceError, RequestRefused, SamplingParameters
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from tests.inference.fake_server import FakeServer, weight_update
+from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
 from transport.records import Turn
 

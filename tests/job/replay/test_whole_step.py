@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +11,13 @@ from cli.main import main
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from job.replay.whole_step import UNTOLD, in_words, whole_step
 from orchestrator.rollouts.dump import write_dump
-from tests.support.jobs import shipped_line, trained_line
+from tests.support.jobs import shipped_line, trained_line, write_lines
 
 BOUNDARY = {"phase/merge": 0.1, "phase/records": 0.2, "phase/commit": 0.1, "phase/malloc_trim": 0.0}
-Write = Callable[[Path, list[dict[str, Any]]], None]
 
 
 @pytest.fixture
-def dump(tmp_path: Path, write_lines: Write) -> Path:
+def dump(tmp_path: Path) -> Path:
     """Where the dump of step 2 lies; it took 10 s, and its boundary 0.4 s of them. The path has
     what would close a tag of rich's markup."""
     run = tmp_path / "[" / "out]" / "run_a"
@@ -43,7 +40,7 @@ def test_the_phases_of_a_step_are_told_and_add_up(dump: Path) -> None:
     assert "would make the step 4.0% shorter" in said
 
 
-def test_phases_that_the_run_names_itself_are_told_by_their_names(dump: Path, write_lines: Write) -> None:
+def test_phases_that_the_run_names_itself_are_told_by_their_names(dump: Path) -> None:
     named = {"phase/generation": 7.0, "phase/wait_trainer": 2.6, "wall_seconds": 10.0}
     after_a_pause = shipped_line(3, 9000.0, **BOUNDARY, **named)
     write_lines(dump.parents[1] / "metrics.jsonl", [after_a_pause])
@@ -55,7 +52,7 @@ def test_phases_that_the_run_names_itself_are_told_by_their_names(dump: Path, wr
     assert "generation takes most of it (70%). A boundary" in in_words(found), "its trainer has not trained it"
 
 
-def test_a_boundary_that_takes_most_of_a_step_is_said_to(dump: Path, write_lines: Write) -> None:
+def test_a_boundary_that_takes_most_of_a_step_is_said_to(dump: Path) -> None:
     write_lines(dump.parents[1] / "metrics.jsonl", [shipped_line(3, 111.0, **{"phase/merge": 0.9})])
     found = whole_step(dump, 3)
     assert found is not None

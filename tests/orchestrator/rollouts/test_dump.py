@@ -13,8 +13,8 @@ import pytest
 from orchestrator.rollouts.dump import DumpError, DumpHeader, open_dump, write_dump
 from orchestrator.rollouts.rollout_file import framed
 from run.config import AdvantageConfig, GibberishFilter, ZeroAdvantageFilter
-from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.rollouts.test_rollout_file import assert_same
+from tests.support.rollouts import make_rollout, make_turn
 from transport.files.atomic import as_bytes_view
 from transport.records import Rollout
 

@@ -11,7 +11,7 @@ from orchestrator.rollouts.failures import MAX_KINDS, count_failures, failures_i
 from orchestrator.step.discarded import FIRST_FAILURES, DiscardedRollouts
 from orchestrator.step.step_metrics import additive_metrics
 from run.config import ScheduleConfig
-from tests.orchestrator.rollout_examples import make_rollout
+from tests.support.rollouts import make_rollout
 from transport.records import Rollout
 
 

@@ -16,8 +16,8 @@ from inference.base import InferenceError, RequestRefused, SamplingParameters
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.rollouts.rollout_file import rollout_buffers
 from orchestrator.step.records import rollout_record
-from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_environment import Toy, Unusual
+from tests.support.rollouts import make_rollout, make_turn
 from transport.records import Int32Array, Rollout, Turn
 
 NO_CHAT = cast(Chat, None)

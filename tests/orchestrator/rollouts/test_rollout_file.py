@@ -19,7 +19,7 @@ from orchestrator.rollouts.rollout_file import (
     saved_state,
     write_rollouts,
 )
-from tests.orchestrator.rollout_examples import make_rollout, make_turn
+from tests.support.rollouts import make_rollout, make_turn
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.records import Rollout, SavedState
 

@@ -19,8 +19,8 @@ from orchestrator.rollouts.trajectories import merge_rollout
 from orchestrator.step.advantages import load_advantage
 from orchestrator.step.finalize import Finalizer
 from run.config import AdvantageConfig
-from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_model import make_toy_model
+from tests.support.rollouts import make_rollout, make_turn
 from transport.records import Int32Array, Rollout, Turn
 
 TURNS, REPLY, COMPLETION = 78, 300, 500

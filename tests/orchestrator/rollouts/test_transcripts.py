@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from environments.chat import Chat
 from orchestrator.rollouts.transcripts import Transcriber, TurnText
 from orchestrator.step.records import write_records
-from tests.orchestrator.rollout_examples import make_rollout, make_turn
 from tests.orchestrator.toy_model import make_toy_model
+from tests.support.rollouts import make_rollout, make_turn
 from transport.records import Turn
 
 USER = [{"role": "user", "content": "hello"}]

@@ -25,7 +25,7 @@ from orchestrator.scheduling.events import (
 from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from orchestrator.scheduling.scheduler import Scheduler
 from run.config import ScheduleConfig
-from tests.orchestrator.examples import CountingMix
+from tests.orchestrator.scheduling.counting_mix import CountingMix
 
 
 def make_scheduler(steps: int = 10, **schedule: Any) -> Scheduler:

@@ -20,7 +20,7 @@ from orchestrator.scheduling.events import (
 from orchestrator.scheduling.outcomes import RolloutOutcome
 from orchestrator.scheduling.scheduler import Scheduler
 from run.config import ScheduleConfig
-from tests.orchestrator.examples import CountingMix
+from tests.orchestrator.scheduling.counting_mix import CountingMix
 
 PAGE = Path(__file__).parents[3] / "docs" / "scheduling.md"
 

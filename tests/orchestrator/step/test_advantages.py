@@ -20,7 +20,7 @@ from orchestrator.step.advantages import (
     try_advantage,
 )
 from run.config import AdvantageConfig
-from tests.orchestrator.rollouts_for_tests import make_group
+from tests.support.rollouts import make_group
 
 rewards_strategy = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9)
 

@@ -16,7 +16,7 @@ from orchestrator.rollouts.dump import DumpHeader, open_dump
 from orchestrator.step.boundary import StepBoundary, merge_all
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.merge_process import MergeProcess
-from tests.orchestrator.rollout_examples import make_rollout, make_turn
+from tests.support.rollouts import make_rollout, make_turn
 from transport import codec
 from transport.files.atomic import published_steps
 from transport.records import Batch, Rollout

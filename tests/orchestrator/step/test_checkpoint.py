@@ -19,7 +19,7 @@ from orchestrator.step.checkpoint import (
     write_checkpoint,
 )
 from run.config import RunConfig
-from tests.orchestrator.rollout_examples import make_rollout
+from tests.support.rollouts import make_rollout
 from transport.files.atomic import published_steps
 
 

@@ -30,10 +30,10 @@ from orchestrator.step.discarded import (
 )
 from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS, metrics_of, started
-from tests.orchestrator.fake_inference import FakeInference
-from tests.orchestrator.rollout_examples import make_rollout
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.support.fake_inference import FakeInference
 from tests.support.polling import wait_until
+from tests.support.rollouts import make_rollout
 from transport.records import Rollout
 
 SCHEDULE = ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32)

@@ -16,12 +16,12 @@ from orchestrator.step.filters import (
     with_vocabulary,
 )
 from run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
-from tests.orchestrator.rollouts_for_tests import make_group, make_turn
+from tests.support.rollouts import make_group, make_turn
 from transport.records import Rollout
 
 
 def make_rollout(*completions: list[int], log_probabilities: list[float] | None = None) -> Rollout:
-    turns = [make_turn(completion, log_probabilities=log_probabilities) for completion in completions]
+    turns = [make_turn([1, 2], completion, log_probabilities=log_probabilities) for completion in completions]
     return Rollout("5-0", 5, "words", 11, turns=turns, reward=1.0)
 
 
@@ -122,7 +122,7 @@ def test_gibberish_is_relative_to_the_vocabulary(vocabulary: int, sharpness: flo
 
 def test_gibberish_is_a_share_of_all_turns_together() -> None:
     rollout = make_rollout([1], log_probabilities=[-20.0])
-    rollout.turns.append(make_turn(list(range(9))))
+    rollout.turns.append(make_turn([1, 2], range(9)))
     assert not is_gibberish(GibberishFilter(log_probability_below=-12.0, share_above=0.2), rollout)
 
 

@@ -22,7 +22,7 @@ from orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOu
 from orchestrator.step.finalize import Finalizer, finalize_group, judged
 from orchestrator.step.records import write_records
 from run.config import AdvantageConfig, ZeroAdvantageFilter
-from tests.orchestrator.rollouts_for_tests import make_group, make_turn
+from tests.support.rollouts import make_group, make_turn
 from transport.records import Rollout
 
 group_mean = load_advantage(AdvantageConfig())
@@ -95,16 +95,16 @@ def emptied(rollout: Rollout) -> None:
 
 
 def half_routed(rollout: Rollout) -> None:
-    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), make_turn([4], [1, 2, 0, 1, 2, 9])]
+    rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), make_turn([1, 2, 0, 1, 2, 9], [4])]
 
 
 def differently_routed(rollout: Rollout) -> None:
-    second = replace(make_turn([4], [1, 2, 0, 1, 2, 9]), routed_experts=routing(6, layers=3))
+    second = replace(make_turn([1, 2, 0, 1, 2, 9], [4]), routed_experts=routing(6, layers=3))
     rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), second]
 
 
 def routed_with_a_gap(rollout: Rollout) -> None:
-    second = replace(make_turn([4], [1, 2, 0, 1, 2, 9]), routed_experts=routing(1), routed_experts_start=5)
+    second = replace(make_turn([1, 2, 0, 1, 2, 9], [4]), routed_experts=routing(1), routed_experts_start=5)
     rollout.turns = [replace(rollout.turns[0], routed_experts=routing(4)), second]
 
 

@@ -16,8 +16,8 @@ from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
 from orchestrator.step.sender import NoTrainerError, Sender
-from tests.orchestrator.rollout_examples import make_rollout
 from tests.support.polling import until
+from tests.support.rollouts import make_rollout
 from transport import codec
 from transport.messages import (
     Acknowledged,

@@ -12,7 +12,7 @@ from inference.base import SamplingParameters
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from perf.demos.demo_multi import Event, Row, longest_around, repeated_requests
-from tests.inference.fake_server import FakeServer
+from tests.support.fake_inference import FakeServer
 
 ROW = Row("a", 50, 0.4, 0.9, 2.0, {"eviction": 4.0, "joining": None}, failed=0, repeated=0, ended="done")
 

@@ -16,9 +16,9 @@ import pytest
 import zmq
 import zmq.auth
 
+from tests.support.batches import make_batch
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
-from tests.transport.batches import make_batch
 from tests.transport.ends import SESSION, Stranger, handshake, hello_frames, refuse, take
 from transport.config import TransportConfig
 from transport.messages import Hello, Offer, Ready

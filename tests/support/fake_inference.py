@@ -1,13 +1,16 @@
-"""An inference server of a few lines with our plugin's routes, whose faults a test turns on and off.
+"""An inference server without a model that has our plugin's routes, and faults that a test turns on and off.
 
 Its "weights" are a version: a completion's tokens are all `version`, and a probe answers `-version - 1` for each token, so
-that a test can read off which weights answered. Real sockets, the real wire encoding, no model.
+that a test can read off which weights answered. Sockets and wire encoding are real. `FakeServer` runs on the test's own loop;
+`FakeInference` runs in a thread, beside a daemon under test, and generates noise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
+import threading
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +19,10 @@ import numpy as np
 from aiohttp import web
 
 from inference import wire
-from inference.base import Completion, Probe, WeightUpdate
+from inference.base import Completion, GenerateRequest, Probe, WeightUpdate
+
+LAYERS, TOP_K = 2, 2
+"""Of the routing of every completion."""
 
 ROUTES = (
     ("POST", wire.GENERATE_PATH),
@@ -28,14 +34,22 @@ ROUTES = (
 )
 
 
+PROBE_TOKENS = [1, 2, 3]
+
+
+def probe_answer(version: int, token_ids: list[int]) -> list[float]:
+    """The log-probabilities that a fake server with the weights of `version` answers to a probe: one a token, less the first."""
+    return [-version - 1.0] * (len(token_ids) - 1)
+
+
 def weight_update(version: int, adapter: str | None = None) -> WeightUpdate:
     """An update whose probe a healthy fake server passes."""
-    probe = Probe(version, [1, 2, 3], [-version - 1.0] * 2, digests={"float32": digest_of(version)})
+    probe = Probe(version, PROBE_TOKENS, probe_answer(version, PROBE_TOKENS), digests={"float32": digest_of(version)})
     return WeightUpdate(version, Path("nowhere"), probe, adapter)
 
 
 def digest_of(version: int) -> dict[str, str]:
-    """Of a fake server's weights, in two layers, one of which never changes."""
+    """The digests of a fake server's weights, by layer: two, one of which never changes."""
     return {"": "0" * 16, "0": f"{version:016x}"}
 
 
@@ -45,13 +59,19 @@ class FakeServer:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self.version = 0
-        """Of what it computes."""
+        """The version that completions and probes are computed with."""
         self.held = 0
-        """Of the weights it says it computes with."""
+        """The version whose digests it reports."""
         self.instance = "first"
         self.healthy = True
         self.answers: Counter[str] = Counter()
-        """Requests seen, by path."""
+        """The number of requests, by path."""
+        self.asked: list[GenerateRequest] = []
+        """The model calls, in order of their arrival."""
+        self.versions: list[int] = []
+        """The versions of all updates, in order."""
+        self.completions = 0
+        """The number of model calls that were answered."""
         self.arrived = asyncio.Event()
         """A model call has arrived."""
         self.aborted = asyncio.Event()
@@ -64,17 +84,19 @@ class FakeServer:
         self.probe_gate = asyncio.Event()
         self.probe_gate.set()
         self.generate_status = 200
+        self.fail_every = 0
+        """One of so many model calls is answered with 500; 0: none."""
         self.drop_next = 0
         """Model calls whose connection is cut instead of answered."""
         self.load_status = 200
         self.deaf = False
-        """Updates answer 200 and change nothing: what a real vLLM was seen to do."""
+        """Updates answer 200 and change nothing, as was seen of a real vLLM."""
         self.old_kernels = False
-        """Updates change the weights, by their digest, and not what is computed."""
+        """Updates change `held`, and not `version`."""
         self.nan = False
         self.draining = False
         self.metrics: str | None = None
-        """What it tells of its load; None: nothing."""
+        """The body of `/metrics`; None answers 404."""
         self.unloaded: list[str] = []
         self.unload_gate = asyncio.Event()
         self.unload_gate.set()
@@ -96,7 +118,7 @@ class FakeServer:
         """Starts to serve on `port`; 0 takes a free one."""
         app = web.Application()
         app.add_routes([web.route(method, path, self._handle) for method, path in ROUTES])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls).start()
         self.port = int(self._runner.addresses[0][1])
@@ -125,6 +147,7 @@ class FakeServer:
             await self.load_gate.wait()
             if self.load_status == 200 and not self.deaf:
                 self.held = fields["version"]
+                self.versions.append(self.held)
                 if not self.old_kernels:
                     self.version = self.held
             if self.load_status != 200:
@@ -135,10 +158,12 @@ class FakeServer:
             self.unloaded.append(fields["adapter"])
             return web.json_response({"unloaded": True})
         await self.probe_gate.wait()
-        return web.json_response({"log_probabilities": [-self.version - 1.0] * (len(fields["token_ids"]) - 1)})
+        return web.json_response({"log_probabilities": probe_answer(self.version, fields["token_ids"])})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         asked = wire.decode_request(await request.read())
+        self.asked.append(asked)
+        number = len(self.asked)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.arrived.set()
@@ -153,15 +178,60 @@ class FakeServer:
             self.drop_next -= 1
             assert request.transport is not None
             request.transport.abort()
+        if self.fail_every and number % self.fail_every == 0:
+            return web.Response(status=500, text="out of memory")
         if self.generate_status != 200:
             return web.json_response({"error": "so it was told"}, status=self.generate_status)
-        tokens = asked.sampling.max_tokens
-        completion = Completion(
-            token_ids=np.full(tokens, self.version, dtype=np.int32),
-            log_probabilities=np.full(tokens, np.nan if self.nan else -0.5, dtype=np.float32),
-            finish_reason="length",
-            routed_experts=np.zeros(
-                (len(asked.prompt_ids) + tokens - 1 - asked.routed_experts_start, 2, 2), dtype=np.uint8
-            ),
-        )
-        return web.Response(body=wire.encode_completion(completion))
+        self.completions += 1
+        return web.Response(body=wire.encode_completion(await self._complete(asked)))
+
+    async def _complete(self, asked: GenerateRequest) -> Completion:
+        return make_completion(asked, [self.version] * asked.sampling.max_tokens, np.nan if self.nan else -0.5)
+
+
+class FakeInference(FakeServer):
+    """A fake server in a thread with a loop of its own while it is entered. Each completion takes `delay_seconds` and has one to
+    eight random tokens below `vocabulary`."""
+
+    def __init__(self, delay_seconds: float = 0.002, vocabulary: int = 100) -> None:
+        super().__init__()
+        self._delay_seconds = delay_seconds
+        self._vocabulary = vocabulary
+        self._random = random.Random(0)
+
+    def __enter__(self) -> FakeInference:
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name="fake-inference")
+        self._thread.start()
+        assert started.wait(10), "the fake server does not start"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "the fake server does not end"
+
+    async def _serve(self, started: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with self:
+            started.set()
+            await self._stop.wait()
+
+    async def _complete(self, asked: GenerateRequest) -> Completion:
+        await asyncio.sleep(self._delay_seconds)
+        count = self._random.randint(1, min(8, asked.sampling.max_tokens))
+        return make_completion(asked, [self._random.randrange(3, self._vocabulary) for _ in range(count)], -1.0)
+
+
+def make_completion(asked: GenerateRequest, token_ids: list[int], log_probability: float) -> Completion:
+    """A completion of these tokens, with the routing that the request lacks: row r is all r % 251."""
+    rows = np.arange(asked.routed_experts_start, len(asked.prompt_ids) + len(token_ids) - 1)
+    experts = np.broadcast_to((rows % 251).astype(np.uint8)[:, None, None], (len(rows), LAYERS, TOP_K))
+    return Completion(
+        token_ids=np.array(token_ids, dtype=np.int32),
+        log_probabilities=np.full(len(token_ids), log_probability, dtype=np.float32),
+        finish_reason="length",
+        routed_experts=np.ascontiguousarray(experts),
+    )
