@@ -28,7 +28,7 @@ from orchestrator.dispatcher import Dispatcher
 from orchestrator.ending import until_durable
 from orchestrator.logging_setup import logging_to, run_context
 from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
+from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
 from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting
@@ -128,6 +128,7 @@ class Daemon:
         self._watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, self._describe)
         self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
         self._blame = LoopBlame(config.lag.blame_seconds)
+        self._rollout_counts = RolloutCounts()
         self._scheduler: Scheduler | None = None
 
     async def serve(self) -> bool:
@@ -137,7 +138,7 @@ class Daemon:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
             resources.enter_context(self._blame)
-            self._run_beside(self._lag.run(), self._watchdog.run(), collect_as_memory_grows())
+            self._run_beside(self._lag.run(), self._watchdog.run(), collect_as_memory_grows(self._rollout_counts))
             done, exit_code = False, 1
             try:
                 if await self._unless_stopped(self.startup(resources)):
@@ -228,6 +229,7 @@ class Daemon:
             ),
             lag=self._lag,
             blame=self._blame,
+            rollout_counts=self._rollout_counts,
             tasks=self._tasks,
             publish=lambda line: self._publish(endpoint, line),
             report_discarded=self._report_discarded,

@@ -18,6 +18,7 @@ from typing import Any
 from environments.chat import Chat
 from orchestrator.logging_setup import set_context
 from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.gc_tuning import RolloutCounts
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.threads import in_thread
@@ -89,6 +90,7 @@ class Dispatcher:
         boundary: StepBoundary,
         lag: EventLoopLagMonitor,
         blame: LoopBlame,
+        rollout_counts: RolloutCounts,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
         report_discarded: Callable[[Report], None],
@@ -112,6 +114,7 @@ class Dispatcher:
         self._boundary = boundary
         self._lag = lag
         self._blame = blame
+        self._rollout_counts = rollout_counts
         self._tasks = tasks
         self._publish = publish
         self._on_progress = on_progress
@@ -231,6 +234,7 @@ class Dispatcher:
             group = self._to_start.popleft()
             for rollout in group.rollouts:
                 self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
+            self._rollout_counts.begun += len(group.rollouts)
             await asyncio.sleep(0)
         if self._more_to_start:
             self._more_to_start = False
@@ -264,6 +268,7 @@ class Dispatcher:
         if outcome is RolloutOutcome.COMPLETED:
             self._discarded.rollout_completed()
             self._on_progress()
+        self._rollout_counts.ended += 1
         oldest = rollout.oldest_policy_version if rollout.turns else None
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
 

@@ -3,7 +3,8 @@
 A full collection walks every object there is: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). What the daemon
 makes is freed by reference counts alone, so it would find next to nothing. What environments make may refer to itself, and then
 only the collector frees it. Python collects when a quarter of the objects is new, however long they live. Here memory must have
-grown by half since the last collection. Between two of them only the youngest objects are walked, each once.
+grown by half since the last collection, and rollouts must have ended, for those that are played hold what they made. Between two
+collections only the youngest objects are walked, each once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from dataclasses import dataclass
 from orchestrator.loop_health.resident import resident_bytes
 
 _LOOK_SECONDS = 0.1
+_YOUNG_SECONDS = 0.01
 _GROWTH = 1.5
+_ENDED_SHARE = 0.1
+_LARGEST_GROWTH = 4.0
+"""Since the last collection, whatever else is known: an environment may leave garbage at every turn of a rollout that goes on."""
 _NEVER = 2**31 - 1
 
 
@@ -54,16 +59,47 @@ class Memory:
         """Of this process."""
         return cls(sys.getallocatedblocks(), resident_bytes())
 
-    def has_grown_since(self, before: Memory) -> bool:
-        """Whether either has grown by half, which may be garbage."""
-        return self.blocks > _GROWTH * before.blocks or self.resident > _GROWTH * before.resident
+    def has_grown_since(self, before: Memory, times: float) -> bool:
+        """Whether either is more than `times` what it was."""
+        return self.blocks > times * before.blocks or self.resident > times * before.resident
 
 
-async def collect_as_memory_grows() -> None:
-    """Collects whenever memory has grown by half since the last time. Runs until it is cancelled."""
-    before = Memory.now()
+@dataclass(slots=True)
+class RolloutCounts:
+    """How many rollouts began and ended in this life of the daemon. The dispatcher counts them."""
+
+    begun: int = 0
+    ended: int = 0
+
+
+async def collect_as_memory_grows(rollouts: RolloutCounts) -> None:
+    """Collects whenever memory has grown by half and may hold garbage. Runs until it is cancelled.
+
+    While fewer rollouts have ended since the last collection than a tenth of those in flight, what has grown is theirs, so it is
+    what later growth is compared with, up to four times what the last collection left.
+    """
+    collected = before = Memory.now()
+    ended = rollouts.ended
     while True:
-        await asyncio.sleep(_LOOK_SECONDS)
-        if Memory.now().has_grown_since(before):
+        await _collecting_the_young(_LOOK_SECONDS)
+        now = Memory.now()
+        if not now.has_grown_since(before, _GROWTH):
+            continue
+        few_ended = rollouts.ended - ended < _ENDED_SHARE * (rollouts.begun - rollouts.ended)
+        if few_ended and not now.has_grown_since(collected, _LARGEST_GROWTH):
+            before = now
+        else:
             gc.collect()
-            before = Memory.now()
+            collected = before = Memory.now()
+            ended = rollouts.ended
+
+
+async def _collecting_the_young(seconds: float) -> None:
+    """Waits, and has the youngest objects walked often enough that there are few of them.
+
+    Python does it once 700 more objects were made than freed. While old rollouts are freed as fast as new ones are made, that
+    takes seconds, and then a hundred thousand are walked at once.
+    """
+    for _ in range(round(seconds / _YOUNG_SECONDS)):
+        await asyncio.sleep(_YOUNG_SECONDS)
+        gc.collect(0)

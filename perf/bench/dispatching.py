@@ -10,6 +10,7 @@ from environments.base import Environment
 from environments.chat import Chat
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.gc_tuning import RolloutCounts
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.rollouts.play import GeneratingPool, LoadedEnvironment
 from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
@@ -21,7 +22,9 @@ from run.config import RunConfig
 from transport.records import Batch
 
 
-async def run_to_the_end(config: RunConfig, pool: GeneratingPool, environment: Environment) -> None:
+async def run_to_the_end(
+    config: RunConfig, pool: GeneratingPool, environment: Environment, rollout_counts: RolloutCounts
+) -> None:
     """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist."""
     trainer = _InstantTrainer()
     (entry,) = config.environments
@@ -40,6 +43,7 @@ async def run_to_the_end(config: RunConfig, pool: GeneratingPool, environment: E
                 boundary=StepBoundary(config.run_dir, config.run_id, {entry.name: []}),
                 lag=lag,
                 blame=blame,
+                rollout_counts=rollout_counts,
                 tasks=tasks,
                 publish=lambda line: None,
                 report_discarded=lambda report: None,

@@ -26,7 +26,7 @@ import uvloop
 from environments.base import Example, Model
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
-from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
+from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.resident import peak_bytes, resident_bytes
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
@@ -96,14 +96,15 @@ def _run(play: Callable[[int], Coroutine[Any, Any, Measured]], rollouts: int) ->
 async def _play_with_ours(rollouts: int) -> Measured:
     with infrequent_gc():
         freeze_gc()
-        collecting = asyncio.create_task(collect_as_memory_grows())
+        counts = RolloutCounts()
+        collecting = asyncio.create_task(collect_as_memory_grows(counts))
         try:
-            return await _play(rollouts)
+            return await _play(rollouts, counts)
         finally:
             collecting.cancel()
 
 
-async def _play(rollouts: int) -> Measured:
+async def _play(rollouts: int, counts: RolloutCounts | None = None) -> Measured:
     with tempfile.TemporaryDirectory() as directory:
         config = RunConfig(
             run_id="bench",
@@ -122,7 +123,7 @@ async def _play(rollouts: int) -> Measured:
         config.run_dir.mkdir()
         before = resident_bytes()
         with _timed_collections() as pauses:
-            await run_to_the_end(config, _Pool(), Trees())
+            await run_to_the_end(config, _Pool(), Trees(), counts or RolloutCounts())
     return Measured(peak_bytes() - before, pauses)
 
 

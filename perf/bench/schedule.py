@@ -25,7 +25,7 @@ from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from job.replay.lag_trace import LagTrace
-from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
+from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import LagDistribution
 from orchestrator.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
@@ -132,10 +132,11 @@ async def _ours(url: str, in_flight: int) -> Measured:
         await pool.start()
         with infrequent_gc():
             freeze_gc()
-            collecting = asyncio.create_task(collect_as_memory_grows())
+            counts = RolloutCounts()
+            collecting = asyncio.create_task(collect_as_memory_grows(counts))
             started, cpu_started = time.perf_counter(), time.process_time()
             async with LagTrace() as trace:
-                await run_to_the_end(config, pool, ShortTurns())
+                await run_to_the_end(config, pool, ShortTurns(), counts)
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
             collecting.cancel()
         await pool.close()

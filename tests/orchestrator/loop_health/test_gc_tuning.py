@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
 from orchestrator.loop_health import gc_tuning
-from orchestrator.loop_health.gc_tuning import Memory, collect_as_memory_grows, infrequent_gc
+from orchestrator.loop_health.gc_tuning import Memory, RolloutCounts, collect_as_memory_grows, infrequent_gc
 
 
 class Knot:
@@ -46,26 +46,87 @@ def long_collections() -> Iterator[list[int]]:
         (Memory(100, 100), False),
     ],
 )
-def test_growth_by_half_counts_be_it_of_small_objects_or_of_buffers(now: Memory, grown: bool) -> None:
-    assert now.has_grown_since(Memory(1000, 1000)) == grown
+def test_growth_counts_be_it_of_small_objects_or_of_buffers(now: Memory, grown: bool) -> None:
+    assert now.has_grown_since(Memory(1000, 1000), 1.5) == grown
 
 
-async def test_knots_are_collected_as_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little growth is enough, and is seen at once."""
     monkeypatch.setattr(gc_tuning, "_GROWTH", 1.02)
     monkeypatch.setattr(gc_tuning, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(gc_tuning, "_YOUNG_SECONDS", 0.001)
+
+
+@asynccontextmanager
+async def collecting(rollouts: RolloutCounts) -> AsyncIterator[list[int]]:
+    """The collector at work, and the generations of its long collections."""
     with infrequent_gc(), long_collections() as seen:
-        task = asyncio.create_task(collect_as_memory_grows())
+        task = asyncio.create_task(collect_as_memory_grows(rollouts))
         await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(30):
+                yield seen
+        finally:
+            task.cancel()
+
+
+@pytest.mark.usefixtures("prompt")
+async def test_knots_are_collected_as_memory_grows() -> None:
+    async with collecting(RolloutCounts()) as seen:
         knots = [Knot()]
         lost = weakref.ref(knots[0])
-        async with asyncio.timeout(30):
-            while lost() is not None:
-                gc.collect(0)  # those held now are too old for the short collections
-                knots = [Knot() for _ in range(1000)]
-                await asyncio.sleep(0.001)
-        task.cancel()
+        while lost() is not None:
+            gc.collect(0)  # those held now are too old for the short collections
+            knots = [Knot() for _ in range(1000)]
+            await asyncio.sleep(0.001)
     assert set(seen) == {2}
     assert all(knot.itself is knot for knot in knots)
+
+
+@pytest.mark.usefixtures("prompt")
+async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended() -> None:
+    rollouts = RolloutCounts(begun=100)
+    async with collecting(rollouts) as seen:
+        held, before = [Knot()], Memory.now()
+        while not Memory.now().has_grown_since(before, 1.5):
+            held += [Knot() for _ in range(1000)]
+            await asyncio.sleep(0.002)
+        rollouts.ended = 9
+        for _ in range(20):
+            held += [Knot() for _ in range(1000)]
+            await asyncio.sleep(0.002)
+        assert seen == []
+        rollouts.ended = 10
+        while not seen:
+            held += [Knot() for _ in range(1000)]
+            await asyncio.sleep(0.002)
+    assert len(set(map(id, held))) == len(held)
+
+
+@pytest.mark.usefixtures("prompt")
+async def test_what_rollouts_leave_at_each_turn_is_collected_in_the_end_though_none_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc_tuning, "_LARGEST_GROWTH", 1.1)
+    async with collecting(RolloutCounts(begun=100)) as seen:
+        knots = [Knot()]
+        lost = weakref.ref(knots[0])
+        while lost() is not None:
+            gc.collect(0)
+            knots = [Knot() for _ in range(1000)]
+            await asyncio.sleep(0.001)
+    assert set(seen) == {2}
+
+
+@pytest.mark.usefixtures("prompt")
+async def test_young_objects_are_walked_often_though_no_more_are_made_than_freed() -> None:
+    async with collecting(RolloutCounts()) as seen:
+        freed = asyncio.Event()
+        lost = weakref.ref(Knot(), lambda _: freed.set())
+        await freed.wait()
+        assert lost() is None
+    assert seen == []
 
 
 def test_only_young_objects_are_walked_while_memory_does_not_grow() -> None:
