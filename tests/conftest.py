@@ -4,12 +4,15 @@ built-in models are built once, into the user's cache, by the first test that as
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.support.jobs import JOB, shipped_line, trained_line, write_lines
+from tests.support.tiny_model import make_model, write_probe
+from tests.support.vllm_server import PROBE_TOKENS, ServerProcess, run_server, tiny_config
 
 settings.register_profile("counterpoint", deadline=None, derandomize=True, database=None)
 settings.load_profile("counterpoint")
@@ -29,6 +32,18 @@ def tiny_dense() -> Path:
     from models.make_model import make_model
 
     return make_model("tiny-dense")
+
+
+@pytest.fixture(scope="session")
+def moe_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A vLLM server of a mixture of experts that returns its routing and takes full weights. Its weights are those of the last
+    test that loaded some."""
+    root = tmp_path_factory.mktemp("moe")
+    directories = [root / f"step_{version}" for version in range(2)]
+    models = [make_model(directory, moe=True, seed=seed) for seed, directory in enumerate(directories)]
+    for version, (model, directory) in enumerate(zip(models, directories, strict=True)):
+        write_probe(model, directory, version, PROBE_TOKENS)
+    yield from run_server(tiny_config(directories[0], root, return_routed_experts=True), directories, models)
 
 
 @pytest.fixture(autouse=True)

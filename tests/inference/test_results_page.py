@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from inference.config import PoolConfig
-from tests.inference.conftest import PROBE_TOKENS, ServerProcess
-from tests.inference.tiny_model import log_probabilities, make_model
+from tests.support.tiny_model import log_probabilities, make_model
+from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

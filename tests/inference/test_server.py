@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from cluster.parent_death import bound_command
 from inference import server
 from inference.config import InferenceConfig
-from tests.inference.conftest import live_processes
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
+from tests.support.vllm_server import live_processes
 
 HEALTHY = """
 import http.server, sys

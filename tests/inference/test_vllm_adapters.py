@@ -25,8 +25,8 @@ from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from tests.inference.conftest import PROBE_TOKENS, ServerProcess
-from tests.inference.tiny_model import log_probabilities, make_adapter, write_probe
+from tests.support.tiny_model import log_probabilities, make_adapter, write_probe
+from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
 from transport.records import Int32Array, Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

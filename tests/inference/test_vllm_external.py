@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
@@ -13,24 +12,19 @@ from cli.status import look
 from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
-from tests.inference.conftest import ServerProcess
-from tests.whole_job.jobs import RunningJob, assert_nothing_is_left, settings
+from tests.support.running_job import RunningJob, assert_nothing_is_left, settings
+from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 STEPS = 2
 
 
-def settings_of(server: ServerProcess, output_dir: Path) -> dict[str, Any]:
-    job = settings(output_dir)
-    inference = {"replicas": 0, "max_model_len": server.config.max_model_len}
-    orchestrator = job["orchestrator"] | {"steps": STEPS, "inference": {"urls": [server.url]}}
-    return job | {"model": server.config.model, "inference": inference, "orchestrator": orchestrator}
-
-
 async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, tmp_path: Path) -> None:
     file, output_dir = tmp_path / "job.toml", tmp_path / "out"
-    file.write_text(tomli_w.dumps(settings_of(moe_server, output_dir)))
+    job_settings = settings(output_dir, server=moe_server)
+    job_settings["orchestrator"]["steps"] = STEPS
+    file.write_text(tomli_w.dumps(job_settings))
     job = RunningJob(file, output_dir)
     try:
         assert job.wait() == 0, job.output()

@@ -21,9 +21,9 @@ from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from tests.inference.conftest import ServerProcess, live_processes
-from tests.inference.tiny_model import log_probabilities
 from tests.support.polling import wait_until
+from tests.support.tiny_model import log_probabilities
+from tests.support.vllm_server import ServerProcess, live_processes
 from transport.records import Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -30,8 +30,8 @@ from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from tests.inference.conftest import PROBE_TOKENS, ServerProcess
-from tests.inference.tiny_model import END, log_probabilities, misshape, routing
+from tests.support.tiny_model import END, log_probabilities, misshape, routing
+from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
 from transport.records import Float32Array, Int32Array, Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -16,8 +16,8 @@ from inference.clients.client import BinaryClient, ServerClient
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
-from tests.inference.conftest import ServerProcess
-from tests.inference.tiny_model import END
+from tests.support.tiny_model import END
+from tests.support.vllm_server import ServerProcess
 from transport.records import Float32Array
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from tests.whole_job.jobs import DEADLINE_SECONDS, RunningJob, assert_nothing_is_left, settings, steps_of
+from tests.support.running_job import DEADLINE_SECONDS, RunningJob, assert_nothing_is_left, settings, steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -1,4 +1,4 @@
-"""A small real job for the tests of this folder: vLLM, trainer and orchestrator on the tiny mixture of experts."""
+"""A small real job, `counterpoint run` in a process of its own: vLLM, trainer and orchestrator on a tiny mixture of experts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ import tomli_w
 
 from tests.support.polling import wait_until
 from tests.support.ports import free_port
+from tests.support.vllm_server import ServerProcess
 
 STEPS = 8
 DEADLINE_SECONDS = 240.0
 
 
-def settings(output_dir: Path, max_restarts: int = 0) -> dict[str, Any]:
-    """The job's configuration: few short steps, and a checkpoint of the trainer only at every third. A death ends the job, unless
-    it may restart what died."""
+def settings(output_dir: Path, max_restarts: int = 0, server: ServerProcess | None = None) -> dict[str, Any]:
+    """The configuration of a job with few short steps, and a checkpoint of the trainer only at every third. A worker's death ends
+    the job unless it may restart workers. The job starts a vLLM server of its own unless it is given one."""
+    if server is not None:
+        job = settings(output_dir, max_restarts)
+        inference = {"replicas": 0, "max_model_len": server.config.max_model_len}
+        orchestrator = job["orchestrator"] | {"inference": {"urls": [server.url]}}
+        return job | {"model": server.config.model, "inference": inference, "orchestrator": orchestrator}
     return {
         "output_dir": str(output_dir),
         "model": "tiny-moe",
@@ -51,7 +57,7 @@ def settings(output_dir: Path, max_restarts: int = 0) -> dict[str, Any]:
 
 @dataclass
 class RunningJob:
-    """`counterpoint run` as a process of its own, marked so that whatever it leaves behind can be found."""
+    """A running `counterpoint run`, marked so that a process that it leaves behind can be found."""
 
     config_file: Path
     output_dir: Path
@@ -71,7 +77,7 @@ class RunningJob:
             )
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Until `condition`; fails, with what the job printed, when it ends before or takes too long."""
+        """Waits until `condition()` holds. Fails, with the job's output, when the job ends before or it takes too long."""
 
         def holds() -> bool:
             if condition():
@@ -83,19 +89,19 @@ class RunningJob:
         wait_until(holds, what, DEADLINE_SECONDS, self.output)
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Waits for the job's end and returns its exit code."""
         try:
             return self.process.wait(timeout=DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end within {DEADLINE_SECONDS} s:\n{self.output()}") from None
 
     def output(self) -> str:
-        """What it printed so far."""
+        """Returns the job's output so far."""
         return self.log.read_text(errors="replace")
 
     def processes(self) -> dict[int, str]:
-        """Pid to command line of every process of the job, zombies left out: those of its session, and those with its mark,
-        should one have left the session. (vLLM's engine overwrites its environment, mark included.)"""
+        """Returns the command line of every process of the job, by process id. Zombies are left out. A process belongs to the job
+        if it is in its session, or has its mark (vLLM's engine overwrites its environment, mark included)."""
         found: dict[int, str] = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
@@ -105,13 +111,13 @@ class RunningJob:
                 marked = f"MARK_OF_TEST={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it ended while we looked
+                continue  # it has just ended
             if command and (marked or session == self.process.pid):
                 found[int(entry.name)] = command
         return found
 
     def pid_of(self, words: str) -> int:
-        """The one process whose command line has `words`, its guardian left out."""
+        """Returns the id of the one process, other than a guardian, whose command line has `words`."""
         pids = [
             pid for pid, command in self.processes().items() if words in command and "cluster/launch.py" not in command
         ]
@@ -119,7 +125,7 @@ class RunningJob:
         return pids[0]
 
     def end(self) -> None:
-        """For a test that failed: leaves nothing running."""
+        """Kills what still runs, as it does after a failed test."""
         for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -129,19 +135,19 @@ class RunningJob:
 
 
 def assert_nothing_is_left(job: RunningJob) -> None:
-    """Of its processes, once it has ended: the kernel takes a moment to remove those that were killed."""
+    """Asserts that a job that has ended has left no process. The kernel takes a moment to remove those that were killed."""
     wait_until(lambda: not job.processes(), "the end of its processes", 10, lambda: str(job.processes()))
 
 
-def write_config(directory: Path, max_restarts: int = 0) -> Path:
-    """The job's file in `directory`, its output beside it."""
+def write_config(directory: Path, max_restarts: int = 0, server: ServerProcess | None = None) -> Path:
+    """Writes the job's file to `directory`; its output goes beside it."""
     file = directory / "job.toml"
-    file.write_text(tomli_w.dumps(settings(directory / "output", max_restarts)))
+    file.write_text(tomli_w.dumps(settings(directory / "output", max_restarts, server)))
     return file
 
 
 def steps_of(metrics_file: Path) -> list[int]:
-    """The steps of a metrics file, in its order; a last line that is still being written is left out."""
+    """Returns the steps of a metrics file in its order, without a last line that is still being written."""
     if not metrics_file.exists():
         return []
     whole, _, _ = metrics_file.read_text().rpartition("\n")

@@ -1,0 +1,106 @@
+"""Real vLLM servers on tiny random models, started through `inference.server` as a process of its own.
+
+A start takes some 20 s, so a server is a fixture of the session: `moe_server` of all tests, `lora_server` of `tests/inference`. A
+test must load the weights that it needs, whatever another test left.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.config import InferenceConfig
+from tests.support.ports import free_port
+
+PROBE_TOKENS = list(range(10, 42))
+
+RUN_SERVER = """
+import sys
+from inference.config import InferenceConfig
+from inference.server import serve
+sys.exit(serve(InferenceConfig.model_validate_json(sys.argv[1]), lambda: print("ready", flush=True)))
+"""
+
+
+@dataclass
+class ServerProcess:
+    """A running server, and the models whose weights it may load."""
+
+    config: InferenceConfig
+    process: subprocess.Popen[bytes]
+    directories: list[Path]
+    """By version: published weights, each with its probe."""
+    models: list[Any] = field(repr=False)
+    """By version: the same weights as Hugging Face models."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.config.host}:{self.config.port}"
+
+    def family(self) -> list[int]:
+        """Ids of all live processes that descend from the server process, itself included."""
+        parents = dict(live_processes())
+        family = {self.process.pid}
+        while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+            family |= grown
+        return sorted(pid for pid in family if pid in parents)
+
+
+def live_processes() -> Iterator[tuple[int, int]]:
+    """Process id and parent's id of every process that is not a zombie."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            yield int(path.parent.name), int(parent)
+
+
+def start_server(config: InferenceConfig) -> subprocess.Popen[bytes]:
+    """Starts `serve` in a process of its own, which prints `ready` once it serves."""
+    command = [sys.executable, "-c", RUN_SERVER, config.model_dump_json()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def stop_server(process: subprocess.Popen[bytes]) -> int:
+    """Sends SIGTERM unless the process has ended, and returns its exit code."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    process.stdout.close()
+    return process.wait(timeout=60)
+
+
+def run_server(config: InferenceConfig, directories: list[Path], models: list[Any]) -> Iterator[ServerProcess]:
+    """Yields a server that is ready, and stops it afterwards. Fails the test with the end of vLLM's log if it does not start."""
+    process = start_server(config)
+    try:
+        assert process.stdout is not None
+        assert config.log_file is not None
+        if process.stdout.readline() != b"ready\n":
+            pytest.fail(f"vLLM did not start:\n{config.log_file.read_text()[-4000:]}")
+        yield ServerProcess(config, process, directories, models)
+    finally:
+        assert stop_server(process) in (143, -signal.SIGKILL), "told to stop, or killed by a test"
+
+
+def tiny_config(model: Path, root: Path, **settings: Any) -> InferenceConfig:
+    """The configuration of a server of a tiny model in float32, with its log in `root`."""
+    return InferenceConfig(
+        model=str(model),
+        port=free_port(),
+        dtype="float32",
+        max_model_len=512,
+        max_num_batched_tokens=4096,
+        max_num_seqs=32,
+        log_file=root / "vllm.log",
+        **settings,
+    )
