@@ -3,7 +3,8 @@
 #   make demo         train a tiny mixture of experts on real vLLM and show what it learned (ARGS=--fresh or --resume to run it again)
 #   make demo-multi   four runs beside one trainer and one vLLM: one is evicted, one joins, the others must not notice (ARGS=--fresh)
 #   make demo-sweep   four runs that share a trainer, two workers, one of them killed midway
-#   make test         every test
+#   make test         every test, on two quiet cores in less than half an hour
+#   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in a minute
 #   make lint         style and types
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there
 #   make lock         resolve requirements/cpu.lock anew
@@ -22,7 +23,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.f
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep test wheel-test lint format lock
+.PHONY: setup demo demo-multi demo-sweep test test-fast wheel-test lint format lock
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -50,6 +51,9 @@ demo-sweep: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/pytest $(ARGS)
+
+test-fast: $(INSTALLED)
+	$(BIN)/pytest -m "not slow and not vllm" $(ARGS)
 
 # With base dependencies alone, as in the image, and from elsewhere: what is missing from the wheel is not found in this folder.
 # A build leaves copies in build/, and the next one would pack them; so it works on a copy of the sources.
