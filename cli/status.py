@@ -33,6 +33,8 @@ from job.errors import UserError
 from job.history import History
 from job.run_state import verdict_on
 from job.summary import milliseconds, number, scientific
+from job.why import DROPPED, explain
+from job.why import in_words as decision_in_words
 from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import failures_in_words, sum_failures
 from orchestrator.step.discarded import in_words
@@ -48,6 +50,8 @@ ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: err
 def main(arguments: list[str]) -> int:
     """The command. 0 also for a job that failed: the question was answered."""
     given = _parser().parse_args(arguments)
+    if given.why is not None:
+        return _why(given.directory, given.why, given.json)
     if given.watch:
         return _watch(given.directory, given.json)
     found = look(given.directory)
@@ -70,8 +74,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object for programs; with --watch, one per line"
     )
+    parser.add_argument(
+        "--why",
+        metavar="GROUP",
+        help=f"print what happened to a group of rollouts (12, or a rollout of it: 12-3) and why it was dropped; `{DROPPED}` "
+        "prints the newest dropped groups",
+    )
     parser.add_argument("--watch", action="store_true", help=f"print again every {WATCH_SECONDS:g} s, until Ctrl-C")
     return parser
+
+
+def _why(directory: Path, name: str, as_json: bool) -> int:
+    found = explain(directory, name)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return 0
+    console = _console()
+    for run_id, lines in found.items():
+        title = f"run {run_id}" if name == DROPPED else f"run {run_id}, group {name.partition('-')[0]}"
+        for text in (title, *(f"  {decision_in_words(line, name == DROPPED)}" for line in lines)):
+            console.print(printable(text), highlight=False, soft_wrap=True)
+    return 0
 
 
 def _console() -> Console:

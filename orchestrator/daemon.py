@@ -24,6 +24,7 @@ from environments.registry import load_environment
 from inference.base import InferenceError
 from inference.pool.pool import InferencePool
 from orchestrator import metrics
+from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.ending import until_durable
 from orchestrator.logging_setup import logging_to, run_context
@@ -129,6 +130,7 @@ class Daemon:
         self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
         self._blame = LoopBlame(config.lag.blame_seconds)
         self._rollout_counts = RolloutCounts()
+        self._decisions = DecisionLog(config.run_dir)
         self._scheduler: Scheduler | None = None
 
     async def serve(self) -> bool:
@@ -138,7 +140,13 @@ class Daemon:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
             resources.enter_context(self._blame)
-            self._run_beside(self._lag.run(), self._watchdog.run(), collect_as_memory_grows(self._rollout_counts))
+            resources.push_async_callback(in_thread, self._decisions.flush)
+            self._run_beside(
+                self._lag.run(),
+                self._watchdog.run(),
+                self._decisions.run(),
+                collect_as_memory_grows(self._rollout_counts),
+            )
             done, exit_code = False, 1
             try:
                 if await self._unless_stopped(self.startup(resources)):
@@ -230,6 +238,7 @@ class Daemon:
             lag=self._lag,
             blame=self._blame,
             rollout_counts=self._rollout_counts,
+            decisions=self._decisions,
             tasks=self._tasks,
             publish=lambda line: self._publish(endpoint, line),
             report_discarded=self._report_discarded,
@@ -242,6 +251,8 @@ class Daemon:
             except ValueError as error:
                 raise CheckpointError(f"the checkpoint of step {checkpoint.step} cannot be resumed: {error}") from error
             logger.info("resuming after step %d", checkpoint.step)
+        if config.resume:
+            self._decisions.of_run(Decision.RESUMED, newest_step)
 
     @property
     def _all_committed(self) -> bool:
@@ -260,6 +271,7 @@ class Daemon:
         if not done:
             logger.info("stopping on a signal: draining")
             await self._dispatcher.drain()
+            self._decisions.of_run(Decision.DRAINED, self._sender.newest_step)
             logger.info("drained; the run can be resumed after step %d", self._sender.newest_step)
 
     def _run_beside(self, *coroutines: Coroutine[Any, Any, None]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.chat import Chat
+from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.logging_setup import set_context
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
@@ -91,6 +92,7 @@ class Dispatcher:
         lag: EventLoopLagMonitor,
         blame: LoopBlame,
         rollout_counts: RolloutCounts,
+        decisions: DecisionLog,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
         report_discarded: Callable[[Report], None],
@@ -115,6 +117,7 @@ class Dispatcher:
         self._lag = lag
         self._blame = blame
         self._rollout_counts = rollout_counts
+        self._decisions = decisions
         self._tasks = tasks
         self._publish = publish
         self._on_progress = on_progress
@@ -126,6 +129,8 @@ class Dispatcher:
         """When this life's first group started, on the monotonic clock."""
         self._counts: Counter[str] = Counter()
         """Of what leaves no judged rollout behind, for the next step's metrics."""
+        self._shipped_step = 0
+        """The newest step that has shipped; it may not be committed."""
         self._to_start: deque[Group] = deque()
         """Groups whose turn to start comes in one of the next passes of the loop."""
         self._more_to_start = False
@@ -141,6 +146,7 @@ class Dispatcher:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes over the scheduler's state and the rollouts that wait. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
+        self._shipped_step = checkpoint.step
         self._counts = Counter({name: count for name, count in checkpoint.counts.items() if not is_counted(name)})
         lost: list[Rollout] = []
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
@@ -202,10 +208,16 @@ class Dispatcher:
             case MoreToStart():
                 self._more_to_start = True
             case CancelGroup(group_id, reason, detail):
+                self._decisions.of_group(
+                    group_id, Decision.DROPPED, reason=reason, detail=detail, step=self._shipped_step
+                )
                 self._cancel_group(self._groups.pop(group_id, None), reason, detail)
             case FinalizeGroup(group_id):
                 self._spawn(self._judge(self._groups[group_id]), f"judge {group_id}")
             case ShipBatch(step, group_ids):
+                self._shipped_step = step
+                for group_id in group_ids:
+                    self._decisions.of_group(group_id, Decision.SHIPPED, step=step)
                 self._boundary_task = self._spawn(self._ship(step, group_ids), f"step {step}")
             case Finish():
                 self.finished.set()
@@ -224,6 +236,13 @@ class Dispatcher:
             for index in range(start.size)
         ]
         group = self._groups[start.group_id] = Group(start.group_id, start.environment, rollouts)
+        self._decisions.of_group(
+            start.group_id,
+            Decision.STARTED,
+            environment=start.environment,
+            example_index=start.example_index,
+            rollouts=start.size,
+        )
         self._to_start.append(group)
         if len(self._to_start) == 1:
             self._spawn(self._start_in_turn(), "start of groups")
@@ -246,7 +265,7 @@ class Dispatcher:
         group.cancelled = True
         _interrupt(group)
         if group.judged:
-            self._discarded.add(group.rollouts, detail)
+            self._discarded.add(group.rollouts, f"group {group.group_id}: {detail}")
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
         logger.debug("group %d was dropped (%s): %s", group.group_id, reason, detail)
@@ -294,6 +313,12 @@ class Dispatcher:
             group.judged, group.rollouts = True, list(judgement.rollouts)
             for (kind, environment), caught in judgement.caught.items():
                 self._counts[f"filters/{kind}/{environment}"] += caught
+            if judgement.event.dropped is None:
+                kept, filtered = judgement.event.kept, judgement.event.filtered
+                failed = len(group.rollouts) - kept - filtered
+                self._decisions.of_group(
+                    group.group_id, Decision.FINALIZED, kept=kept, filtered=filtered, failed=failed
+                )
         self.handle(judgement.event)
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ and v the newest loaded policy version:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -58,6 +58,12 @@ from orchestrator.step.phases import Awaited
 from run.config import ScheduleConfig
 
 STATE_FORMAT = 1
+
+LOG_LENGTH = 4096
+"""Events in the scheduler's log."""
+
+_SHOWN_ENTRIES = 20
+"""Log entries in the message of an error."""
 
 _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
 """What is being judged is looked at once it is ready."""
@@ -96,11 +102,18 @@ class Scheduler:
         self._finished = False
         self._dropped: Counter[DropReason] = Counter()
         self._last_drop = ""
+        self.log: deque[tuple[Event, tuple[Instruction, ...]]] = deque(maxlen=LOG_LENGTH)
+        """The newest events, each with the instructions that followed from it."""
 
     # --- events ---
 
     def handle(self, event: Event) -> list[Instruction]:
         """What follows from `event`, to be done in this order. Raises `ValueError` when the event contradicts those before."""
+        instructions = self._decide(event)
+        self.log.append((event, tuple(instructions)))
+        return instructions
+
+    def _decide(self, event: Event) -> list[Instruction]:
         match event:
             case RolloutEnded():  # Frees capacity at most: nothing became ready or stale.
                 return [*self._rollout_ended(event), *self._start()]
@@ -124,7 +137,9 @@ class Scheduler:
 
     def _rollout_ended(self, event: RolloutEnded) -> Iterator[Instruction]:
         if event.rollout_id not in self._in_flight:
-            raise ValueError(f"rollout {event.rollout_id} ended ({event.outcome}), but it is not in flight")
+            raise ValueError(
+                f"rollout {event.rollout_id} ended ({event.outcome}), but it is not in flight{self._shown_log(event.group_id)}"
+            )
         self._in_flight.remove(event.rollout_id)
         group = self._groups.get(event.group_id)
         if group is None:
@@ -150,7 +165,7 @@ class Scheduler:
         if group is None and event.group_id < self._next_group_id:
             return  # cancelled while it was judged
         if group is None or group.phase != "judging" or event.kept + event.filtered > group.completed:
-            raise ValueError(f"{event} does not fit the group: {group}")
+            raise ValueError(f"{event} does not fit the group: {group}{self._shown_log(event.group_id)}")
         group.kept, group.filtered = event.kept, event.filtered
         if event.dropped is None and self._groups.counts(group):
             self._groups.move(group, "ready")
@@ -284,7 +299,7 @@ class Scheduler:
     def _drop(self, group: Group, reason: DropReason, detail: str) -> CancelGroup:
         """Counts a group that has been removed."""
         self._dropped[reason] += 1
-        self._last_drop = detail
+        self._last_drop = f"group {group.group_id}, {detail}"
         return CancelGroup(group.group_id, reason, detail)
 
     def snapshot(self) -> Snapshot:
@@ -329,6 +344,15 @@ class Scheduler:
             dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self._dropped.items()))
             yield f"groups dropped since the last batch: {dropped}; the last one: {self._last_drop}"
 
+    def log_of(self, group_id: int) -> list[Event | Instruction]:
+        """Events and instructions of the log that name a group, the oldest first. Walks the whole log."""
+        return [each for event, instructions in self.log for each in (event, *instructions) if _names(each, group_id)]
+
+    def _shown_log(self, group_id: int) -> str:
+        """The log of a group, for the message of an error."""
+        entries = self.log_of(group_id)[-_SHOWN_ENTRIES:]
+        return f"; the log of group {group_id}: {', '.join(map(repr, entries)) or 'empty'}"
+
     # --- checkpoint ---
 
     def state(self, *, ready: bool = True) -> dict[str, Any]:
@@ -360,3 +384,7 @@ class Scheduler:
             raise ValueError(f"scheduler state is damaged: {type(error).__name__}: {error}") from error
         self._mix.restore(state["mix"])
         self._groups, self._next_step, self._next_group_id = groups, next_step, next_group_id
+
+
+def _names(each: Event | Instruction, group_id: int) -> bool:
+    return getattr(each, "group_id", None) == group_id or group_id in getattr(each, "group_ids", ())

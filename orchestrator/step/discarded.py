@@ -95,7 +95,7 @@ class DiscardedRollouts:
         if self._number >= self._warn_at:
             self._warn_at = 2 * self._number
             logger.warning(
-                "%d rollouts have been discarded since step %d, which ships %d; the last group: %s",
+                "%d rollouts have been discarded since step %d, which ships %d; the last: %s",
                 self._number, self._step, self._schedule.rollouts_per_step, reason,
             )  # fmt: skip
         if self._is_notable() and self._clock() - self._told_at >= REPORT_SECONDS:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from environments.base import Environment
 from environments.chat import Chat
+from orchestrator.decisions import DecisionLog
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
@@ -44,6 +45,7 @@ async def run_to_the_end(
                 lag=lag,
                 blame=blame,
                 rollout_counts=rollout_counts,
+                decisions=DecisionLog(config.run_dir),
                 tasks=tasks,
                 publish=lambda line: None,
                 report_discarded=lambda report: None,

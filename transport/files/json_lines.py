@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ _BLOCK_BYTES = 64 * 2**10
 
 
 def append_line(path: Path, line: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Appends one JSON object, in one write where the disk lets it. One writer a file. Blocks: call it in a thread.
+    """Appends one JSON object, as `append_lines` does."""
+    append_lines(path, [line], durable=durable)
 
-    `durable` waits until this line and all before it are on the disk; others may be lost when the machine ends. Raises `OSError`
-    (disk full): the file then ends with the line before.
+
+def append_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, durable: bool = False) -> None:
+    """Appends JSON objects, in one write where the disk lets it. One writer a file. Blocks: call it in a thread.
+
+    `durable` waits until these lines and all before them are on the disk; others may be lost when the machine ends. Raises
+    `OSError` (disk full): the file then ends with the line before.
     """
-    data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    data = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(descriptor).st_size

@@ -23,7 +23,7 @@ from orchestrator.scheduling.events import (
     StartGroup,
 )
 from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.scheduler import LOG_LENGTH, Scheduler
 from run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
@@ -117,7 +117,7 @@ def test_a_group_without_a_survivor_is_replaced() -> None:
     assert started(end(scheduler, 0, "ff")) == [2]
     finalized = GroupFinalized(0, 0, 0, DropReason.FAILED, "no survivor")
     assert scheduler.handle(finalized) == [CancelGroup(0, DropReason.FAILED, "no survivor")]
-    assert "groups dropped since the last batch: 1 failed; the last one: no survivor" in waiting_for(scheduler)
+    assert "groups dropped since the last batch: 1 failed; the last one: group 0, no survivor" in waiting_for(scheduler)
 
 
 def test_refill_replaces_what_the_filters_removed() -> None:
@@ -321,3 +321,23 @@ def test_a_ready_group_is_as_old_as_the_oldest_turn_that_completed() -> None:
         end(scheduler, 0, outcome, version, first=index)
     scheduler.handle(GroupFinalized(0, 3, 0))
     assert scheduler.state()["groups"][0]["ready"] == {"kept": 3, "filtered": 0, "version": 2}
+
+
+def test_the_log_tells_what_happened_to_a_group_and_is_bounded() -> None:
+    scheduler = make_scheduler()
+    scheduler.handle(PolicyUpdated(0))
+    play(scheduler, 0, kept=0, filtered=2)
+    assert scheduler.log_of(0) == [
+        StartGroup(0, "words", 0, 2),
+        RolloutEnded(0, "0-0", RolloutOutcome.COMPLETED, 0),
+        RolloutEnded(0, "0-1", RolloutOutcome.COMPLETED, 0),
+        FinalizeGroup(0),
+        GroupFinalized(0, 0, 2),
+        CancelGroup(0, DropReason.FILTERED, "all 2 completed rollouts were filtered"),
+    ]
+    with pytest.raises(ValueError, match=r"0-0 ended .* the log of group 0: StartGroup\(.*CancelGroup\("):
+        end(scheduler, 0, "c")
+    for capacity in range(2 * LOG_LENGTH):
+        scheduler.handle(CapacityChanged(1 + capacity % 8))
+    assert len(scheduler.log) == LOG_LENGTH
+    assert scheduler.log_of(0) == []

@@ -27,7 +27,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "scheduling.md"
 
 def worked_example() -> list[tuple[str, str]]:
     """What happens, and what the scheduler is said to do, row by row."""
-    rows = [line.split("|")[1:3] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    section = PAGE.read_text().partition("## A worked example")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| ")]
     return [(happens.strip(), does.strip()) for happens, does in rows[1:]]
 
 

@@ -1,0 +1,148 @@
+"""What happened to a group of rollouts, and why it was dropped, from the decisions that its run has written.
+
+The files may be a guest's, so nothing in them is taken for granted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from job.directory import run_ids_in
+from job.errors import UserError
+from orchestrator.decisions import DECISIONS_FILE, Decision
+from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+
+Line = dict[str, Any]
+"""One decision (`orchestrator.decisions`): `time`, `decision`, and further fields, which may hold anything."""
+
+READ_BYTES = 16 * 2**20
+"""Of the end of each file: more than a file of ours has."""
+
+LONGEST_TEXT = 2000
+"""Characters of a field that are shown."""
+
+DROPPED = "dropped"
+"""Instead of a group: the newest dropped ones."""
+
+SHOWN_DROPS = 20
+
+_GROUP = re.compile(r"(\d{1,18})(-\d+)?")
+
+
+def explain(directory: Path, name: str) -> dict[str, list[Line]]:
+    """The decisions about a group, the oldest first, by run. `name` is a group's id, one of its rollouts' ids (`12-3`), or
+    `dropped` for the newest groups that were dropped. Runs without such decisions are left out.
+
+    Raises `UserError` for a name that is none of these, and when no run of the job has such a group.
+    """
+    match = _GROUP.fullmatch(name)
+    if match is None and name != DROPPED:
+        raise UserError(f"--why {name}: expected a group's id such as 12, a rollout's such as 12-3, or {DROPPED}")
+    found: dict[str, list[Line]] = {}
+    for run_id in run_ids_in(directory):
+        run_dir = directory / f"run_{run_id}"
+        try:
+            lines = _newest_drops(run_dir) if match is None else _lines_of(run_dir, int(match[1]))
+        except (OSError, UntrustedFileError) as error:
+            raise UserError(f"the decisions of run {run_id} cannot be read: {error}") from error
+        if lines:
+            found[run_id] = lines
+    if not found:
+        what = f"a decision about group {match[1]}" if match else "a dropped group"
+        raise UserError(
+            f"no run in {directory} has {what}: run_<id>/{DECISIONS_FILE} and {DECISIONS_FILE}.1 hold the newest decisions"
+        )
+    return found
+
+
+def in_words(line: Line, with_group: bool = False) -> str:
+    """One decision for a person, with its time."""
+    group = f"group {_value(line, 'group')} " if with_group else ""
+    return f"{_time(line)}  {group}{_what(line)}"
+
+
+def _what(line: Line) -> str:
+    field = {name: _value(line, name) for name in line}
+    match line["decision"]:
+        case Decision.STARTED:
+            of = f"example {field.get('example_index')} of {field.get('environment')}"
+            return f"started: {field.get('rollouts')} rollouts of {of}"
+        case Decision.FINALIZED:
+            return "finalized: " + ", ".join(f"{field.get(name)} {name}" for name in ("kept", "filtered", "failed"))
+        case Decision.DROPPED:
+            return f"dropped ({field.get('reason')}): {field.get('detail')}"
+        case Decision.SHIPPED:
+            return f"shipped in the batch of step {field.get('step')}"
+        case Decision.DRAINED:
+            return f"the run was stopped after step {field.get('step')}; a resume starts again what was in progress"
+        case Decision.RESUMED:
+            return f"the run was resumed after step {field.get('step')}, and started again what was in progress"
+        case _:
+            return field["decision"]
+
+
+def _lines_of(run_dir: Path, group_id: int) -> list[Line]:
+    """The decisions about a group, with the stops and resumes of its run that concern it."""
+    lines: list[Line] = []
+    was_drained = False
+    for line in _decisions(run_dir):
+        if line.get("group") == group_id:
+            lines.append(line)
+        elif line["decision"] in (Decision.DRAINED, Decision.RESUMED):
+            if lines and not _is_settled(lines[-1], line, was_drained):
+                lines.append(line)
+            was_drained = line["decision"] == Decision.DRAINED
+    return lines
+
+
+def _is_settled(last: Line, of_run: Line, was_drained: bool) -> bool:
+    """Whether a group's last decision holds although its run was stopped or resumed. After a drain every decision holds; after a
+    kill only those that the checkpoint knows."""
+    if last["decision"] not in (Decision.SHIPPED, Decision.DROPPED):
+        return False
+    if of_run["decision"] == Decision.DRAINED or was_drained:
+        return True
+    step, committed = last.get("step"), of_run.get("step")
+    if not isinstance(step, int) or not isinstance(committed, int):
+        return False
+    return step <= committed if last["decision"] == Decision.SHIPPED else step < committed
+
+
+def _newest_drops(run_dir: Path) -> list[Line]:
+    drops = (line for line in _decisions(run_dir) if line["decision"] == Decision.DROPPED)
+    return list(deque(drops, maxlen=SHOWN_DROPS))
+
+
+def _decisions(run_dir: Path) -> Iterator[Line]:
+    """All decisions on disk, the oldest first. What is no decision is passed over."""
+    for name in (f"{DECISIONS_FILE}.1", DECISIONS_FILE):
+        try:
+            file = open_regular(run_dir / name)
+        except FileNotFoundError:
+            continue
+        with file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+            for raw in file.read(READ_BYTES).split(b"\n"):
+                try:
+                    line = parse_json(raw)
+                except UntrustedFileError:
+                    continue
+                if isinstance(line.get("decision"), str):
+                    yield line
+
+
+def _value(line: Line, name: str) -> str:
+    return " ".join(str(line[name]).split())[:LONGEST_TEXT] if name in line else "?"
+
+
+def _time(line: Line) -> str:
+    try:
+        return datetime.fromtimestamp(float(line["time"])).strftime("%Y-%m-%d %H:%M:%S")
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return "at an unknown time"

@@ -1,0 +1,92 @@
+"""The log of decisions: what was decided about each group, as JSON Lines on disk, for `counterpoint status --why`.
+
+Decisions are held in memory and appended about once a second, in a thread. Neither a disk that is full nor one that is slow costs
+anything but lines. A kill costs the newest second. `docs/contracts.md` has the format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import deque
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from orchestrator.loop_health.threads import in_thread
+from transport.files.json_lines import append_lines
+
+logger = logging.getLogger(__name__)
+
+DECISIONS_FILE = "decisions.jsonl"
+"""In the run's directory. When it is full it becomes `decisions.jsonl.1`, in place of the former one."""
+
+MAX_BYTES = 8 * 2**20
+"""Of a file: more than 50,000 lines."""
+
+MAX_PENDING = 20_000
+"""Decisions held in memory; of more, the oldest are dropped."""
+
+_FLUSH_SECONDS = 1.0
+
+
+class Decision(StrEnum):
+    """What a line says: of a group, or, without a group, of the run."""
+
+    STARTED = "started"
+    """With `environment`, `example_index` and the number of `rollouts`. Again after a resume, for a group that had not ended."""
+    FINALIZED = "finalized"
+    """With the numbers of rollouts `kept`, `filtered` and `failed`."""
+    DROPPED = "dropped"
+    """With `reason` (`scheduling.outcomes.DropReason`), `detail`, and `step`, the newest step that had shipped."""
+    SHIPPED = "shipped"
+    """With the `step` whose batch it is in."""
+    DRAINED = "drained"
+    """Of the run, at `step`: groups that were in flight start again when it is resumed."""
+    RESUMED = "resumed"
+    """Of the run, from its checkpoint of `step`. After a kill, what was decided since that checkpoint is undone."""
+
+
+class DecisionLog:
+    """One run's. All but `flush` is for the event loop."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / DECISIONS_FILE
+        self._pending: deque[dict[str, Any]] = deque(maxlen=MAX_PENDING)
+        self._is_failing = False
+        self._lock = threading.Lock()
+        """Held while a thread writes."""
+
+    def of_group(self, group_id: int, decision: Decision, **fields: Any) -> None:
+        """Adds a decision about a group."""
+        self._pending.append({"time": time.time(), "group": group_id, "decision": decision, **fields})
+
+    def of_run(self, decision: Decision, step: int) -> None:
+        """Adds what happened to the run."""
+        self._pending.append({"time": time.time(), "decision": decision, "step": step})
+
+    async def run(self) -> None:
+        """Writes what was added, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(_FLUSH_SECONDS)
+            if self._pending:
+                await in_thread(self.flush)
+
+    def flush(self) -> None:
+        """Writes what was added. Blocks: call it in a thread. A failure is logged once, and costs the lines."""
+        with self._lock:
+            self._write([self._pending.popleft() for _ in range(len(self._pending))])
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        try:
+            append_lines(self._path, lines)
+            if self._path.stat().st_size > MAX_BYTES:
+                os.replace(self._path, f"{self._path}.1")
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("%s cannot be written; decisions are missing from it: %s", self._path, error)
+            self._is_failing = True
