@@ -1,67 +1,32 @@
-"""`counterpoint bench [CASE...]`: measures, and says which bounds are kept (`perf/README.md` says how to read it).
-
-Every case runs in a process of its own, so that none inherits another's memory or threads. `chaos` stands apart: it measures no
-speed, takes most of an hour, and has its own arguments.
-"""
+"""`counterpoint bench [CASE...]`: measures, and prints which bounds hold (`perf/README.md` explains the tables)."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
+from collections.abc import Sequence
 
-from cli.replay import console_for_tables
-from cluster.process import guarded
+from cli.display.console import console_for
 from job.errors import UserError
+from perf.bench.cases import CASES, CHAOS, CaseFailed, measure_case, run_chaos, undecided_noise
 from perf.bench.command import Size, add_arguments, size_of
 from perf.figures import Case
 
-CASES = {
-    "step": "the step boundary, beside an idle loop, a copy of its bytes and the plain path",
-    "send": "the sender, beside a bare ZMQ loop",
-    "receive": "64 responses of 8 MB, beside a bare socket read",
-    "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
-    "events": "the scheduler's time for an event, with 100 to 10,000 groups in progress",
-    "garbage": "memory and pauses with an environment that makes reference cycles, beside Python's defaults",
-    "memory": "peak and growth of resident size",
-    "scaling": "from 0.1 to 1 GB (4 GB in full)",
-    "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
-    "sweep": "claims a second of eight workers, beside bare flushed files; status of 10,000 targets",
-}
-
-
-CHAOS = "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)"
+PIPE_WIDTH = 120
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns 1 when a bound is broken. A bound on time that other processes may have broken is not judged."""
+    """Runs the command. Returns 1 if a bound is broken. A bound on time that other processes may have broken is not judged."""
     if arguments[:1] == ["chaos"]:
-        command = [sys.executable, "-P", "-m", "perf.bench.chaos", *arguments[1:]]
-        return subprocess.run(guarded(command), check=False).returncode
+        return run_chaos(arguments[1:])
     given = _parser().parse_args(arguments)
     names = given.cases or list(CASES)
     for name in names:
         if name not in CASES:
             raise UserError(f"bench: there is no case {name!r}; there are: {', '.join(CASES)}")
-    console = console_for_tables()
-    cases: list[Case] = []
-    failed = False
-    for name in names:
-        if not given.json:
-            console.print(f"{name}: {CASES[name]}", highlight=False)
-        try:
-            measured = _measure(name, size_of(given))
-        except CaseFailed as error:  # what the others take minutes to measure is not lost for it
-            print(f"counterpoint: error: bench: {error}", file=sys.stderr)
-            failed = True
-            continue
-        cases += measured
-        if not given.json:
-            for case in measured:
-                console.print(case.as_table())
-    noise = max((case.noise for case in cases if _undecided(case)), default=0.0)
-    if noise:
+    cases, failed = _measure_all(names, size_of(given), print_tables=not given.json)
+    if noise := undecided_noise(cases):
         print(
             f"counterpoint: bench: other processes took up to {noise:.0%} of the machine's CPU; broken bounds on "
             "time are not judged in such cases. Run them again on a quiet machine",
@@ -72,23 +37,25 @@ def main(arguments: list[str]) -> int:
     return int(failed or not all(case.held for case in cases))
 
 
-def _undecided(case: Case) -> bool:
-    return any(case.verdict(figure) == "too noisy to judge" for figure in case.figures)
-
-
-class CaseFailed(RuntimeError):
-    """A case ended without figures; its own words are on standard error already."""
-
-
-def _measure(name: str, size: Size) -> list[Case]:
-    """Raises `CaseFailed`."""
-    module = f"perf.bench.{name.replace('-', '_')}"
-    command = [sys.executable, "-P", "-m", module, "--json", *size.flags]
-    completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
-    try:
-        return [Case.of_json(fields) for fields in json.loads(completed.stdout)]
-    except (ValueError, KeyError):
-        raise CaseFailed(f"the case {name} ended with {completed.returncode} and no figures") from None
+def _measure_all(names: Sequence[str], size: Size, print_tables: bool) -> tuple[list[Case], bool]:
+    """Measures one after the other; returns the cases, and whether any failed. A failure does not end the others."""
+    console = console_for(pipe_width=PIPE_WIDTH)
+    cases: list[Case] = []
+    failed = False
+    for name in names:
+        if print_tables:
+            console.print(f"{name}: {CASES[name]}", highlight=False)
+        try:
+            measured = measure_case(name, size)
+        except CaseFailed as error:
+            print(f"counterpoint: error: bench: {error}", file=sys.stderr)
+            failed = True
+            continue
+        cases += measured
+        if print_tables:
+            for case in measured:
+                console.print(case.as_table())
+    return cases, failed
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,27 +1,27 @@
-"""`counterpoint inference FILE`: one vLLM server with our plugin, alone."""
+"""`counterpoint inference FILE`: runs one vLLM server with our plugin, alone."""
 
 from __future__ import annotations
 
-from cli.command import log_to_stderr, parse
-from cli.make_model import resolve
+from cli.arguments.command import log_to_stderr, parse
 from cluster.notify import Heartbeat, notify_ready
 from inference.config import InferenceConfig
+from job.resolve_model import resolve_model
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
+    """Runs the command. Returns the server's exit code."""
     command = parse("inference", InferenceConfig, arguments)
     if command is None:
         return 0
     log_to_stderr()
-    config = command.config.model_copy(update={"model": str(resolve(command.config.model))})
+    config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     from inference.server import serve
 
     heartbeat = Heartbeat()
 
     def beat(trouble: str) -> None:
         heartbeat.tell(trouble)
-        if not trouble:  # else the supervisor shall do something about it
+        if not trouble:  # without heartbeats, the supervisor restarts the server
             heartbeat.beat()
 
     return serve(config, notify_ready, beat)

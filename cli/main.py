@@ -72,14 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
+        if message := str(interruption):
+            print(f"\ncounterpoint: {message}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone (`counterpoint run --help | head`)
+    except BrokenPipeError:  # the reader of our output has gone (`counterpoint run --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail as well
         return 1
-    except (
-        OSError
-    ) as error:  # a full disk, a directory that went away: the message names it, and a traceback adds nothing
+    except OSError as error:  # such as a full disk: the message names the file, and a traceback adds nothing
         print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
         return 1
 

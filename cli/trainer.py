@@ -1,21 +1,21 @@
-"""`counterpoint trainer FILE`: the trainer, alone; it starts its own ranks when there are several."""
+"""`counterpoint trainer FILE`: runs the trainer, alone. It starts its own ranks if there are several."""
 
 from __future__ import annotations
 
-from cli.command import log_to_stderr, parse
-from cli.make_model import resolve
+from cli.arguments.command import log_to_stderr, parse
 from cluster.notify import notify_ready
 from job.errors import UserError
+from job.resolve_model import resolve_model
 from trainer.config import TrainerConfig
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
+    """Runs the command. Returns the trainer's exit code. Raises `UserError` without torch."""
     command = parse("trainer", TrainerConfig, arguments, ["resume"])
     if command is None:
         return 0
     log_to_stderr()
-    config = command.config.model_copy(update={"model": str(resolve(command.config.model))})
+    config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     try:
         from trainer.train import train
     except ModuleNotFoundError as error:

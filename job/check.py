@@ -1,36 +1,41 @@
-"""What can be known to be wrong with a run before anything starts: its environments, its advantage, its loss.
+"""Finds errors of a job before anything starts: in its runs' environments, advantages and losses, and in its servers' ports.
 
-What is built in is looked at here. What an operator names by import path is loaded by a child, `python -m job.check`, as the role
-will load it: none of its code runs in `counterpoint run` itself.
+Built-in kinds are checked in this process. Kinds that an operator names by import path are loaded by a child process,
+`python -m job.check`, as the role will load them: none of their code runs in `counterpoint run` itself.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from cluster.events import describe_exit
 from cluster.process import guarded
+from job.config import JobConfig
 from job.configuration.layers import forget_environment
-from job.errors import UserError
+from job.errors import Obstructed, UserError
+from job.sections import ServersConfig
 from run.config import RunConfig
+from transport.process.permanent_errors import is_permanent
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Of every role's environment: keeps Python from taking a `cli/` or `trainer/` in the directory we happen to stand in for our
-packages. So an operator's module has to be on PYTHONPATH, wherever one stands."""
+"""A variable of every role's environment. With it, Python does not import a `cli/` or `trainer/` of the current directory in
+place of our packages. So an operator's module has to be on PYTHONPATH, whatever the current directory."""
 
 BUILT_IN_LOSS = "importance_ratio"
 
 CHECK_SECONDS = 60.0
-"""For loading everything that is named by import path. The slowest is torch from a cold disk; a module that takes longer most
-likely waits for something."""
+"""Time limit for loading everything that is named by import path. The slowest import is torch from a cold disk; a module that
+takes longer most likely waits for something."""
 
 
 def check_run(config: RunConfig) -> None:
-    """Raises `UserError` for a built-in environment or advantage that does not exist or refuses its arguments."""
+    """Checks the built-in kinds of a run. Raises `UserError` for an environment or advantage that does not exist or whose
+    arguments are invalid."""
     from environments.registry import load_environment
     from orchestrator.step.advantages import load_advantage
 
@@ -47,8 +52,19 @@ def check_run(config: RunConfig) -> None:
             raise UserError(str(error)) from None
 
 
+def check_runs(config: JobConfig) -> None:
+    """Checks all runs of a job, as `check_run` and then `check_imports`, and raises as they do."""
+    for run in config.every_run:
+        try:
+            check_run(run)
+        except UserError as error:
+            raise UserError(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
+    check_imports(config.every_run)
+
+
 def check_templates(runs: Sequence[RunConfig]) -> None:
-    """Raises `UserError` for `chat_template_kwargs` that the chat template of a run's model, a directory by now, never reads."""
+    """Raises `UserError` for `chat_template_kwargs` that the chat template of a run's model never reads. The models must be
+    directories."""
     for run in runs:
         for environment in run.environments:
             if kwargs := run.sampling_of(environment).chat_template_kwargs:
@@ -60,9 +76,26 @@ def check_templates(runs: Sequence[RunConfig]) -> None:
                     raise UserError(f"run {run.run_id}, environment {environment.name}: {error}") from None
 
 
+def check_ports(config: ServersConfig) -> None:
+    """Raises `UserError` if a server could not listen on its address, and its subclass `Obstructed` if the port is in use."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    for port in range(config.port, config.port + config.replicas):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.host, port))
+            except OSError as error:
+                raise (UserError if is_permanent(error) else Obstructed)(
+                    f"inference.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
+                    "stop what uses it, or choose another with --inference.port"
+                ) from None
+
+
 def check_imports(runs: Sequence[RunConfig]) -> None:
-    """Loads what is named by import path in a child process, within `CHECK_SECONDS`. Raises `UserError`, or `SystemExit` once the
-    child has said why."""
+    """Loads everything that is named by import path in a child process, within `CHECK_SECONDS`.
+
+    Raises `UserError`, or `SystemExit` if the child has printed the error itself.
+    """
     custom = [kind for run in runs for kind in _kinds(run) if ":" in kind]
     custom += [run.training.loss.kind for run in runs if run.training.loss.kind != BUILT_IN_LOSS]
     if not custom:
@@ -72,8 +105,8 @@ def check_imports(runs: Sequence[RunConfig]) -> None:
     code = _load_in_child(runs)
     if code is None:
         raise UserError(
-            f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as a module that waits while it is imported; "
-            "expected an import that defines things, and waits for nothing"
+            f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as if a module waits while it is imported; "
+            "expected imports that only define things"
         )
     if code == 2:
         raise SystemExit(2)
@@ -86,7 +119,7 @@ def _kinds(run: RunConfig) -> list[str]:
 
 
 def _load_in_child(runs: Sequence[RunConfig]) -> int | None:
-    """The child's exit code, None where it did not end in time and was killed."""
+    """The child's exit code; None if it did not end in time and was killed."""
     command = guarded([sys.executable, "-P", "-m", "job.check"])
     environment = os.environ | SAFE_PATH
     given = b"\n".join(run.model_dump_json().encode() for run in runs)
@@ -94,14 +127,14 @@ def _load_in_child(runs: Sequence[RunConfig]) -> int | None:
         try:
             child.communicate(given, timeout=CHECK_SECONDS)
         except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGHUP)  # makes the guardian kill all that is below it
+            child.send_signal(signal.SIGHUP)  # the guardian then kills all its descendants
             child.wait()
             return None
     return child.returncode
 
 
 def main() -> int:
-    """The child: loads everything that the configurations on standard input name, one a line."""
+    """Runs the child: loads everything that is named by the configurations on standard input, which has one per line."""
     runs = [RunConfig.model_validate_json(line) for line in sys.stdin.buffer]
     forget_environment()
     for run in runs:

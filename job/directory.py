@@ -1,6 +1,7 @@
-"""What a job's directory says of itself, read by whoever comes to it from outside: `status`, `stop`, and a run that joins.
+"""The layout of a job's directory, and reading it from outside, as `status`, `stop` and a run that joins do.
 
-`job/output.py` writes `job.json`, `cli/run.py` writes `processes.json`; the runs' directories and locks are the orchestrators'.
+`job/claim_directory.py` locks the directory, `job/write_job.py` writes `job.json`, and `job/processes_file.py` writes
+`processes.json`. The runs' directories and locks belong to their orchestrators.
 """
 
 from __future__ import annotations
@@ -18,52 +19,64 @@ from transport.files.lock import Holder, holder_of
 from transport.files.untrusted import UntrustedFileError, read_toml
 
 JOB_FILE = "job.json"
+"""The job as resolved. It marks a directory as a job's."""
+
 JOB_LOCK = "job.lock"
-PROCESSES_FILE = "processes.json"
+"""The lock that `counterpoint run` holds."""
 
 
 def is_running(directory: Path) -> bool:
-    """Whether `counterpoint run` is at work in the directory."""
+    """Returns whether a `counterpoint run` holds the directory's lock."""
     return holder_of(directory / JOB_LOCK) is not None
 
 
 def orchestrator_of(directory: Path, run_id: str) -> Holder | None:
-    """The run's orchestrator, whoever started it; None when it does not run."""
+    """Returns the process that holds the run's lock, whoever started it; None if there is none."""
     return holder_of(lock_file_of(directory, run_id))
 
 
 def lock_file_of(directory: Path, run_id: str) -> Path:
-    """What the run's orchestrator has locked while it runs."""
+    """Returns the path of the lock that a run's orchestrator holds."""
     return directory / f"run_{run_id}" / "orchestrator.lock"
 
 
 def own_runs(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a job as its `job.json` has them, those of guests not among them. As `JobConfig.every_run`."""
+    """Returns the job's own runs, without guests, from the content of `job.json`. As `JobConfig.every_run`."""
     if job.get("runs") or (job.get("stay") and not job["orchestrator"]["environments"]):
         return list(job["runs"])
     return [job["orchestrator"]]
 
 
+def own_steps(directory: Path) -> dict[str, int] | None:
+    """Returns the configured steps of the job's own runs by run id; None without `job.json`, if the roles were started one by
+    one. Raises `UserError` for a damaged file."""
+    if not (directory / JOB_FILE).exists():
+        return None
+    return {run["run_id"]: run["steps"] for run in own_runs(read_json(directory / JOB_FILE))}
+
+
 def run_ids_in(directory: Path) -> list[str]:
-    """The runs that have a directory here."""
+    """Returns the ids of the runs that have a directory here, sorted."""
     named = ((path.name.removeprefix("run_"), path) for path in directory.glob("run_*"))
     return sorted(run_id for run_id, path in named if re.fullmatch(IDENTIFIER_PATTERN, run_id) and path.is_dir())
 
 
 def living_runs(directory: Path) -> list[str]:
-    """The runs whose orchestrators live, whoever started them."""
+    """Returns the ids of the runs whose orchestrators are alive, whoever started them."""
     return [run_id for run_id in run_ids_in(directory) if orchestrator_of(directory, run_id) is not None]
 
 
 def steps_of(directory: Path, run_id: str) -> int | None:
-    """How many steps the run is to have; None where that is not known."""
+    """Returns the run's configured number of steps; None if unknown."""
     steps = written_config(directory, run_id).get("steps")
     return steps if type(steps) is int else None
 
 
 def written_config(directory: Path, run_id: str) -> dict[str, Any]:
-    """The run's configuration as its orchestrator wrote it. Empty before it has, and for what is no configuration: that is for
-    its trainer to refuse, and no reason to leave it, or the others, alone."""
+    """Returns the run's configuration as its orchestrator wrote it; empty if it is missing or not a configuration.
+
+    The trainer refuses an invalid configuration; a reader from outside goes on without it.
+    """
     try:
         return read_toml(directory / f"run_{run_id}" / "control" / "orch.toml", MAX_CONFIG_BYTES)
     except (OSError, UntrustedFileError):
@@ -71,7 +84,7 @@ def written_config(directory: Path, run_id: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file. Raises `UserError` for one that is missing or damaged."""
+    """Returns the object in the file. Raises `UserError` for a file that is missing or damaged."""
     try:
         content = orjson.loads(path.read_bytes())
     except OSError as error:

@@ -1,5 +1,4 @@
-"""How far a run in a job's directory has come, as a resume would find it, and how it stands with the trainer: what is left to do
-decides what is started, and what is said at the end."""
+"""The state of a run: how much of its work is done, whether it is alive, and how it ended."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from pathlib import Path
 from cluster.events import State
 from cluster.job import WorkerView
 from job.directory import orchestrator_of
-from job.history import History
+from job.inspection.history import History
 from run.config import RunConfig
 from trainer.runs.control_files import MAX_REASON_BYTES
 from transport.files.atomic import published_steps
@@ -16,12 +15,12 @@ from transport.files.untrusted import UntrustedFileError, read_text
 
 
 def all_committed(run: RunConfig) -> bool:
-    """Whether the orchestrator has committed every step. What is left then is the trainer's, and needs no inference."""
+    """Returns whether the orchestrator has committed every step. The trainer may still lack some; inference is not needed."""
     return max(published_steps(run.run_dir / "checkpoints"), default=0) >= run.steps
 
 
 def is_finished(run: RunConfig) -> bool:
-    """Whether nothing is left to do: every step committed, in the metrics, trained and durable, its batch deleted."""
+    """Returns whether no work is left: every step is committed, in the metrics, trained and durable, and its batch deleted."""
     durable = max(published_steps(run.output_dir / "trainer" / run.run_id / "checkpoints"), default=0)
     history = History.of(run.output_dir, run.run_id)
     history.refresh()
@@ -33,10 +32,10 @@ def is_finished(run: RunConfig) -> bool:
     )
 
 
-def how_it_ended(run: RunConfig, history: History, worker: WorkerView | None) -> str:
-    """For a person: how a run of a job that is over has ended. `worker` is None for one that was not started."""
-    if (verdict := verdict_on(run.run_dir)) is not None:
-        return verdict
+def outcome_of_run(run: RunConfig, history: History, worker: WorkerView | None) -> str:
+    """Describes how one of the job's own runs ended, once the job is over. `worker` is None for a run that was not started."""
+    if (exclusion := exclusion_of(run.run_dir)) is not None:
+        return exclusion
     if is_finished(run):
         return "done"
     if worker is not None and worker.state is State.FAILED:
@@ -44,17 +43,28 @@ def how_it_ended(run: RunConfig, history: History, worker: WorkerView | None) ->
     return f"stopped after step {history.step}"
 
 
-def how_a_guest_stands(output_dir: Path, history: History) -> str:
-    """For a person, when the job is over: how a run stands that others have started."""
+def outcome_of_guest(output_dir: Path, history: History) -> str:
+    """Describes how a guest ended, or that it still runs, once the job is over."""
     if orchestrator_of(output_dir, history.run_id) is not None:
         return "waits for the job's return"
-    if (verdict := verdict_on(output_dir / f"run_{history.run_id}")) is not None:
-        return verdict
+    if (exclusion := exclusion_of(output_dir / f"run_{history.run_id}")) is not None:
+        return exclusion
     return "done" if history.complete else f"stopped after step {history.step}"
 
 
-def verdict_on(run_dir: Path) -> str | None:
-    """Why the run may not go on, `evicted: ...` or `refused: ...`; None where nothing speaks against it."""
+def current_state(output_dir: Path, history: History, is_guest: bool) -> str:
+    """Describes in a word or two whether the run is alive, and if not, why."""
+    exclusion = exclusion_of(output_dir / f"run_{history.run_id}")
+    if orchestrator_of(output_dir, history.run_id) is not None:
+        begun = "running" if history.step or exclusion else "not begun"
+        return f"{begun}, guest" if is_guest else begun
+    if exclusion is not None:
+        return exclusion.partition(":")[0]
+    return "done" if history.complete else "not running"
+
+
+def exclusion_of(run_dir: Path) -> str | None:
+    """Returns why the trainer may not train the run: `evicted: REASON` or `refused: REASON`; None if it may."""
     for word, name in (("evicted", "evicted.txt"), ("refused", "config_validation_error.txt")):
         try:
             reason = read_text(run_dir / "control" / name, MAX_REASON_BYTES).strip() or "no reason given"

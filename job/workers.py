@@ -1,4 +1,4 @@
-"""A job's roles as workers: what each is called, which file and which command it is started with, and the rules of its life."""
+"""A job's roles as workers: their names, files, commands, time limits and restarts, and which of them a start needs."""
 
 from __future__ import annotations
 
@@ -15,39 +15,45 @@ from run.config import RunConfig
 from transport.config import Config
 
 COMPUTE_NICE = 10
-"""vLLM and the trainer yield the CPU to the orchestrators, whose loops must answer at once and need little; between the two of
-them nothing changes."""
+"""The niceness of vLLM and the trainer. Orchestrators come first on the CPU: their loops must answer at once and need little."""
 
 SILENCE_SECONDS = 60.0
-"""Silence after which an orchestrator, whose event loop sends the heartbeats, or a server's keeper counts as stuck."""
+"""Silence after which an orchestrator or a server monitor counts as stuck. An orchestrator's event loop sends its heartbeats."""
 
 TRAINER_SILENCE_SECONDS = 300.0
-"""The same for a trainer. A thread sends its heartbeats, since a step may take longer, but a single call may block this thread,
-too, such as one that writes a large checkpoint to a slow disk."""
+"""The same for a trainer. A thread sends its heartbeats, since a step may take longer. One call, such as a write of a large
+checkpoint to a slow disk, may block this thread, too."""
 
 
 def worker_of(config: JobConfig, run: RunConfig) -> str:
-    """The name of a run's worker."""
+    """Returns the name of a run's worker."""
     return f"orchestrator_{run.run_id}" if config.runs else "orchestrator"
 
 
 def sections_of(config: JobConfig) -> dict[str, Config]:
-    """The configuration of each worker, by its name."""
+    """Returns the configuration of each worker by its name."""
     servers = {f"inference_{position}": config.server(position) for position in range(config.inference.replicas)}
     return {**servers, "trainer": config.trainer, **{worker_of(config, run): run for run in config.every_run}}
 
 
 def needs_servers(config: JobConfig) -> bool:
-    """Whether anything is left to generate, or may come: by a guest that waits for the job's return, or that has yet to join."""
+    """Returns whether rollouts are still needed, by a run of the job, by a guest that waits for the job's return, or by runs that
+    may join."""
     if config.stay or not config.resume or living_runs(config.output_dir):
         return True
     return not all(map(all_committed, config.every_run))
 
 
+def is_done(config: JobConfig) -> bool:
+    """Returns whether a resume finds nothing to start: every run is finished and no other run may need the job."""
+    return not needs_servers(config) and all(map(is_finished, config.every_run))
+
+
 def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
-    """The roles, in the order in which they start; they stop in its reverse, so that the orchestrators can still drain. What a
-    resume finds finished is not started: no run that is done, and inference only where something is left to generate, or may
-    come."""
+    """Returns the workers in their order of starting. They stop in reverse order, so that the orchestrators can drain.
+
+    A resume leaves out finished runs, and the servers if no rollouts are needed. `files` has each role's file by its name.
+    """
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
     return (
         (_servers(config, files) if needs_servers(config) else [])
@@ -94,7 +100,7 @@ def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> 
         config.output_dir / f"{name}.log",
         task=True,
         after=("trainer",),
-        ready_timeout_seconds=math.inf,  # it has a deadline for all it waits for, but one: its turn at the trainer
+        ready_timeout_seconds=math.inf,  # its own waits have deadlines, except that for a slot at the trainer
         silence_timeout_seconds=SILENCE_SECONDS,
         stop_timeout_seconds=run.shutdown_timeout_seconds + 15,
         environment=_environment(None),
@@ -108,6 +114,6 @@ def _command(role: str, file: Path) -> list[str]:
 
 
 def _environment(gpus: list[int] | None) -> dict[str, str]:
-    """What a role's environment has besides ours, and what it starts inherits."""
+    """The variables that a role's environment has in addition to ours; its children inherit them."""
     visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
     return SAFE_PATH | visible

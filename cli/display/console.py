@@ -1,18 +1,31 @@
-"""Where `counterpoint run` shows what goes on, and what becomes of the job once nobody can see it any more: nothing.
+"""The consoles that commands print to, and output that goes on after its reader has gone.
 
-In `counterpoint run ... | tee log` the Ctrl-C that is to drain the job ends `tee` as well, and a terminal goes with its
-connection. What we print afterwards must not end in an error that takes the job down before it has drained.
+In `counterpoint run ... | tee log`, Ctrl-C ends `tee` as well as it drains the job, and a closed connection takes its terminal
+away. Output after that must not raise an error that ends the job before it has drained.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TextIO, cast
 
+from rich.console import Console
+
+
+def console_for(
+    file: TextIO | None = None, *, pipe_width: int, markup: bool = True, soft_wrap: bool = False
+) -> Console:
+    """Creates a console on `file`, or on standard output. A file that is not a terminal gets `pipe_width` columns: rich would
+    take 80, which cuts most tables."""
+    stream = sys.stdout if file is None else file
+    width = None if stream.isatty() else pipe_width
+    return Console(file=file, width=width, markup=markup, soft_wrap=soft_wrap)
+
 
 def lasting(file: TextIO) -> TextIO:
-    """`file`, whose writes never fail: once one does, it and all later ones go nowhere."""
+    """Wraps `file` so that its writes never fail: after the first failure, it and all later ones write nothing."""
     return cast(TextIO, _Lasting(file))
 
 
@@ -34,7 +47,7 @@ class _Lasting:
         try:
             action()
         except OSError:
-            # The descriptor itself leads nowhere from now on, since what is buffered is written again, at the latest at exit.
+            # Redirects the descriptor itself, since Python writes buffered text again, at the latest at exit.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._file.fileno())
             os.close(null)

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from cluster.events import State
 from cluster.job import WorkerView
-from job.history import History
-from job.metrics_lines import Line
-from job.summary import duration, milliseconds, number, scientific
+from job.inspection.history import History
+from job.inspection.metrics_lines import Line
+from job.number_format import duration, milliseconds, number, scientific
 from orchestrator.rollouts.failures import failures_in_words, sum_failures
 
 HEARTBEAT_SECONDS = 15.0
@@ -100,7 +100,7 @@ class PlainProgress:
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
             told = [worker for worker in workers if not several or worker.state is not State.READY] or workers[:1]
             steps = ", ".join(
-                f"{f'{history.run_id} ' if several else ''}step {history.so_far}"
+                f"{f'{history.run_id} ' if several else ''}step {history.progress}"
                 for history in self._histories.values()
             )
             self._say(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, told)))
@@ -165,7 +165,7 @@ class LiveProgress:
     def _bar(self, history: History) -> Table:
         row = Table.grid(padding=(0, 1))
         bar = ProgressBar(history.steps, history.step, width=50)
-        row.add_row(bar, f"step {history.so_far}", duration(self._elapsed()))
+        row.add_row(bar, f"step {history.progress}", duration(self._elapsed()))
         return row
 
 
@@ -191,7 +191,7 @@ def _runs(histories: dict[str, History]) -> Table:
         grid.add_row(
             Text(history.run_id, "bold"),
             ProgressBar(history.steps, history.step, width=16),
-            f"step {history.so_far}",
+            f"step {history.progress}",
             f"reward {number(line.get('reward/mean'))}",
             _curve(history, "reward/mean", width=24),
             f"lag p99 {milliseconds(line.get('event_loop_lag/p99'))}",

@@ -1,9 +1,9 @@
-"""Which phases of a step boundary block the loop, and which only take time: each alone, then together with those before it.
+"""Finds which phases of a step boundary block the loop and which only take time: each alone, then with all phases before it.
 
     counterpoint attribute DUMP [--synthetic-traffic 200] [--gather-chunk-size N] [--quick] [--process-pool]
 
-Every round takes a whole step, since a phase needs what those before it made; only the phase or the phases in question are
-measured, with a pause around them. An idle baseline, on the same loop beside the same traffic, comes before each round.
+Every round runs a whole step, since a phase needs the results of those before it. Only the phase or phases in question are
+measured, with a pause around them. An idle baseline, on the same loop with the same traffic, precedes each round.
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ from typing import Any
 
 from job.replay.boundary import Recording, Rig
 from job.replay.lag_trace import LagTrace
-from job.replay.replay import BASELINE, JUDGE, PAUSE_SECONDS, Row, Settings, rows_of, stage
+from job.replay.replay import (
+    BASELINE,
+    JUDGE,
+    PAUSE_SECONDS,
+    Row,
+    Settings,
+    load_recording,
+    on_daemons_loop,
+    rows_of,
+    stage,
+)
+from orchestrator.rollouts.dump import Dump
 
-FELT_SECONDS = 0.005
-"""A lag below this blocks nobody, however quiet the idle loop is: threads take turns with it by the millisecond."""
+BLOCKING_SECONDS = 0.005
+"""A lag below this is not blocking, however quiet the idle loop is: threads delay the loop by a millisecond at a time."""
 
 Phase = tuple[str, Callable[[], Awaitable[None]]]
 
@@ -34,11 +45,11 @@ class Attribution:
 
     @property
     def blocks(self) -> bool:
-        """Whether the loop feels the phase: at its worst twice as late as when idle, and more than `FELT_SECONDS`."""
-        return self.alone.lag.max > max(2 * self.idle.lag.max, FELT_SECONDS)
+        """Whether the loop is late during the phase: at worst by twice its idle lag, and by more than `BLOCKING_SECONDS`."""
+        return self.alone.lag.max > max(2 * self.idle.lag.max, BLOCKING_SECONDS)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns the result for programs."""
         return {
             "phase": self.phase,
             "blocks": self.blocks,
@@ -47,8 +58,17 @@ class Attribution:
         }
 
 
+def attribute_dump(dump: Dump, settings: Settings) -> list[Attribution]:
+    """Measures a dump on a loop of its own, as the daemon's is. Raises `DumpError`, `OSError`, `ValueError`."""
+
+    async def measure() -> list[Attribution]:
+        return await attribute(await load_recording(dump), settings)
+
+    return on_daemons_loop(measure)
+
+
 async def attribute(recording: Recording, settings: Settings) -> list[Attribution]:
-    """Measures on the running loop, each phase in its order."""
+    """Measures each phase, in order, on the running loop."""
     async with stage(recording, settings) as (trace, parts):
         count, step = len(_phases(parts, recording.header.step)), recording.header.step
         for _ in range(settings.rounds):
@@ -69,15 +89,15 @@ async def attribute(recording: Recording, settings: Settings) -> list[Attributio
 
 
 def _phases(parts: Rig, step: int) -> list[Phase]:
-    """Those of one step, ready to be taken."""
+    """The phases of one step, ready to run."""
     return [(JUDGE, parts.judge), *parts.begin(step).phases.items()]
 
 
 async def _measure(trace: LagTrace, phases: Sequence[Phase], first: int, stop: int) -> None:
-    """Takes all of `phases`, and measures `first` to `stop - 1` as one."""
+    """Runs all of `phases`, and measures `first` to `stop - 1` as one."""
     for _, phase in phases[:first]:
         await phase()
-    await asyncio.sleep(PAUSE_SECONDS)  # so that nothing of what came before is still felt
+    await asyncio.sleep(PAUSE_SECONDS)  # until the phases before have no more effect
     with trace.span(_label([name for name, _ in phases[first:stop]])):
         for _, phase in phases[first:stop]:
             await phase()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pybase64
 
-from job.replay.restricted_pickle import PickledArray, load, shown
+from job.replay.restricted_pickle import PickledArray, describe_value, load
 from orchestrator.rollouts.dump import DumpError, DumpHeader
 from orchestrator.step.finalize import find_fault
 from run.config import AdvantageConfig, ZeroAdvantageFilter
@@ -183,7 +183,7 @@ class ImportedRollouts:
         taken, known = _FIELDS[kind]
         for name in value:
             if name not in taken and name not in known:
-                self.left_out[f"{kind}.{name[:80] if isinstance(name, str) else shown(name)}"] += 1
+                self.left_out[f"{kind}.{name[:80] if isinstance(name, str) else describe_value(name)}"] += 1
         return value
 
     def _spend(self, nbytes: int) -> None:
@@ -229,7 +229,7 @@ def _number(value: object, where: str) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or not _is_finite(value):
-        raise UnreadableError(f"{where} is {shown(value)}; expected a finite number")
+        raise UnreadableError(f"{where} is {describe_value(value)}; expected a finite number")
     return float(value)
 
 
@@ -312,12 +312,12 @@ def _payload(fields: dict[Any, Any], where: str) -> tuple[AnyArray, int]:
     if not isinstance(data, bytes | bytearray):
         raise UnreadableError(f"{where}.data is a {type(data).__name__}; expected bytes or base64 text")
     if not isinstance(start, int) or not 0 <= start < 2**31:
-        raise UnreadableError(f"{where}.start is {shown(start)}; expected a position")
+        raise UnreadableError(f"{where}.start is {describe_value(start)}; expected a position")
     match shape:
         case [int(rows), int(layers), int(top_k)] if all(0 <= size < 2**31 for size in shape):
             cells = rows * layers * top_k
         case _:
-            raise UnreadableError(f"{where}.shape is {shown(shape)}; expected [tokens, layers, top_k]")
+            raise UnreadableError(f"{where}.shape is {describe_value(shape)}; expected [tokens, layers, top_k]")
     dtypes = {cells: "u1", 2 * cells: "<u2", 4 * cells: "<i4", 8 * cells: "<i8"}
     if len(data) not in dtypes:
         raise UnreadableError(f"{where}.shape is {shape} for {len(data)} bytes; expected 1, 2, 4 or 8 bytes an index")

@@ -1,9 +1,9 @@
-"""Replays a dump through the daemon's own step boundary and says how long each phase took and what the loop felt of it.
+"""Replays a dump through the daemon's own step boundary and measures each phase's time and the event loop's lag meanwhile.
 
     counterpoint replay DUMP [--synthetic-traffic N] [--json] [--timeline FILE]
 
-Before the boundary comes an idle baseline on the same loop, with the same synthetic traffic if there is any. What the
-boundary writes goes to a temporary directory, which is removed (`TMPDIR` says where).
+An idle baseline on the same loop, with the same synthetic traffic if there is any, precedes the boundary. What the boundary
+writes goes to a temporary directory (below `TMPDIR`), which is removed.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ Result = TypeVar("Result")
 
 BASELINE_SECONDS = 3.0
 PAUSE_SECONDS = 0.2
-"""Around what is measured, so that nothing of what came before is still felt."""
+"""Pause around what is measured, until the work before it has no more effect."""
 BASELINE, JUDGE, BOUNDARY, DELIVERY = "idle", "judge", "boundary", "delivery"
-"""The names of the rows that are no phases. `JUDGE` judges all groups at once, which the daemon does one by one as they finish,
-before the boundary; `BOUNDARY` is all of its phases together; `DELIVERY` is what follows, until the other end has read
-every byte."""
-
+"""The names of the rows that are not phases. `JUDGE` finalizes all groups at once; the daemon does so one by one, as they finish,
+before the boundary. `BOUNDARY` is all of its phases together. `DELIVERY` lasts from then until the consumer has read every
+byte."""
 
 LATE_SECONDS, LATE_OVER_IDLE = 0.005, 1.5
-"""From when on a late loop is blamed on somebody: it is no news where it is as late when idle."""
+"""A lag counts as a slow spot from this many seconds on, and from this multiple of the idle loop's 99th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to replay."""
+    """The settings of a replay."""
 
     synthetic_tasks: int = 0
+    """Tasks that keep the loop busy."""
     gather_chunk_size: int | None = None
-    """None takes the dump's own."""
+    """Rollouts merged in one thread call; None takes the dump's own number."""
     process_pool: bool = False
+    """Whether to merge in a process instead of a thread."""
     rounds: int = 1
+    """How often the step is replayed."""
     baseline_seconds: float = BASELINE_SECONDS
-    """Before each round."""
+    """Seconds of idle loop before each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +69,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found. The rows of a phase are over all rounds, their seconds the median round's."""
+    """The result of a replay. A row covers all rounds of a phase; its seconds are the median round's."""
 
     rows: list[Row]
     slow_spots: list[SlowSpot]
     trace: LagTrace
     nbytes: int
+    """Bytes of all arrays of the rollouts."""
 
     def row(self, phase: str) -> Row:
-        """That of one phase."""
+        """Returns the row of one phase."""
         return next(row for row in self.rows if row.phase == phase)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns the result for programs."""
         return {
             "bytes": self.nbytes,
             "phases": [
@@ -92,12 +95,16 @@ class Replay:
 def replay_dump(dump: Dump, settings: Settings) -> Replay:
     """Replays on a loop of its own, as the daemon's is. Raises `DumpError`, `OSError`, `ValueError`."""
 
-    async def work() -> Replay:
-        await in_thread(dump.populate)
-        rollouts = await in_thread(dump.rollouts)
-        return await replay(Recording(dump.header, rollouts), settings)
+    async def measure() -> Replay:
+        return await replay(await load_recording(dump), settings)
 
-    return on_daemons_loop(work)
+    return on_daemons_loop(measure)
+
+
+async def load_recording(dump: Dump) -> Recording:
+    """Loads the dump in threads. Raises `DumpError`, `OSError`."""
+    await in_thread(dump.populate)
+    return Recording(dump.header, await in_thread(dump.rollouts))
 
 
 def on_daemons_loop(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -108,7 +115,7 @@ def on_daemons_loop(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
 
 @asynccontextmanager
 async def stage(recording: Recording, settings: Settings) -> AsyncIterator[tuple[LagTrace, Rig]]:
-    """What a measurement on the running loop needs: the trace and the parts, beside the traffic, in a temporary directory."""
+    """Provides a measurement on the running loop with its trace and its rig, in a temporary directory, beside the traffic."""
     chunk_size = settings.gather_chunk_size or recording.header.gather_chunk_size
     with tempfile.TemporaryDirectory(prefix="counterpoint-replay-") as directory:
         async with (
@@ -117,7 +124,7 @@ async def stage(recording: Recording, settings: Settings) -> AsyncIterator[tuple
             synthetic_traffic(settings.synthetic_tasks),
         ):
             freeze_gc()
-            await asyncio.sleep(PAUSE_SECONDS)  # the pause for that is not the idle loop's
+            await asyncio.sleep(PAUSE_SECONDS)  # so that the pause of freeze_gc is not part of the baseline
             yield trace, parts
 
 
@@ -134,7 +141,7 @@ async def replay(recording: Recording, settings: Settings) -> Replay:
             taken = blame.take()
             if not taken.watched:
                 raise RuntimeError(
-                    "the loop was not watched to the end, so that nobody can be blamed; see the error above"
+                    "the loop was not watched to the end, so slow spots are unknown; see the error above"
                 )
             slow_spots.add(taken.by_key.values())
     return Replay(rows_of(trace), slow_spots.worst(), trace, recording.nbytes)
@@ -153,7 +160,7 @@ async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
 
 
 def rows_of(trace: LagTrace) -> list[Row]:
-    """One row a name of the trace's spans, in the order of their first beginning."""
+    """Computes a row for each name of the trace's spans, in the order of their first beginning."""
     spans: dict[str, list[Span]] = {}
     for span in sorted(trace.spans, key=lambda span: span.start):
         spans.setdefault(span.name, []).append(span)

@@ -57,7 +57,7 @@ def load(path: Path) -> Any:
             ) from error
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """A stranger's value for an error message, in at most a hundred letters. Containers are not looked into: one that names
     itself, or one part many times, has no end."""
     match value:
@@ -96,7 +96,7 @@ class _Dtype:
 
     def __init__(self, name: object, *_: object) -> None:
         if not isinstance(name, str) or name not in _DTYPES:
-            raise PickleError(f"refused numpy.dtype({shown(name)}): not a number's")
+            raise PickleError(f"refused numpy.dtype({describe_value(name)}): not a number's")
         self.name = name
         self._order = "="
 
@@ -134,7 +134,7 @@ class _Admitted:
 def _array(data: bytes | bytearray, dtype: _Dtype, shape: tuple[object, ...], order: str) -> AnyArray:
     sizes = [size for size in shape if isinstance(size, int) and size >= 0]
     if len(sizes) < len(shape) or len(sizes) > 8 or prod(sizes) * dtype.value.itemsize != len(data):
-        sizes_shown = ", ".join(map(shown, shape[:8]))
+        sizes_shown = ", ".join(map(describe_value, shape[:8]))
         raise PickleError(f"refused a numpy array of shape ({sizes_shown}) and {dtype.name} in {len(data)} bytes")
     return np.frombuffer(data, dtype=dtype.value).reshape(sizes, order="F" if order == "F" else "C")
 
@@ -166,7 +166,7 @@ def _ndarray(*_: object) -> NoReturn:
 def _encode(text: object, encoding: object = "latin1") -> bytes:
     """How older protocols write bytes."""
     if not isinstance(text, str) or encoding != "latin1":
-        raise PickleError(f"refused _codecs.encode to {shown(encoding)}")
+        raise PickleError(f"refused _codecs.encode to {describe_value(encoding)}")
     return text.encode("latin1")
 
 

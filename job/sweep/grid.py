@@ -52,7 +52,7 @@ def expand(grid: Table, zipped: Sequence[Table], listed: Sequence[Table], longes
     return points
 
 
-def placed(holder: Any, path: str, value: Any) -> Any:
+def with_value_at(holder: Any, path: str, value: Any) -> Any:
     """`holder` with `value` at a dotted path: tables are merged, anything else is replaced. A copy as far as it differs.
 
     Raises `ValueError` for a position in a list that it does not have.
@@ -63,11 +63,11 @@ def placed(holder: Any, path: str, value: Any) -> Any:
         return merge(holder, value) if both_tables else value
     if not isinstance(holder, list):
         table = holder if isinstance(holder, dict) else {}
-        return table | {name: placed(table.get(name), rest, value)}
+        return table | {name: with_value_at(table.get(name), rest, value)}
     if not name.isdigit() or int(name) >= len(holder):
         raise ValueError(f"the list it reaches into has {len(holder)} entries, counted from 0, and none is {name!r}")
     position = int(name)
-    return [*holder[:position], placed(holder[position], rest, value), *holder[position + 1 :]]
+    return [*holder[:position], with_value_at(holder[position], rest, value), *holder[position + 1 :]]
 
 
 def id_of(values: Mapping[str, Any], longest: int) -> str:
@@ -87,7 +87,7 @@ def id_of(values: Mapping[str, Any], longest: int) -> str:
     return f"{safe[: longest - DIGEST_CHARACTERS - 1].rstrip('-_.')}.{digest}".lstrip(".")
 
 
-def shown(values: Mapping[str, Any]) -> str:
+def describe_values(values: Mapping[str, Any]) -> str:
     """The values of a target, for a person: `training.learning_rate = 0.001, seed = 1`."""
     return ", ".join(f"{path} = {_text(value)}" for path, value in values.items())
 
@@ -141,7 +141,8 @@ def _check_ids(points: Sequence[Point]) -> None:
         other = known.setdefault(point.target_id, point)
         if other is not point:
             raise ValueError(
-                f"two targets have the id {point.target_id}: one sets {shown(other.values)}, the other {shown(point.values)}"
+                f"two targets have the id {point.target_id}: "
+                f"one sets {describe_values(other.values)}, the other {describe_values(point.values)}"
             )
 
 

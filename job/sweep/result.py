@@ -10,7 +10,8 @@ import orjson
 
 from cluster.process import last_lines
 from job.directory import steps_of
-from job.summary import EDGE_STEPS, number
+from job.inspection.summary import EDGE_STEPS
+from job.number_format import number
 from job.sweep.targets import Target
 
 

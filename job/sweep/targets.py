@@ -23,7 +23,7 @@ from job.configuration.schema import ITEM, keys_of, nearest
 from job.directory import JOB_LOCK, is_running, orchestrator_of, run_ids_in
 from job.errors import UserError
 from job.join import check_joins, values_of_job
-from job.sweep.grid import Point, expand, placed, shown
+from job.sweep.grid import Point, describe_values, expand, with_value_at
 from run.config import RunConfig
 from sweep.lease import Terms
 from transport.config import Config
@@ -187,7 +187,7 @@ def _target(config: SweepConfig, shared: Table, point: Point, file: Path) -> Tar
     settings = shared
     for path, value in point.values.items():
         try:
-            settings = placed(settings, path, value)
+            settings = with_value_at(settings, path, value)
         except ValueError as error:
             raise UserError(f"{origin}: {path} = {value!r}: {error}") from None
     if config.join is not None:
@@ -206,7 +206,7 @@ def _check_keys(points: list[Point], config: SweepConfig, file: Path) -> None:
     keys = keys_of(JobConfig if config.join is None else RunConfig)
     for point in points:
         for path, value in point.values.items():
-            where = f"{file}: {shown({path: value})}"
+            where = f"{file}: {describe_values({path: value})}"
             if path in OURS:
                 raise UserError(f"{where}\n    {path} is set by the sweep; leave it out")
             pattern = ".".join(ITEM if part.isdigit() else part for part in path.split("."))

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.process import guarded, last_lines
 from job.configuration.load import load
 from job.directory import is_running
-from job.sweep.rows import Row, looking
+from job.sweep.rows import Row, rows_reader_of
 from job.sweep.targets import SweepConfig, targets_of
 
 FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
@@ -36,7 +36,7 @@ SAY_SECONDS = 15.0
 def main() -> int:
     """The story, told as it happens. 0 if every target succeeded and no step was lost or repeated."""
     config = load(SweepConfig, Path(SWEEP), [])
-    look = looking(config, targets_of(config, Path(SWEEP)))
+    look = rows_reader_of(config, targets_of(config, Path(SWEEP)))
     began = time.monotonic()
     fleet = Command("fleet", "run", FLEET, *(["--fresh"] if OUTPUT.exists() else []))
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-import job.sweep.body
+import job.sweep.target_process
 from job.sweep.targets import Target
 from run.config import RunConfig
 
@@ -25,7 +25,7 @@ def has_all_steps(run: RunConfig) -> bool:
 if __name__ == "__main__":
     behaviour = sys.argv[1]
     Target.command = property(pretended)  # type: ignore[assignment]
-    job.sweep.body.is_finished = has_all_steps  # type: ignore[attr-defined]
+    job.sweep.target_process.is_finished = has_all_steps  # type: ignore[attr-defined]
     from cli.main import main
 
     sys.exit(main(["sweep", *sys.argv[2:]]))

@@ -19,16 +19,18 @@ from rich.console import Console
 
 from cli.display.plot import plot
 from cli.display.progress import LiveProgress, describe_step
-from cli.status import look
-from cli.stop import _shutdown_timeout
+from cli.display.status_tables import status_parts
+from cli.display.summary_tables import print_summary
 from cli.stop import main as stop
 from cluster.process import last_lines
 from job.directory import orchestrator_of, run_ids_in, steps_of, written_config
 from job.errors import UserError
-from job.history import History
-from job.metrics_lines import CHUNK_BYTES
-from job.run_state import verdict_on
-from job.summary import print_summary, summarise, summarise_runs
+from job.inspection.history import History
+from job.inspection.metrics_lines import CHUNK_BYTES
+from job.inspection.status import read_status
+from job.inspection.summary import summarize, summarize_runs
+from job.run_state import exclusion_of
+from job.stop_run import GRACE_SECONDS, stop_timeout
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line
 from transport.files.lock import lock_place
@@ -73,14 +75,14 @@ def show(output: Path) -> None:
     for line in history.refresh():
         describe_step(line, history)
     for summary in (
-        summarise(history, output, 1.0, "done"),
-        summarise_runs([history, history], {}, output, 1.0, "done"),
+        summarize(history, output, 1.0, "done"),
+        summarize_runs([history, history], {}, output, 1.0, "done"),
     ):
         json.dumps(summary)
         print_summary(summary, {}, console)
-    for part in look(output).parts():
+    for part in status_parts(read_status(output)):
         console.print(part)
-    json.dumps(look(output).as_json())
+    json.dumps(read_status(output).as_json())
     progress = LiveProgress(console, {"guest": history, "another": history})
     progress.update([], [])
     progress.close()
@@ -152,9 +154,9 @@ def test_what_is_no_configuration_says_nothing(tmp_path: Path, hostile: bytes | 
         os.mkfifo(path) if hostile is None else path.write_bytes(hostile)
     assert steps_of(tmp_path, "guest") is None
     assert written_config(tmp_path, "guest").keys() <= {"steps", "shutdown_timeout_seconds"}
-    assert 0 < _shutdown_timeout(tmp_path, "guest") < 86400
+    assert 0 < stop_timeout(tmp_path, "guest") - GRACE_SECONDS < 86400
     assert orchestrator_of(tmp_path, "guest") is None
-    assert (verdict_on(tmp_path / "run_guest") or "").startswith("evicted: ")
+    assert (exclusion_of(tmp_path / "run_guest") or "").startswith("evicted: ")
     assert (last_lines(tmp_path / "run_guest" / "orchestrator.log") == []) == (hostile is None)
     show(tmp_path)
 
@@ -166,7 +168,7 @@ def test_a_run_whose_metrics_cannot_be_read_says_why(tmp_path: Path) -> None:
     assert history.refresh() == []
     assert history.unreadable == f"{tmp_path}/run_guest/metrics.jsonl is a FIFO; expected a regular file"
     console = Console(file=io.StringIO(), width=200)
-    for part in look(tmp_path).parts():
+    for part in status_parts(read_status(tmp_path)):
         console.print(part)
     assert "is a FIFO" in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.run import how_to_go_on
+from cli.run import resuming_command
 from cluster.notify import NotifySocket
 from job.config import JobConfig
 from job.configuration.load import load
 from job.directory import is_running
-from job.output import write_job
 from job.run_state import is_finished
 from job.workers import workers_of
+from job.write_job import write_job
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from run.config import RunConfig
 from tests.support.jobs import shipped_line
@@ -200,8 +200,10 @@ def test_a_directory_that_holds_something_else_is_left_alone(job: FakeJob) -> No
 
 def test_what_a_stopped_job_is_said_to_go_on_with_can_be_typed() -> None:
     for words in (["--resume", "true"], ["--resume=true"], ["--fresh", "--resume", "false"], []):
-        assert how_to_go_on(["a b.toml", *words, "--seed", "3"]) == "counterpoint run 'a b.toml' --seed 3 --resume"
-    assert how_to_go_on(["--trainer.compile", "true", "job.toml"]).endswith("--trainer.compile true job.toml --resume")
+        assert resuming_command(["a b.toml", *words, "--seed", "3"]) == "counterpoint run 'a b.toml' --seed 3 --resume"
+    assert resuming_command(["--trainer.compile", "true", "job.toml"]).endswith(
+        "--trainer.compile true job.toml --resume"
+    )
 
 
 def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from inference.config import InferenceConfig
+from job.check import check_ports
 from job.config import JobConfig
 from job.configuration.load import load, to_toml
 from job.errors import UserError
-from job.output import check_ports
 from job.workers import sections_of, workers_of
 
 RUNS = """

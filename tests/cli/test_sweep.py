@@ -18,10 +18,10 @@ import pytest
 import tomli_w
 from rich.console import Console
 
+from cli.display.sweep_table import show_live
 from cli.main import main
 from cli.sweep import main as sweep
 from cli.sweep_status import main as status_of
-from cli.sweep_status import show_live
 from job.config import JobConfig
 from job.configuration.load import load
 from job.directory import orchestrator_of
@@ -383,7 +383,7 @@ async def test_the_live_table_outlives_what_cannot_be_read_for_a_moment() -> Non
 
     shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cli.sweep_status.REFRESH_SECONDS", 0.0)
+        patch.setattr("cli.display.sweep_table.REFRESH_SECONDS", 0.0)
         await show_live(look, "rates", Console(file=shown, force_terminal=True, width=140), until_settled=True)
     assert "rates: run_a/metrics.jsonl" in shown.getvalue()
     assert "1 SUCCESS" in shown.getvalue()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.logs import growth, logs_in
 from cli.logs import main as logs
 from cli.status import main as status
 from job.errors import UserError
+from job.inspection.log_files import appended, log_files_in
 from tests.job.test_history import of_a_job
 from tests.support.jobs import shipped_line
 
@@ -102,7 +102,7 @@ def test_each_of_several_runs_has_its_own_log(job: Path) -> None:
     for name in ("orchestrator_other.log", "run_other/orchestrator.log", "run_guest/orchestrator.log"):
         (job / name).parent.mkdir(exist_ok=True)
         (job / name).write_text(name)
-    found = {run_id: str(path.relative_to(job)) for run_id, path in logs_in(job).items()}
+    found = {run_id: str(path.relative_to(job)) for run_id, path in log_files_in(job).items()}
     assert found["other"] == "orchestrator_other.log"
     assert found["guest"] == "run_guest/orchestrator.log"
     assert found["test"] == "orchestrator.log"
@@ -111,7 +111,7 @@ def test_each_of_several_runs_has_its_own_log(job: Path) -> None:
 def test_a_log_is_followed_as_it_grows_and_is_rotated(tmp_path: Path) -> None:
     log_file = tmp_path / "a.log"
     log_file.write_bytes(b"before\n")
-    seen = growth(log_file, log_file.stat().st_size)
+    seen = appended(log_file, log_file.stat().st_size)
     assert next(seen) == b""
     with log_file.open("ab") as file:
         file.write(b"more\n")

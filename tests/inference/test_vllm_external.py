@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from cli.status import look
 from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
+from job.inspection.status import read_status
 from tests.support.running_job import RunningJob, assert_nothing_is_left, settings
 from tests.support.vllm_server import ServerProcess
 
@@ -32,8 +32,8 @@ async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, 
         job.end()
     assert_nothing_is_left(job)
     assert f"inference by servers that run already: {moe_server.url}" in job.output()
-    found = look(output_dir)
-    assert [worker["name"] for worker in found.recorded["workers"]] == ["trainer", "orchestrator"]
+    found = read_status(output_dir)
+    assert [worker["name"] for worker in found.workers] == ["trainer", "orchestrator"]
     assert found.last_errors() == {}
     summary = json.loads((output_dir / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"]["shipped"], summary["steps"]["trained"]) == ("done", STEPS, STEPS)

@@ -16,13 +16,16 @@ from rich.console import Console
 import cli.display.progress
 from cli.display.plot import plot
 from cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
-from cli.status import look
+from cli.display.status_tables import status_parts
+from cli.display.summary_tables import print_summary
 from cli.status import main as status
 from cluster.events import State
 from cluster.job import WorkerView
 from job.errors import UserError
-from job.history import History
-from job.summary import duration, lag_quantiles, print_summary, summarise, summarise_runs
+from job.inspection.history import History
+from job.inspection.status import read_status
+from job.inspection.summary import lag_quantiles, summarize, summarize_runs
+from job.number_format import duration
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from transport.files.lock import lock_place
@@ -81,7 +84,7 @@ def test_another_runs_training_is_not_ours(past: Path) -> None:
 
 
 def test_the_summary_adds_up(past: Path) -> None:
-    summary = summarise(history_of(past), past, elapsed=61.0, outcome="done")
+    summary = summarize(history_of(past), past, elapsed=61.0, outcome="done")
     assert summary["steps"] == {"shipped": 20, "trained": 19, "wanted": 20}
     assert summary["reward"] == {"first": pytest.approx(0.15), "last": pytest.approx(0.9), "edge_steps": 5}
     assert summary["rollouts"] == {
@@ -103,7 +106,7 @@ def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
     )
     history = History.of(tmp_path, "test", 2)
     history.refresh()
-    summary = summarise(history, tmp_path, elapsed=8.0, outcome="done")
+    summary = summarize(history, tmp_path, elapsed=8.0, outcome="done")
     assert summary["phase_seconds"] == {"generation": 6.0, "wait_trainer": 1.0, "commit": 1.0}
     console = Console(file=io.StringIO(), width=120)
     print_summary(summary, {}, console)
@@ -140,7 +143,7 @@ def lose(output: Path, step: int, notable: bool = True) -> None:
 
 def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) -> None:
     lose(past, step=20)
-    summary = summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")
+    summary = summarize(history_of(past), past, elapsed=61.0, outcome="interrupted")
     assert summary["rollouts"] == {
         "completed": 1292,
         "failed": 520,
@@ -153,9 +156,9 @@ def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) ->
         == "512 rollouts discarded since step 20 (500 failed, 12 filtered): no rollout of 4 survived"
     )
     lose(past, step=20, notable=False)
-    assert summarise(history_of(past), past, elapsed=61.0, outcome="interrupted")["discarded"] is None
+    assert summarize(history_of(past), past, elapsed=61.0, outcome="interrupted")["discarded"] is None
     lose(past, step=19)  # which step 20 accounts for
-    assert summarise(history_of(past), past, elapsed=61.0, outcome="done")["rollouts"]["failed"] == 20
+    assert summarize(history_of(past), past, elapsed=61.0, outcome="done")["rollouts"]["failed"] == 20
 
 
 def test_the_time_of_a_resumed_job_says_of_what_it_is(past: Path) -> None:
@@ -163,7 +166,7 @@ def test_the_time_of_a_resumed_job_says_of_what_it_is(past: Path) -> None:
     for since, expected in ((0.0, "1 min 01 s\n"), (120.0, "1 min 01 s in this session\n")):
         history.since = since
         console = Console(file=io.StringIO(), width=100)
-        print_summary(summarise(history, past, elapsed=61.0, outcome="done"), {}, console)
+        print_summary(summarize(history, past, elapsed=61.0, outcome="done"), {}, console)
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert expected in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
 
@@ -175,7 +178,7 @@ def test_failures_are_on_a_steps_line(past: Path) -> None:
 
 
 def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
-    summary = summarise(history_of(tmp_path), tmp_path, elapsed=1.0, outcome="failed")
+    summary = summarize(history_of(tmp_path), tmp_path, elapsed=1.0, outcome="failed")
     assert summary["reward"]["first"] is None
     assert summary["event_loop_lag_seconds"] == {"p50": None, "p99": None, "max": None}
     console = Console(file=io.StringIO(), width=100)
@@ -287,7 +290,7 @@ def test_the_summary_of_several_runs_has_a_line_for_each(two: dict[str, History]
         history.refresh()
     two["late"].shipped[3]["phase/\x1b[2J"] = 100.0
     endings = {"test": "done", "late": "evicted: it sent NaN"}
-    summary = summarise_runs(list(two.values()), endings, past, 61.0, "done")
+    summary = summarize_runs(list(two.values()), endings, past, 61.0, "done")
     assert {name: run["steps"]["shipped"] for name, run in summary["runs"].items()} == {"test": 20, "late": 3}
     json.dumps(summary)
     console = Console(file=io.StringIO(), width=200)
@@ -419,15 +422,15 @@ def test_failures_are_told_by_environment_and_kind(tmp_path: Path) -> None:
     history = History.of(tmp_path, "test", 2)
     history.refresh()
     assert "failed 94: 56 the reward is nan, 38 KeyError (in reverse)  " in describe_step(history.shipped[1], history)
-    summary = summarise(history, tmp_path, 1.0, "done")
+    summary = summarize(history, tmp_path, 1.0, "done")
     assert summary["failures"] == {"reverse": {"the reward is nan": 112, "KeyError": 76}}
     words = "112 the reward is nan, 76 KeyError (in reverse)"
-    for shown in (summary, summarise_runs([history, history], {}, tmp_path, 1.0, "done")):
+    for shown in (summary, summarize_runs([history, history], {}, tmp_path, 1.0, "done")):
         console = Console(file=io.StringIO(), width=200)
         print_summary(shown, {}, console)
         assert words in console.file.getvalue()  # type: ignore[attr-defined]
     console = Console(file=io.StringIO(), width=200)
-    for part in look(tmp_path).parts():
+    for part in status_parts(read_status(tmp_path)):
         console.print(part)
     assert words in console.file.getvalue()  # type: ignore[attr-defined]
-    assert look(tmp_path).as_json()["runs"][0]["failures"] == summary["failures"]
+    assert read_status(tmp_path).as_json()["runs"][0]["failures"] == summary["failures"]

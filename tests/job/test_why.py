@@ -10,7 +10,7 @@ import pytest
 
 from cli import status
 from job.errors import UserError
-from job.why import explain, in_words
+from job.inspection.why import explain, in_words
 from orchestrator.decisions import DECISIONS_FILE
 
 

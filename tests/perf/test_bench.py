@@ -7,6 +7,7 @@ import json
 import pytest
 
 from cli import bench
+from perf.bench.cases import CaseFailed
 from perf.bench.command import Size
 from perf.figures import Case, Figure
 
@@ -16,10 +17,10 @@ def test_a_case_that_fails_costs_no_other_its_figures(
 ) -> None:
     def measure(name: str, size: Size) -> list[Case]:
         if name == "send":
-            raise bench.CaseFailed("the case send ended with 1 and no figures")
+            raise CaseFailed("the case send ended with 1 and no figures")
         return [Case(name, [Figure("lag", 1.0, "x", 2.0)])]
 
-    monkeypatch.setattr(bench, "_measure", measure)
+    monkeypatch.setattr(bench, "measure_case", measure)
     assert bench.main(["send", "receive", "--json"]) == 1
     printed = capsys.readouterr()
     assert [case["case"] for case in json.loads(printed.out)] == ["receive"]
@@ -43,7 +44,7 @@ def test_a_bound_that_others_may_have_broken_is_not_judged(
     code: int,
     verdict: str,
 ) -> None:
-    monkeypatch.setattr(bench, "_measure", lambda name, size: [Case(name, [figure], noise)])
+    monkeypatch.setattr(bench, "measure_case", lambda name, size: [Case(name, [figure], noise)])
     assert bench.main(["send", "--json"]) == code
     printed = capsys.readouterr()
     assert json.loads(printed.out)[0]["figures"][0]["verdict"] == verdict
@@ -58,7 +59,7 @@ def test_the_size_is_passed_on(monkeypatch: pytest.MonkeyPatch, flags: list[str]
         asked.append(size)
         return []
 
-    monkeypatch.setattr(bench, "_measure", measure)
+    monkeypatch.setattr(bench, "measure_case", measure)
     assert bench.main(["send", *flags]) == 0
     assert asked == [size]
     assert size.flags == flags

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from job.sweep.grid import expand, id_of, placed
+from job.sweep.grid import expand, id_of, with_value_at
 from transport.config import IDENTIFIER_PATTERN
 
 LONGEST = 40
@@ -32,7 +32,7 @@ settings = st.dictionaries(paths, values, min_size=1, max_size=4)
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for path, value in flat.items():
-        table = placed(table, path, value)
+        table = with_value_at(table, path, value)
     return table
 
 
@@ -63,7 +63,7 @@ def test_a_grid_is_every_combination_once(grid: dict[str, list[Any]]) -> None:
 @given(settings, settings)
 def test_a_target_sets_its_values_and_leaves_the_rest(base: dict[str, Any], target: dict[str, Any]) -> None:
     before = nested(base) | {"kept": {"too": 1}}
-    after = placed(before, "new.key", target)
+    after = with_value_at(before, "new.key", target)
     assert after["new"]["key"] == target
     assert {key: value for key, value in after.items() if key != "new"} == before
 
@@ -108,13 +108,13 @@ def test_targets_are_listed_one_by_one() -> None:
 
 def test_values_reach_into_lists() -> None:
     base = {"environments": [{"name": "a", "ratio": 1.0}, {"name": "b"}]}
-    assert placed(base, "environments.1.ratio", 2.0) == {
+    assert with_value_at(base, "environments.1.ratio", 2.0) == {
         "environments": [{"name": "a", "ratio": 1.0}, {"name": "b", "ratio": 2.0}]
     }
-    assert placed(base, "environments", []) == {"environments": []}
+    assert with_value_at(base, "environments", []) == {"environments": []}
     for path in ("environments.2.ratio", "environments.b.ratio"):
         with pytest.raises(ValueError, match="2 entries, counted from 0"):
-            placed(base, path, 2.0)
+            with_value_at(base, path, 2.0)
 
 
 @pytest.mark.parametrize(

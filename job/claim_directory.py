@@ -1,50 +1,27 @@
-"""A job's output directory: who may use it, what becomes of what it holds, and the files that describe the job.
+"""Claims a job's output directory: checks that the job may use it, locks it, and moves its former content aside on request.
 
-Nothing is written before everything that can be checked has been; then one process at a time owns the directory, by a lock that
-the kernel lets go of however that process ends.
+One process at a time holds the lock. The kernel releases it however that process ends. `job/directory.py` reads the directory,
+`job/write_job.py` writes the job's files into it.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from job.config import JobConfig
-from job.configuration.load import to_toml
 from job.directory import JOB_FILE, JOB_LOCK, living_runs, own_runs, read_json
 from job.errors import Obstructed, UserError
-from job.sections import ServersConfig
-from job.workers import sections_of
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
-from transport.files.atomic import write_atomically
 from transport.files.lock import lock_place
 from transport.process.permanent_errors import is_permanent
 
-ROLES = "roles"
 
-
-def check_ports(config: ServersConfig) -> None:
-    """Raises `UserError` when a server could not listen on its address."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    for port in range(config.port, config.port + config.replicas):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.host, port))
-            except OSError as error:
-                raise (UserError if is_permanent(error) else Obstructed)(
-                    f"inference.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
-                    "stop what uses it, or choose another with --inference.port"
-                ) from None
-
-
-def check_output(config: JobConfig, fresh: bool) -> None:
+def check_directory(config: JobConfig, fresh: bool) -> None:
     """Raises `UserError` unless the job may use its output directory. Writes nothing."""
     directory = config.output_dir
     existing = directory
@@ -74,8 +51,8 @@ def check_output(config: JobConfig, fresh: bool) -> None:
 
 
 def _check_same_job(config: JobConfig) -> None:
-    """A job goes on with the model that it began with, and a run with its seed and its environments. Runs may be added and left
-    out; but where none is known, it is most likely another job's directory."""
+    """Raises `UserError` unless a resume finds its own job: the same model, at least one known run, and of each run the same seed
+    and environments. Runs may be added and left out."""
     path = config.output_dir / JOB_FILE
     before = read_json(path)
     try:
@@ -100,14 +77,14 @@ def _check_same_job(config: JobConfig) -> None:
 
 
 def _is_occupied(directory: Path) -> bool:
-    """Whether there is anything of value: the lock, and what was being written when someone was killed, are not."""
+    """Whether the directory holds more than the lock and the remains of interrupted writes."""
     if not directory.exists():
         return False
     return any(entry.name != JOB_LOCK and not entry.name.endswith(".partial") for entry in directory.iterdir())
 
 
 def _aside(directory: Path) -> Path:
-    """Where `--fresh` moves it: the first free of `NAME.1`, `NAME.2`, ..."""
+    """The path to which `--fresh` moves the directory: the first free one of `NAME.1`, `NAME.2`, ..."""
     number = 1
     while (candidate := directory.with_name(f"{directory.name}.{number}")).exists():
         number += 1
@@ -115,10 +92,10 @@ def _aside(directory: Path) -> Path:
 
 
 @contextmanager
-def claim(directory: Path, fresh: bool) -> Iterator[Path | None]:
-    """Owns the directory while the block lasts; yields where its former content went, if `fresh` moved any.
+def claim_directory(directory: Path, fresh: bool) -> Iterator[Path | None]:
+    """Holds the directory's lock during the block. With `fresh`, moves the former content aside; yields its new path, or None.
 
-    Raises `UserError` when another process owns it, or it cannot be made.
+    Raises `UserError` if the directory cannot be made, and its subclass `Obstructed` if another process holds the lock.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,20 +118,3 @@ def claim(directory: Path, fresh: bool) -> Iterator[Path | None]:
 
 def _lock(directory: Path) -> int:
     return lock_place(directory / JOB_LOCK, "another `counterpoint run` is using it")
-
-
-def write_job(config: JobConfig, given: bytes) -> dict[str, Path]:
-    """Writes the job as given and as resolved, and a file for each worker; returns the latter by the workers' names.
-
-    What makes the directory a job's comes first: cut short anywhere, it can be resumed or moved aside.
-    """
-    directory = config.output_dir
-    write_atomically(directory / JOB_FILE, json.dumps(config.model_dump(mode="json"), indent=2).encode())
-    write_atomically(directory / "job.toml", given)
-    (directory / ROLES).mkdir(exist_ok=True)
-    (directory / "trainer").mkdir(exist_ok=True)
-    files: dict[str, Path] = {}
-    for name, section in sections_of(config).items():
-        files[name] = directory / ROLES / f"{name}.toml"
-        write_atomically(files[name], to_toml(section).encode())
-    return files

@@ -1,7 +1,7 @@
-"""Follows growing metrics files and checks every line, since a run's files may be written by a guest and hold anything.
+"""Reads growing metrics files and checks every line, since a guest may write anything into its run's files.
 
-`job.history` makes a run's history of them. A line that is not a step's is skipped, and so is a value of the wrong type; the
-orchestrator says so when it repairs the file.
+A line that is not a step's is skipped, and so is a value of the wrong type; the orchestrator logs this when it repairs the file.
+`job/inspection/history.py` keeps the lines.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ Line = dict[str, Any]
 """One step's metrics, by the names in `metrics.jsonl` (`docs/contracts.md`)."""
 
 CHUNK_BYTES = 2**24
-"""Read at once; a longer line is skipped."""
+"""Bytes read at once; a longer line is skipped."""
 
-BYTES_A_LOOK = 2**28
-"""Most bytes read in one call; the rest is read in the next."""
+BYTES_PER_CALL = 2**28
+"""Most bytes read in one call; the next call reads the rest."""
 
 MAX_REPORT_BYTES = 2**16
+"""Most bytes of a run's report on discarded rollouts."""
 
 LARGEST = 1e18
 """Larger numbers are skipped: their sums and differences could be infinite."""
@@ -39,8 +40,10 @@ class Follower:
     _inode: int = 0
 
     def new_lines(self) -> tuple[bool, list[Line]]:
-        """Whether the file was replaced, as by a resume that takes steps back, and its new lines, which are then all its lines.
-        Raises `OSError`, and `UntrustedFileError` for anything but a regular file."""
+        """Returns whether the file was replaced, and its new lines: of a replaced file, all lines.
+
+        A resume that removes steps replaces the file. Raises `OSError`, and `UntrustedFileError` for anything but a regular file.
+        """
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
@@ -51,7 +54,7 @@ class Follower:
             if replaced:
                 self._inode, self._offset = stat.st_ino, 0
             steps: list[Line] = []
-            until = self._offset + BYTES_A_LOOK
+            until = self._offset + BYTES_PER_CALL
             while self._offset < until:
                 file.seek(self._offset)
                 chunk = file.read(CHUNK_BYTES)
@@ -65,7 +68,7 @@ class Follower:
 
 
 def step_of(text: bytes) -> Line:
-    """The line of a step, without values that no metric can have; empty for anything but the line of a step."""
+    """Parses the line of a step and drops values that no metric can have; returns an empty line for any other text."""
     try:
         values = parse_json(text)
     except UntrustedFileError:
@@ -80,8 +83,10 @@ def step_of(text: bytes) -> Line:
 
 
 def read_discarded(run_dir: Path) -> Line:
-    """The rollouts that a run reports as discarded (`orchestrator.step.discarded.Report`); empty without a usable report. Raises
-    `OSError`."""
+    """Reads a run's report on its discarded rollouts (`orchestrator.step.discarded.Report`); empty without a usable one.
+
+    Raises `OSError`.
+    """
     try:
         values = read_json(run_dir / DISCARDED_FILE, MAX_REPORT_BYTES)
     except (FileNotFoundError, UntrustedFileError):
@@ -93,7 +98,7 @@ def read_discarded(run_dir: Path) -> Line:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a value that a metric can have."""
+    """Returns whether a metric can have this value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

@@ -21,8 +21,8 @@ from cluster.events import ASKED_TO_END, Worker, describe_exit
 from cluster.lifecycle import KILL_GRACE_SECONDS
 from cluster.process import Process, last_lines
 from job.check import SAFE_PATH
-from job.run_state import is_finished, verdict_on
-from job.summary import duration
+from job.number_format import duration
+from job.run_state import exclusion_of, is_finished
 from job.sweep.result import result_of
 from job.sweep.targets import Target
 from sweep.lease import MARGIN
@@ -126,8 +126,8 @@ async def _end_of(process: Process, stop_seconds: Callable[[], float]) -> int:
 
 
 def _why(target: Target, code: int, log_from: int) -> str:
-    verdicts = [verdict for run in target.runs if (verdict := verdict_on(run.run_dir)) is not None]
+    exclusions = [exclusion for run in target.runs if (exclusion := exclusion_of(run.run_dir)) is not None]
     stopped = code == 0 or code in ASKED_TO_END
     how = "was stopped by somebody before it was done" if stopped else describe_exit(code)
     words = "\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from))[-LAST_OUTPUT_CHARACTERS:]
-    return f"{'; '.join([how, *verdicts])} ({target.log_file})\n{words}".rstrip()
+    return f"{'; '.join([how, *exclusions])} ({target.log_file})\n{words}".rstrip()

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-import job.output
+import job.write_job
+from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.load import load
 from job.errors import UserError
-from job.output import check_output, claim, write_job
+from job.write_job import write_job
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from transport.files.atomic import write_atomically
 
@@ -31,37 +32,37 @@ def test_a_job_that_could_not_write_its_files_leaves_a_directory_one_can_use(
         write_atomically(path, *buffers)
 
     with monkeypatch.context() as patched:
-        patched.setattr(job.output, "write_atomically", fill_the_disk)
-        with claim(config.output_dir, fresh=False), pytest.raises(OSError, match="no space left"):
+        patched.setattr(job.write_job, "write_atomically", fill_the_disk)
+        with claim_directory(config.output_dir, fresh=False), pytest.raises(OSError, match="no space left"):
             write_job(config, job_file.read_bytes())
     for again, fresh in ((config, True), (config.model_copy(update={"resume": True}), False)):
-        check_output(again, fresh)
-    with claim(config.output_dir, fresh=True):
+        check_directory(again, fresh)
+    with claim_directory(config.output_dir, fresh=True):
         write_job(config, job_file.read_bytes())
 
 
 def test_a_directory_that_another_job_filled_meanwhile_is_not_mixed(job_file: Path) -> None:
     """Between the first look and the claim a model may be built for minutes."""
     config = load(JobConfig, job_file, [])
-    check_output(config, fresh=False)
-    with claim(config.output_dir, fresh=False):
+    check_directory(config, fresh=False)
+    with claim_directory(config.output_dir, fresh=False):
         write_job(config, job_file.read_bytes())
-    with pytest.raises(UserError, match="holds a job already"), claim(config.output_dir, fresh=False):
-        check_output(config, fresh=False)
+    with pytest.raises(UserError, match="holds a job already"), claim_directory(config.output_dir, fresh=False):
+        check_directory(config, fresh=False)
 
 
 def test_a_run_goes_on_with_its_seed_and_environments_only(job_file: Path) -> None:
     """Which the orchestrator itself would refuse, but only once vLLM and the trainer have started."""
     config = load(JobConfig, job_file, ["--resume", "true"])
-    with claim(config.output_dir, fresh=False):
+    with claim_directory(config.output_dir, fresh=False):
         write_job(config, job_file.read_bytes())
     write_checkpoint(config.orchestrator.run_dir, Checkpoint(3, identity_of(config.orchestrator), {}, {}, []), keep=1)
-    check_output(config, fresh=False)
+    check_directory(config, fresh=False)
     for flags, said in (
         (["--seed", "7"], "seed = 7 differs from 0"),
         (["--orchestrator.environments", '[{"name": "reverse", "kind": "guess-number"}]'], "environments = "),
     ):
         changed = load(JobConfig, job_file, ["--resume", "true", *flags])
         with pytest.raises(UserError, match=said):
-            check_output(changed, fresh=False)
-    check_output(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "99"]), fresh=False)
+            check_directory(changed, fresh=False)
+    check_directory(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "99"]), fresh=False)

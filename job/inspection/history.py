@@ -1,6 +1,6 @@
-"""What a run has done so far, read from its metrics file and its trainer's, as they grow.
+"""The steps of a run, read from its orchestrator's and its trainer's metrics files as they grow.
 
-Progress, summary, curves and `status` all look through this one window.
+Progress, summary, curves and `status` all read a run's metrics by this class.
 """
 
 from __future__ import annotations
@@ -8,27 +8,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job.metrics_lines import Follower, Line, read_discarded
+from job.inspection.metrics_lines import Follower, Line, read_discarded
 from transport.files.untrusted import UntrustedFileError
 
 MAX_STEPS = 200_000
-"""Most steps of a run; a file with more was not written by our orchestrator."""
+"""Most steps of a run that are kept. An orchestrator of ours writes fewer."""
 
 
 @dataclass(slots=True)
 class History:
-    """The steps of one run, as its orchestrator shipped them and as the trainer trained them."""
+    """The steps of one run: those that its orchestrator shipped and those that the trainer trained."""
 
     run_id: str
     steps: int | None = None
-    """How many it is to have; None where nobody said."""
+    """The configured number of steps; None if unknown."""
     shipped: dict[int, Line] = field(default_factory=dict)
+    """The orchestrator's line of each step."""
     trained: dict[int, Line] = field(default_factory=dict)
+    """The trainer's line of each step."""
     since: float = 0.0
-    """When this invocation of the job began, in Unix seconds: rates leave out the steps before it, and the pause."""
+    """When this invocation of the job began, in Unix seconds. Rates leave out earlier steps and the pause before it."""
     discarded: Line = field(default_factory=dict)
-    """What the run has discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty where there
-    is no report."""
+    """The report on the rollouts discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty without
+    one."""
     unreadable: str = ""
     """Why the last refresh could not read a part of the run; empty if it read everything."""
     _run_dir: Path = Path()
@@ -36,7 +38,7 @@ class History:
 
     @classmethod
     def of(cls, output_dir: Path, run_id: str, steps: int | None = None, since: float = 0.0) -> History:
-        """The history of `run_<id>` in a job's directory; empty until `refresh`."""
+        """Creates the history of `run_<id>` in a job's directory; it is empty until `refresh`."""
         history = cls(run_id, steps, since=since, _run_dir=output_dir / f"run_{run_id}")
         history._followers = [
             (Follower(history._run_dir / "metrics.jsonl"), history.shipped),
@@ -45,12 +47,12 @@ class History:
         return history
 
     def refresh(self) -> list[Line]:
-        """Takes in what is new; returns the newly shipped steps."""
+        """Reads what the files gained; returns the lines of the newly shipped steps."""
         fresh: list[Line] = []
         self.unreadable, self.discarded = "", {}
         try:
             for follower, steps in self._followers:
-                fresh += self._take_in(follower, steps)
+                fresh += self._read_lines(follower, steps)
             report = read_discarded(self._run_dir)
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
@@ -59,7 +61,7 @@ class History:
             self.discarded = report
         return fresh
 
-    def _take_in(self, follower: Follower, steps: dict[int, Line]) -> list[Line]:
+    def _read_lines(self, follower: Follower, steps: dict[int, Line]) -> list[Line]:
         """Reads the lines appended to the file; returns the newly shipped steps."""
         fresh: list[Line] = []
         replaced, lines = follower.new_lines()
@@ -67,7 +69,7 @@ class History:
         if replaced:
             steps.clear()
         for line in lines:
-            if line.get("run_id", self.run_id) != self.run_id:  # the trainer's file is of all its runs
+            if line.get("run_id", self.run_id) != self.run_id:  # the trainer's file holds all its runs
                 continue
             if len(steps) >= MAX_STEPS and line["step"] not in steps:
                 continue
@@ -83,12 +85,12 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Whether all the steps it is to have are shipped and trained."""
+        """Whether all configured steps are shipped and trained."""
         return self.steps is not None and min(self.step, max(self.trained, default=0)) >= self.steps
 
     @property
-    def so_far(self) -> str:
-        """`7/20`; `7/?` where nobody said how many it is to be."""
+    def progress(self) -> str:
+        """The newest shipped step and the number of steps: `7/20`, or `7/?` if the number is unknown."""
         return f"{self.step}/{self.steps or '?'}"
 
     @property
@@ -102,18 +104,20 @@ class History:
         return self.trained[max(self.trained)] if self.trained else {}
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """A metric over steps, from whichever of the two files has it; steps without it are left out."""
+        """Returns a metric's values as (step, value), from the file that has it. Steps without it are left out."""
         lines = self.shipped if any(name in line for line in self.shipped.values()) else self.trained
         return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
 
     def seconds_of(self, step: int) -> float | None:
-        """The seconds that a shipped step took; None if unknown."""
+        """Returns the seconds that a shipped step took; None if unknown."""
         line = self.shipped.get(step)
         return None if line is None else _seconds(line, self.shipped.get(step - 1, {}))
 
     def tokens_per_second(self, steps: int | None = None) -> float | None:
-        """Completion tokens a second, over the last `steps` steps, or all, of this invocation; pauses between sessions are left
-        out."""
+        """Computes completion tokens per second over the last `steps` steps, or all steps, of this invocation.
+
+        Pauses between two starts of the orchestrator are left out. None if no step's duration is known.
+        """
         lines = [line for _, line in sorted(self.shipped.items())]
         tokens, seconds = 0, 0.0
         for before, line in list(zip([{}, *lines], lines, strict=False))[-steps if steps else None :]:
@@ -125,7 +129,8 @@ class History:
 
 
 def _seconds(line: Line, before: Line) -> float | None:
-    """How long a step took: since the one before, or since its session began to generate if that is later; None if not known."""
+    """The duration of a step: since the step before, or since its orchestrator began to generate if that is later; None if
+    unknown."""
     known = [line["uptime_seconds"]] if "uptime_seconds" in line else []
     if before:
         known.append(line["time"] - before["time"])

@@ -1,0 +1,101 @@
+"""A step's rollouts as a table, and one rollout in full.
+
+A model, an environment or a guest wrote their texts. So control characters are escaped, markup is not interpreted, and texts
+are indented so that they cannot look like a line of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from job.inspection.rollout_records import RolloutRecord
+from transport.printable import printable
+
+INDENT = 4
+
+LONGEST_CELL = 160
+"""Most characters in a cell of the table. A rollout printed in full is not cut."""
+
+
+def rollout_table(where: str, records: Sequence[RolloutRecord]) -> Table:
+    """Builds a table with a row for each rollout, by falling reward. `where` names run and step."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        title=f"{where}: {len(records)} rollouts",
+        title_justify="left",
+    )
+    for name in ("rollout", "environment", "example"):
+        table.add_column(name, no_wrap=True)
+    for name in ("reward", "advantage", "turns", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("outcome", overflow="fold")
+    for record in sorted(records, key=lambda record: (record.reward is None, -(record.reward or 0.0))):
+        table.add_row(*(Text(_one_line(cell[:LONGEST_CELL])) for cell in _cells(record)))
+    return table
+
+
+def _cells(record: RolloutRecord) -> list[str]:
+    reward = "" if record.reward is None else f"{record.reward:.4g}"
+    cells = [record.rollout_id, record.environment, record.example, reward, _signed(record.advantage)]
+    return [*cells, str(len(record.turns)), str(record.completion_tokens), record.outcome]
+
+
+def print_rollout(console: Console, where: str, record: RolloutRecord) -> None:
+    """Prints a rollout in full: its numbers, and each turn's prompt and completion."""
+
+    def heading(text: str, style: str = "bold") -> None:
+        console.print(Text(_one_line(text), style), soft_wrap=True)
+
+    heading(f"rollout {record.rollout_id} of {where}: example {record.example} of {record.environment}")
+    reward = "none" if record.reward is None else f"{record.reward:.6g}"
+    advantage = _signed(record.advantage) or "none"
+    heading(f"reward {reward}, advantage {advantage}, {record.outcome}", "" if record.error is None else "red")
+    for name in ("metrics", "state"):
+        if content := record.fields.get(name):
+            heading(f"{name} {_as_json(content)}", "")
+    turns = record.turns
+    for number, turn in enumerate(turns, start=1):
+        title = f"turn {number} of {len(turns)}"
+        _print_text(console, f"{title}, prompt: {turn.get('prompt_tokens')} tokens", turn.get("prompt"), "cyan")
+        name = "answer" if number == len(turns) else "completion"
+        how = (
+            f"{turn.get('completion_tokens')} tokens, {turn.get('finish_reason')}, policy {turn.get('policy_version')}"
+        )
+        _print_text(console, f"{title}, {name}: {how}", turn.get("completion"), "green")
+
+
+def _print_text(console: Console, title: str, text: object, style: str) -> None:
+    console.print(Text(_one_line(title), f"bold {style}"), soft_wrap=True)
+    if not isinstance(text, str):
+        shown = Text("no text was recorded (recorded_tokens = 0, or an older version wrote the record)", "dim")
+    else:
+        shown = Text(printable(text).expandtabs())
+    if console.is_terminal:
+        console.print(Padding(shown, (0, 0, 0, INDENT), expand=False))
+    else:  # the lines as they are, however long
+        for line in shown.plain.split("\n"):
+            console.print(Text(" " * INDENT + line), soft_wrap=True)
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _as_json(value: object) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        return "(nested too deeply to show)"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.4g}"

@@ -1,0 +1,100 @@
+"""The status of a job as tables and remarks.
+
+Reasons, logs and statuses may come from a guest. So control characters are escaped and markup is not interpreted.
+"""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.display.blame_table import blame_table
+from job.inspection.history import History
+from job.inspection.status import RATE_STEPS, JobStatus
+from job.number_format import milliseconds, number, scientific
+from orchestrator.loop_health.slow_spots import slow_spots_of
+from orchestrator.rollouts.failures import failures_in_words, sum_failures
+from orchestrator.step.discarded import in_words
+from orchestrator.step.phases import phases_in_words, sum_phases
+from transport.printable import printable
+
+TEXT_COLUMNS = ("run", "state")
+NUMBER_COLUMNS = ("step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s")
+PROCESS_COLUMNS = ("process", "state", "pid", "alive", "restarts", "status")
+
+
+def status_parts(status: JobStatus) -> list[RenderableType]:
+    """Returns the parts to print, from top to bottom."""
+    parts: list[RenderableType] = [_runs(status)]
+    for run_id in status.histories:
+        parts += _remarks(status, run_id)
+    lines = (line for history in status.histories.values() for line in history.shipped.values())
+    if slow_spots := slow_spots_of(lines).worst():
+        parts.append(blame_table(slow_spots))
+    if not status.workers:
+        return [*parts, Text("No processes are known: the roles were not started by `counterpoint run`.", "dim")]
+    errors = [_text(f"last error of {name}: {line}", "red") for name, line in status.last_errors().items()]
+    return [*parts, _processes(status), *errors]
+
+
+def _remarks(status: JobStatus, run_id: str) -> list[Text]:
+    """What has no column in the table of runs."""
+    history = status.histories[run_id]
+    remarks = []
+    if (exclusion := status.exclusion_of(run_id)) is not None:
+        remarks.append(_text(f"run {run_id} {exclusion}", "red"))
+    if history.unreadable:
+        remarks.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
+    if phases := phases_in_words(sum_phases([history.last_shipped])):
+        remarks.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
+    if failed := failures_in_words(sum_failures([*history.shipped.values(), history.discarded])):
+        remarks.append(_text(f"run {run_id} failed rollouts: {failed}", "yellow"))
+    if unanswered := status.inference_failed(run_id):
+        remarks.append(_text(f"run {run_id} rollouts without an answer from inference: {unanswered}", "yellow"))
+    if history.discarded.get("notable"):
+        remarks.append(_text(f"run {run_id}: {in_words(history.discarded)}", "yellow"))
+    return remarks
+
+
+def _runs(status: JobStatus) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=str(status.directory), title_justify="left")
+    for column in (*TEXT_COLUMNS, *NUMBER_COLUMNS):
+        table.add_column(column, justify="left" if column in TEXT_COLUMNS else "right")
+    for run_id, history in status.histories.items():
+        table.add_row(run_id, status.state_of(run_id), *_numbers(history))
+    return table
+
+
+def _numbers(history: History) -> list[str]:
+    shipped, trained = history.last_shipped, history.last_trained
+    return [
+        history.progress,
+        str(trained.get("step", 0)),
+        number(shipped.get("reward/mean")),
+        number(shipped.get("staleness/mean"), 1),
+        milliseconds(shipped.get("event_loop_lag/p99")),
+        milliseconds(shipped.get("event_loop_lag/max")),
+        scientific(trained.get("mismatch_kl")),
+        number(history.tokens_per_second(steps=RATE_STEPS), 0),
+    ]
+
+
+def _processes(status: JobStatus) -> Table:
+    """The workers as their supervisor recorded them; without it, their last states."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in PROCESS_COLUMNS:
+        table.add_column(column)
+    for worker in status.workers:
+        pid = worker["pid"]
+        alive = "yes" if status.is_alive(worker) else "no"
+        state = worker["state"] if status.running or pid is None else f"was {worker['state']}"
+        notes = "; ".join(note for note in (worker.get("trouble"), worker["status"]) if note)
+        restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"
+        table.add_row(worker["name"], state, str(pid or "-"), alive, printable(restarts), printable(notes))
+    return table
+
+
+def _text(text: str, style: str) -> Text:
+    return Text(printable(text), style)

@@ -1,0 +1,93 @@
+"""The summary of a job as tables: one for a single run, a row for each of several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from job.inspection.summary import Summary
+from job.number_format import duration, milliseconds, number, scientific
+from orchestrator.rollouts.failures import failures_in_words
+from orchestrator.step.phases import phases_in_words
+from transport.printable import printable
+
+TEXT_COLUMNS = ("run", "ended")
+NUMBER_COLUMNS = ("steps", "reward", "rollouts", "tokens/s", "lag p99", "lag max", "KL max", "staleness")
+
+
+def print_summary(summary: Summary, files: dict[str, Path], console: Console) -> None:
+    """Prints the table, remarks on each of several runs, and the paths of the files by their names."""
+    console.print(_table_of_runs(summary) if "runs" in summary else _table_of_run(summary))
+    for run_id, run in summary.get("runs", {}).items():
+        for remark in _remarks(run):
+            console.print(f"  run {run_id}: {printable(remark)}", highlight=False, soft_wrap=True)
+    for name, path in files.items():
+        console.print(f"  {name:<8} {path}", highlight=False, soft_wrap=True)
+
+
+def _remarks(run: Summary) -> list[str]:
+    """What has no column in the table of several runs."""
+    failed, phases = failures_in_words(run["failures"]), phases_in_words(run["phase_seconds"])
+    remarks = [
+        run["outcome"] if ":" in run["outcome"] else None,
+        f"failed rollouts: {failed}" if failed else None,
+        f"time: {phases}" if phases else None,
+        run["discarded"],
+    ]
+    return [remark for remark in remarks if remark]
+
+
+def _table_of_runs(summary: Summary) -> Table:
+    """A row for each run. Steps: trained of wanted. Reward: mean of the first and of the last steps."""
+    title = f"Counterpoint: {summary['outcome']}, {duration(summary['elapsed_seconds'])}"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for column in (*TEXT_COLUMNS, *NUMBER_COLUMNS):
+        is_text = column in TEXT_COLUMNS
+        table.add_column(column, no_wrap=column != "ended", overflow="fold", justify="left" if is_text else "right")
+    for run_id, run in summary["runs"].items():
+        reward, lag = run["reward"], run["event_loop_lag_seconds"]
+        table.add_row(
+            run_id,
+            run["outcome"].partition(":")[0],
+            f"{run['steps']['trained']}/{run['steps']['wanted'] or '?'}",
+            f"{number(reward['first'])} → {number(reward['last'])}",
+            f"{run['rollouts']['completed']}",
+            number(run["tokens_per_second"], 0),
+            milliseconds(lag["p99"]),
+            milliseconds(lag["max"]),
+            scientific(run["mismatch_kl"]["max"]),
+            number(run["staleness_max"], 0),
+        )
+    return table
+
+
+def _table_of_run(summary: Summary) -> Table:
+    title = f"Counterpoint: {summary['outcome']}"
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title, title_justify="left")
+    table.add_column(style="dim")
+    table.add_column()
+    for name, text in _rows_of_run(summary).items():
+        if text is not None:
+            table.add_row(name, text)
+    return table
+
+
+def _rows_of_run(summary: Summary) -> dict[str, str | None]:
+    reward, lag, kl = (summary[name] for name in ("reward", "event_loop_lag_seconds", "mismatch_kl"))
+    edge, steps = reward["edge_steps"], summary["steps"]
+    return {
+        "reward": f"{number(reward['first'])} (first {edge} steps)  →  {number(reward['last'])} (last {edge} steps)",
+        "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
+        "rollouts": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary["rollouts"].items()),
+        "failed": failures_in_words(summary["failures"]) or None,
+        "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
+        "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
+        "time": phases_in_words(summary["phase_seconds"]) or None,
+        "mismatch KL": f"max {scientific(kl['max'])}, mean {scientific(kl['mean'])}",
+        "staleness": f"max {number(summary['staleness_max'], 0)}",
+        "elapsed": duration(summary["elapsed_seconds"]) + (" in this session" if summary["resumed"] else ""),
+        "discarded": summary["discarded"],
+    }

@@ -1,0 +1,43 @@
+"""The last error in the log of each worker, and of each guest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.process import last_lines
+
+ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
+
+MOST_LINES = 500
+"""Lines searched from the end of a log."""
+
+
+def last_errors_of_workers(directory: Path, workers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the newest error line of each worker by name, from its output since the newest start of the job.
+
+    A worker that was stopped: only its output before the stop request counts, since vLLM logs every shutdown as an error.
+    """
+    errors: dict[str, str] = {}
+    for worker in workers:
+        name, start = worker["name"], worker.get("log_from", 0)
+        if start is None:
+            continue
+        end = worker.get("log_until") if worker["state"] in ("stopping", "stopped") else None
+        log_file = directory / ("trainer/trainer.log" if name == "trainer" else f"{name}.log")
+        if error := _last_error(log_file, start, end):
+            errors[name] = error
+    return errors
+
+
+def last_errors_of_guests(directory: Path, run_ids: Iterable[str]) -> dict[str, str]:
+    """Returns the newest error line of each guest, under `run ID`, from its own log: the job has no output of its process."""
+    logs = {f"run {run_id}": directory / f"run_{run_id}" / "orchestrator.log" for run_id in sorted(run_ids)}
+    return {name: error for name, log in logs.items() if (error := _last_error(log))}
+
+
+def _last_error(log_file: Path, start: int = 0, end: int | None = None) -> str | None:
+    lines = last_lines(log_file, MOST_LINES, start, end)
+    return next((line for line in reversed(lines) if ERROR_LINE.search(line)), None)

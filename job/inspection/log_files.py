@@ -1,0 +1,72 @@
+"""The logs of a job: their paths, their last lines, and what is appended to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from job.directory import JOB_FILE, read_json, run_ids_in
+from transport.files.untrusted import UntrustedFileError, open_regular
+
+CHUNK_BYTES = 64 * 1024
+
+
+def log_files_in(directory: Path) -> dict[str, Path]:
+    """Returns the path of every log of a job by the name of its role or run.
+
+    A run's log is the output of its process, which includes tracebacks, or, for a run that the job did not start, the run's own
+    log. Raises `UserError` for a damaged `job.json`.
+    """
+    files = {path.stem: path for path in sorted(directory.glob("*.log"))}
+    if (trainer := directory / "trainer" / "trainer.log").exists():
+        files["trainer"] = trainer
+    job = read_json(directory / JOB_FILE) if (directory / JOB_FILE).exists() else {}
+    only_run = job["orchestrator"]["run_id"] if job and not job.get("runs") else None
+    for run_id in run_ids_in(directory):
+        output = files.get("orchestrator" if run_id == only_run else f"orchestrator_{run_id}")
+        own = directory / f"run_{run_id}" / "orchestrator.log"
+        if log_file := output or (own if own.exists() else None):
+            files[run_id] = log_file
+    return files
+
+
+def last_bytes(log_file: Path, count: int, end: int) -> bytes:
+    """Returns the last `count` lines before the position `end`.
+
+    Raises `FileNotFoundError`, and `UntrustedFileError` for anything but a regular file.
+    """
+    size = CHUNK_BYTES
+    with open_regular(log_file) as file:
+        while True:
+            begin = max(0, end - size)
+            file.seek(begin)
+            text = file.read(end - begin)
+            ends = count + text.endswith(b"\n")  # a newline at the end of the text ends no further line
+            parts = text.rsplit(b"\n", ends)
+            if len(parts) > ends:
+                return b"\n".join(parts[1:])
+            if begin == 0:
+                return text
+            size *= 4
+
+
+def appended(log_file: Path, position: int) -> Iterator[bytes]:
+    """Yields, without end, the next chunk appended to the file after `position`; empty if there is none yet.
+
+    A file that was replaced or truncated, as by log rotation, is read from its beginning.
+    """
+    inode = None
+    while True:
+        try:
+            with open_regular(log_file) as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_size < position or inode not in (None, stat.st_ino):
+                    position = 0
+                inode = stat.st_ino
+                file.seek(position)
+                chunk = file.read(CHUNK_BYTES)
+        except (FileNotFoundError, UntrustedFileError):  # between the old file and the new one
+            chunk = b""
+        position += len(chunk)
+        yield chunk

@@ -1,0 +1,153 @@
+"""The records of a step's rollouts: finding their file, reading them, and picking one.
+
+A model, an environment or a guest wrote them, so every field is checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from job.directory import run_ids_in
+from job.errors import UserError
+from transport.files.atomic import published_steps
+from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+
+MAX_RECORD_BYTES = 64 * 2**20
+"""Most bytes of one rollout's line."""
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """One rollout's record. A field that is missing or has the wrong type is None or empty."""
+
+    fields: dict[str, Any]
+    """The record as read."""
+
+    def _field(self, name: str, kind: type[Kind]) -> Kind | None:
+        value = self.fields.get(name)
+        return value if isinstance(value, kind) else None
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout's id; `?` if unknown."""
+        return self._field("rollout_id", str) or "?"
+
+    @property
+    def environment(self) -> str:
+        """The environment's name; `?` if unknown."""
+        return self._field("environment", str) or "?"
+
+    @property
+    def example(self) -> str:
+        """The example's index in its environment."""
+        return str(self._field("example_index", int))
+
+    @property
+    def reward(self) -> float | None:
+        """The reward, if it is a finite number."""
+        return finite_number(self.fields.get("reward"))
+
+    @property
+    def advantage(self) -> float | None:
+        """The advantage, if it is a finite number."""
+        return finite_number(self.fields.get("advantage"))
+
+    @property
+    def error(self) -> str | None:
+        """Why the rollout failed; None if it did not."""
+        return self._field("error", str)
+
+    @property
+    def filtered_by(self) -> str | None:
+        """The filter that dropped the rollout; None if none did."""
+        return self._field("filtered_by", str)
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The turns, in order."""
+        return [turn for turn in self._field("turns", list) or [] if isinstance(turn, dict)]
+
+    @property
+    def completion_tokens(self) -> int:
+        """The completion tokens of all turns."""
+        return sum(int(finite_number(turn.get("completion_tokens")) or 0) for turn in self.turns)
+
+    @property
+    def outcome(self) -> str:
+        """Whether the rollout was trained, filtered or failed, in words."""
+        if self.error is not None:
+            return f"failed: {self.error}"
+        return f"filtered by {self.filtered_by}" if self.filtered_by is not None else "trained"
+
+
+def finite_number(value: object) -> float | None:
+    """Returns the value if it is a finite number, else None."""
+    return float(value) if isinstance(value, int | float) and abs(value) < math.inf else None
+
+
+def find_run(job: Path, run_id: str | None) -> str:
+    """Returns `run_id`, or the id of the job's only run. Raises `UserError` if there is no such run, or no single one."""
+    known = run_ids_in(job)
+    if not known:
+        raise UserError(f"{job} holds no run; expected a job's output directory")
+    if run_id is None and len(known) > 1:
+        raise UserError(f"{job} holds {len(known)} runs; name one with --run: {', '.join(known)}")
+    if run_id is not None and run_id not in known:
+        raise UserError(f"there is no run {run_id!r} in {job}: its runs are {', '.join(known)}")
+    return run_id or known[0]
+
+
+def find_step(job: Path, run_id: str, step: int | None) -> int:
+    """Returns `step`, or the newest shipped step. Raises `UserError` if the run has not shipped it."""
+    steps = published_steps(job / f"run_{run_id}" / "rollouts")
+    if not steps:
+        raise UserError(f"run {run_id} in {job} has shipped no step yet")
+    if step is not None and step not in steps:
+        raise UserError(f"run {run_id} in {job} has no rollouts of step {step}; it has steps {steps[0]} to {steps[-1]}")
+    return steps[-1] if step is None else step
+
+
+def read_records(job: Path, run_id: str, step: int) -> Iterator[RolloutRecord]:
+    """Reads the records of a step, one at a time. Raises `UserError` for a missing or damaged file."""
+    path = job / f"run_{run_id}" / "rollouts" / f"step_{step}" / "rollouts.jsonl"
+    try:
+        with open_regular(path) as file:
+            number = 0
+            while line := file.readline(MAX_RECORD_BYTES + 1):
+                number += 1
+                if len(line) > MAX_RECORD_BYTES:
+                    raise UserError(f"{path}:{number}: a record of more than {MAX_RECORD_BYTES} bytes")
+                try:
+                    yield RolloutRecord(parse_json(line))
+                except UntrustedFileError as error:
+                    raise UserError(f"{path}:{number}: {error}") from None
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except UntrustedFileError as error:
+        raise UserError(str(error)) from None
+
+
+def record_of(records: Iterable[RolloutRecord], rollout_id: str) -> RolloutRecord | None:
+    """Returns the first record with this id; None if there is none."""
+    return next((record for record in records if record.rollout_id == rollout_id), None)
+
+
+def best_record(records: Iterable[RolloutRecord]) -> RolloutRecord | None:
+    """Returns the record with the highest reward; None if no rollout has one."""
+    return _extreme(records, max)
+
+
+def worst_record(records: Iterable[RolloutRecord]) -> RolloutRecord | None:
+    """Returns the record with the lowest reward; None if no rollout has one."""
+    return _extreme(records, min)
+
+
+def _extreme(records: Iterable[RolloutRecord], choose: Callable[..., RolloutRecord | None]) -> RolloutRecord | None:
+    rewarded = (record for record in records if record.reward is not None and record.error is None)
+    return choose(rewarded, key=lambda record: record.reward, default=None)

@@ -1,0 +1,116 @@
+"""The status of a job, read from its directory: its runs, their states, its processes and the last errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from job.directory import JOB_FILE, is_running, own_steps, run_ids_in, steps_of
+from job.errors import UserError
+from job.inspection.history import History
+from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
+from job.processes_file import read_workers
+from job.run_state import current_state, exclusion_of
+from orchestrator.rollouts.failures import sum_failures
+from orchestrator.step.phases import sum_phases
+
+SHIPPED_METRICS = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
+TRAINED_METRICS = ("mismatch_kl",)
+
+RATE_STEPS = 10
+"""Steps over which tokens per second are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The status of a job at one moment."""
+
+    directory: Path
+    own: dict[str, int] | None
+    """The configured steps of the job's own runs; None without a job, if the roles were started one by one."""
+    histories: dict[str, History]
+    """Of the job's own runs and of guests, by run id."""
+    workers: list[dict[str, Any]]
+    """The content of `processes.json`."""
+    running: bool
+    """Whether `counterpoint run` is running."""
+
+    def state_of(self, run_id: str) -> str:
+        """Returns the run's state in a word or two."""
+        return current_state(self.directory, self.histories[run_id], run_id in self.guests)
+
+    def exclusion_of(self, run_id: str) -> str | None:
+        """Returns why the trainer may not train the run; None if it may."""
+        return exclusion_of(self.directory / f"run_{run_id}")
+
+    @property
+    def guests(self) -> set[str]:
+        """The ids of the runs that are not the job's own; empty without a job."""
+        return {run_id for run_id in self.histories if self.own is not None and run_id not in self.own}
+
+    def inference_failed(self, run_id: str) -> int:
+        """Returns how many of the run's rollouts got no answer from inference."""
+        history = self.histories[run_id]
+        lines = [*history.shipped.values(), history.discarded]
+        return int(sum(line.get("rollouts/inference_failed", 0) for line in lines))
+
+    def last_errors(self) -> dict[str, str]:
+        """Returns the newest error line by the name of the worker or of the guest's run."""
+        return last_errors_of_workers(self.directory, self.workers) | last_errors_of_guests(self.directory, self.guests)
+
+    def is_alive(self, worker: dict[str, Any]) -> bool:
+        """Returns whether a worker's process is alive. No worker outlives its supervisor."""
+        return self.running and worker["pid"] is not None and Path(f"/proc/{worker['pid']}").exists()
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the status for programs. Metrics that are unknown are absent."""
+        return {
+            "directory": str(self.directory),
+            "running": self.running,
+            "runs": [self._run_as_json(run_id) for run_id in self.histories],
+            "processes": [{**worker, "alive": self.is_alive(worker)} for worker in self.workers],
+            "last_errors": self.last_errors() if self.workers else {},
+        }
+
+    def _run_as_json(self, run_id: str) -> dict[str, Any]:
+        history = self.histories[run_id]
+        shipped, trained = history.last_shipped, history.last_trained
+        return {
+            "run_id": run_id,
+            "state": self.state_of(run_id),
+            "verdict": self.exclusion_of(run_id),
+            "step": history.step,
+            "steps": history.steps,
+            "trained": trained.get("step", 0),
+            "tokens_per_second": history.tokens_per_second(steps=RATE_STEPS),
+            "discarded": history.discarded or None,
+            "failures": sum_failures([*history.shipped.values(), history.discarded]),
+            "inference_failed": self.inference_failed(run_id),
+            "phase_seconds": sum_phases([shipped]),
+            "metrics": {name: shipped[name] for name in SHIPPED_METRICS if name in shipped}
+            | {name: trained[name] for name in TRAINED_METRICS if name in trained},
+        }
+
+
+def read_status(directory: Path) -> JobStatus:
+    """Reads a job's status. Raises `UserError` if the directory holds neither a job nor a run."""
+    own = own_steps(directory)
+    return JobStatus(directory, own, _read_histories(directory, own), read_workers(directory), is_running(directory))
+
+
+def _read_histories(directory: Path, own: dict[str, int] | None) -> dict[str, History]:
+    """The histories of the job's own runs and of runs that others started in its directory."""
+    others = [
+        run_id
+        for run_id in run_ids_in(directory)
+        if run_id not in (own or {})
+        and any((directory / f"run_{run_id}" / name).exists() for name in ("control/orch.toml", "metrics.jsonl"))
+    ]
+    if own is None and not others:
+        raise UserError(f"{directory} holds neither a job ({JOB_FILE} is missing) nor a run (run_<id>/)")
+    steps: dict[str, int | None] = {**(own or {}), **{run_id: steps_of(directory, run_id) for run_id in others}}
+    histories = {run_id: History.of(directory, run_id, count) for run_id, count in steps.items()}
+    for history in histories.values():
+        history.refresh()
+    return histories

@@ -1,0 +1,109 @@
+"""The summary of a job in numbers: what `summary.json` holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from job.inspection.history import History
+from job.inspection.metrics_lines import Line
+from orchestrator.rollouts.failures import sum_failures
+from orchestrator.step.discarded import in_words
+from orchestrator.step.phases import sum_phases
+
+SUMMARY_FILE = "summary.json"
+
+EDGE_STEPS = 5
+"""Reward is compared between this many steps at the start and at the end."""
+
+MOST_POINTS = 100_000
+"""Most points that stand for the lags of one step. At ten lags a second, a step of nearly three hours has so many."""
+
+LAG_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
+LAG_NAMES = ("min", "median", "p90", "p99", "max")
+
+ROLLOUT_OUTCOMES = ("completed", "failed", "inference_failed", "cancelled", "filtered")
+
+Summary = dict[str, Any]
+
+
+def summarize(history: History, output_dir: Path, elapsed: float, outcome: str) -> Summary:
+    """Computes all numbers of a run. A number that was not measured is None.
+
+    `elapsed`, in seconds, and the token rate are of this invocation. The other numbers are of the whole run, including the
+    rollouts discarded since its last step.
+    """
+    rewards = [value for _, value in history.series("reward/mean")]
+    mismatch = [value for _, value in history.series("mismatch_kl")]
+    staleness = [value for _, value in history.series("staleness/max")]
+    counted = [*history.shipped.values(), history.discarded]
+    return {
+        "outcome": outcome,
+        "steps": {"shipped": history.step, "trained": max(history.trained, default=0), "wanted": history.steps},
+        "reward": {
+            "first": _mean(rewards[:EDGE_STEPS]),
+            "last": _mean(rewards[-EDGE_STEPS:]),
+            "edge_steps": EDGE_STEPS,
+        },
+        "rollouts": _totals(counted, "rollouts", ROLLOUT_OUTCOMES),
+        "failures": sum_failures(counted),
+        "discarded": in_words(history.discarded) if history.discarded.get("notable") else None,
+        "tokens": _totals(counted, "tokens", ("prompt", "completion")),
+        "tokens_per_second": history.tokens_per_second(),
+        "event_loop_lag_seconds": lag_quantiles(history),
+        "phase_seconds": sum_phases(history.shipped.values()),
+        "staleness_max": max(staleness, default=None),
+        "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
+        "elapsed_seconds": elapsed,
+        "resumed": any(line["time"] < history.since for line in history.shipped.values()),
+        "output_dir": str(output_dir),
+    }
+
+
+def summarize_runs(
+    histories: Sequence[History], outcomes: Mapping[str, str], output_dir: Path, elapsed: float, outcome: str
+) -> Summary:
+    """Computes all numbers of a job of several runs: under each run's id those of `summarize`, with its outcome."""
+    runs = {
+        history.run_id: summarize(history, output_dir, elapsed, outcomes.get(history.run_id, "-"))
+        for history in histories
+    }
+    return {"outcome": outcome, "elapsed_seconds": elapsed, "output_dir": str(output_dir), "runs": runs}
+
+
+def lag_quantiles(history: History) -> dict[str, float | None]:
+    """Computes median, 99th percentile and maximum of the event loop's lag over the whole run, in seconds.
+
+    The files hold each step's quantiles and their count n, not every sample. A step's samples are put back as n points on the
+    line through its quantiles, and the run's quantiles are those of all points; the maximum is exact.
+    """
+    points: list[np.ndarray[Any, Any]] = []
+    for line in history.shipped.values():
+        values = [line.get(f"event_loop_lag/{name}") for name in LAG_NAMES]
+        count = int(line.get("event_loop_lag/n", 0))
+        if count and None not in values:
+            count = min(count, MOST_POINTS)
+            points.append(np.interp((np.arange(count) + 0.5) / count, LAG_QUANTILES, np.array(values, dtype=float)))
+    if not points:
+        return {"p50": None, "p99": None, "max": None}
+    pooled = np.concatenate(points)
+    maximum = max(line.get("event_loop_lag/max", 0.0) for line in history.shipped.values())
+    return {"p50": float(np.quantile(pooled, 0.5)), "p99": float(np.quantile(pooled, 0.99)), "max": float(maximum)}
+
+
+def to_json(summary: Summary) -> bytes:
+    """Formats the content of `summary.json`."""
+    return json.dumps(summary, indent=2).encode()
+
+
+def _totals(lines: Sequence[Line], prefix: str, names: Iterable[str]) -> dict[str, int]:
+    """The sums of the metrics `prefix/name` over all lines, by name."""
+    return {name: int(sum(line.get(f"{prefix}/{name}", 0) for line in lines)) for name in names}
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,26 @@
+"""Opens a dump for a replay, unless that would run code that the dump names and its reader does not trust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from job.errors import UserError
+from orchestrator.rollouts.dump import Dump, DumpError, open_dump
+
+
+def open_trusted(directory: Path, trust: bool) -> Dump:
+    """Opens the dump in `directory`.
+
+    Raises `UserError` if it cannot be read, or if it names a custom advantage function and `trust` is False.
+    """
+    try:
+        dump = open_dump(directory)
+    except DumpError as error:
+        raise UserError(str(error)) from None
+    kind = dump.header.advantage.kind
+    if ":" in kind and not trust:
+        raise UserError(
+            f"{directory}/header.json names the advantage function {kind!r}, and a replay would import and call it. If you trust "
+            "the author of the dump, add --trust"
+        )
+    return dump

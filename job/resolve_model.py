@@ -1,0 +1,37 @@
+"""Resolves a model's name to its directory in a process of its own, so that no command carries torch along."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster.process import SYSTEMD_VARIABLES, guarded
+from job.errors import UserError
+
+
+def resolve_model(name: str) -> Path:
+    """Returns the directory of the model called `name`, built or downloaded if need be. The child prints progress on stderr.
+
+    Raises `SystemExit` if there is no such model, after the child printed why; `KeyboardInterrupt` with a message on Ctrl-C; and
+    `UserError` if the child prints no directory.
+    """
+    if (Path(name) / "config.json").is_file():
+        return Path(name).resolve()
+    command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
+    environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
+    try:
+        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted while the model {name} was found or built; nothing else was started. "
+            "The same command begins again"
+        ) from None
+    if completed.returncode != 0:
+        raise SystemExit(completed.returncode)
+    lines = completed.stdout.split("\n")
+    directory = Path(lines[-2]) if len(lines) > 1 else Path()
+    if not directory.is_dir():
+        raise UserError(f"make-model {name} printed {str(directory)!r}, which is not a directory")
+    return directory.resolve()

@@ -1,0 +1,189 @@
+"""Supervises a job: runs its workers to their end, finds its guests, follows its runs' metrics, and records its state.
+
+`cluster/job.py` runs the workers; this adds what a job is beyond them. `cli/run.py` shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.events import ENDED, Outcome, State, Worker
+from cluster.job import Job, WorkerView
+from cluster.process import last_lines
+from job.config import JobConfig
+from job.directory import orchestrator_of, run_ids_in, steps_of
+from job.inspection.history import History
+from job.inspection.metrics_lines import Line
+from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
+from job.processes_file import ProcessesFile
+from job.run_state import exclusion_of, outcome_of_guest, outcome_of_run
+from job.systemd import SystemdNotifications
+from job.workers import worker_of
+from transport.files.atomic import write_atomically
+
+POLL_SECONDS = 0.5
+
+Show = Callable[[list[WorkerView], list[tuple[History, Line]]], None]
+"""Shows the workers' states, and the new steps, each with its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedWorker:
+    """A worker that failed, with the end of its output."""
+
+    name: str
+    death: str
+    """How it died, in words."""
+    log_file: Path
+    last_lines: list[str]
+
+
+class SupervisedJob:
+    """A job's workers, its guests, and the metrics of all their runs. Errors in a run's files are warned about, once for each run
+    or file; they do not end the job."""
+
+    def __init__(self, config: JobConfig, workers: list[Worker], warn: Callable[[str], None]) -> None:
+        self._config = config
+        self._workers = workers
+        self._warn = warn
+        self._warned: set[str] = set()
+        """Runs and files that were warned about."""
+        self._began = time.time()
+        self.histories = {
+            run.run_id: History.of(config.output_dir, run.run_id, run.steps, since=self._began)
+            for run in config.every_run
+        }
+        """The steps of each run by its id, guests included."""
+        self._processes_file = ProcessesFile(config.output_dir)
+        self._notifications = SystemdNotifications([worker.name for worker in workers if not worker.task])
+        self._show: Show = lambda workers, steps: None
+        self._read_new_steps()  # those of an earlier invocation are not shown
+        self._job = Job(workers, self._on_change, self._find_guests, config.stay)
+
+    def run(self, show: Show) -> Outcome:
+        """Runs the job to its end. Calls `show` about twice a second and on each change of a worker's state."""
+        self._show = show
+        outcome = asyncio.run(self._supervise())
+        self._read_new_steps()
+        return outcome
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every run of the job has shipped all its steps."""
+        return all(self.histories[run.run_id].step >= run.steps for run in self._config.every_run)
+
+    def failed_workers(self) -> list[FailedWorker]:
+        """Returns the workers that failed.
+
+        Left out are runs that were evicted or refused, whose reason is in the summary, and workers that were killed on request.
+        """
+        excluded = {worker_of(self._config, run) for run in self._config.runs if exclusion_of(run.run_dir) is not None}
+        log_files = {worker.name: worker.log_file for worker in self._workers}
+        return [
+            FailedWorker(
+                view.name,
+                view.last_death,
+                log_files[view.name],
+                last_lines(log_files[view.name], start=view.log_from or 0),
+            )
+            for view in self._job.views()
+            if view.state is State.FAILED and view.name not in excluded and view.last_death
+        ]
+
+    def summary(self, outcome: Outcome) -> Summary:
+        """Computes the job's summary, that of its run if it has only one."""
+        directory, histories = self._config.output_dir, list(self.histories.values())
+        elapsed = time.time() - self._began
+        if len(histories) == 1:
+            return summarize(histories[0], directory, elapsed, outcome.reason)
+        return summarize_runs(histories, self._outcomes(), directory, elapsed, outcome.reason)
+
+    def write_summary(self, summary: Summary) -> Path | None:
+        """Writes `summary.json`; returns its path, or None if that failed, after a warning."""
+        path = self._config.output_dir / SUMMARY_FILE
+        try:
+            write_atomically(path, to_json(summary))
+        except OSError as error:
+            self._warn_once(path.name, f"{path.name} cannot be written: {error}")
+            return None
+        return path
+
+    async def _supervise(self) -> Outcome:
+        running = asyncio.create_task(self._job.run())
+        while not running.done():
+            await asyncio.wait([running], timeout=POLL_SECONDS)
+            if not running.done():
+                self._job.look_for_guests()
+                self._job.put_full_logs_aside()
+            self._job.harmless(self._report, otherwise=None)
+        if running.result().code == 0:
+            self._notifications.report_ready()  # systemd takes a job that ends before it is ready for a failed start
+        return running.result()
+
+    def _report(self) -> None:
+        progress = ", ".join(f"{history.run_id} step {history.progress}" for history in self.histories.values())
+        self._notifications.report(self._job.state, self._job.lifecycle.states, progress or "no run")
+        self._write_processes_file()
+        self._show(self._job.views(), self._read_new_steps())
+
+    def _on_change(self, job: Job) -> None:
+        self._write_processes_file()
+        self._show(job.views(), [])
+
+    def _write_processes_file(self) -> None:
+        try:
+            self._processes_file.write(self._job.state, self._job.views())
+        except OSError as error:
+            name = self._processes_file.path.name
+            self._warn_once(name, f"{name} cannot be written: {error}")
+
+    def _find_guests(self) -> Sequence[str]:
+        """The runs with a live orchestrator that is not a worker of this job. They need its trainer and servers."""
+        states, directory = self._job.lifecycle.states, self._config.output_dir
+        workers = {
+            run.run_id: states.get(worker_of(self._config, run), State.STOPPED) for run in self._config.every_run
+        }
+        own = {run_id for run_id, state in workers.items() if state not in ENDED}
+        guests = [run_id for run_id in run_ids_in(directory) if run_id not in own and self._is_alive(run_id)]
+        for run_id in guests:
+            history = self.histories.setdefault(run_id, History.of(directory, run_id, since=self._began))
+            if history.steps is None:  # a guest takes its lock before it writes its configuration
+                history.steps = steps_of(directory, run_id)
+        return guests
+
+    def _is_alive(self, run_id: str) -> bool:
+        """Whether the run has an orchestrator. A run whose directory is unreadable counts as having none."""
+        try:
+            return orchestrator_of(self._config.output_dir, run_id) is not None
+        except OSError as error:
+            self._warn_once(run_id, f"run {run_id} cannot be read: {error}")
+            return False
+
+    def _read_new_steps(self) -> list[tuple[History, Line]]:
+        new: list[tuple[History, Line]] = []
+        for history in self.histories.values():
+            new += [(history, line) for line in history.refresh()]
+            if history.unreadable:
+                self._warn_once(history.run_id, f"run {history.run_id} cannot be read: {history.unreadable}")
+        return new
+
+    def _warn_once(self, subject: str, message: str) -> None:
+        """Warns about a run or a file, unless it was warned about before."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            self._warn(message)
+
+    def _outcomes(self) -> dict[str, str]:
+        """The outcome of each run by its id."""
+        views: dict[str, WorkerView] = {view.name: view for view in self._job.views()}
+        directory = self._config.output_dir
+        guests = {run_id: outcome_of_guest(directory, history) for run_id, history in self.histories.items()}
+        own = {
+            run.run_id: outcome_of_run(run, self.histories[run.run_id], views.get(worker_of(self._config, run)))
+            for run in self._config.every_run
+        }
+        return guests | own

@@ -1,0 +1,61 @@
+"""The cases of `counterpoint bench`, and how one is measured: in a process of its own, so that none inherits another's memory or
+threads.
+
+`chaos` is not among them: it measures no speed, takes most of an hour, and has its own arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from cluster.process import guarded
+from perf.bench.command import Size
+from perf.figures import Case
+
+CASES = {
+    "step": "the step boundary, beside an idle loop, a copy of its bytes and the plain path",
+    "send": "the sender, beside a bare ZMQ loop",
+    "receive": "64 responses of 8 MB, beside a bare socket read",
+    "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
+    "events": "the scheduler's time for an event, with 100 to 10,000 groups in progress",
+    "garbage": "memory and pauses with an environment that makes reference cycles, beside Python's defaults",
+    "memory": "peak and growth of resident size",
+    "scaling": "from 0.1 to 1 GB (4 GB in full)",
+    "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
+    "sweep": "claims a second of eight workers, beside bare flushed files; status of 10,000 targets",
+}
+
+CHAOS = "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)"
+
+
+class CaseFailed(RuntimeError):
+    """A case ended without figures. It has printed its errors on standard error."""
+
+
+def measure_case(name: str, size: Size) -> list[Case]:
+    """Measures the case `name`. Raises `CaseFailed`."""
+    module = f"perf.bench.{name.replace('-', '_')}"
+    command = [sys.executable, "-P", "-m", module, "--json", *size.flags]
+    completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        return [Case.of_json(fields) for fields in json.loads(completed.stdout)]
+    except (ValueError, KeyError):
+        raise CaseFailed(f"the case {name} ended with {completed.returncode} and no figures") from None
+
+
+def run_chaos(arguments: Sequence[str]) -> int:
+    """Runs `chaos` with its own arguments; returns its exit code."""
+    command = [sys.executable, "-P", "-m", "perf.bench.chaos", *arguments]
+    return subprocess.run(guarded(command), check=False).returncode
+
+
+def undecided_noise(cases: Sequence[Case]) -> float:
+    """Returns the largest noise (share of the machine's CPU, 0 to 1) of the cases with a figure too noisy to judge; 0 if none."""
+    return max((case.noise for case in cases if _is_undecided(case)), default=0.0)
+
+
+def _is_undecided(case: Case) -> bool:
+    return any(case.verdict(figure) == "too noisy to judge" for figure in case.figures)
