@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from inference.token import is_loopback
 from transport.config import Config
+from transport.loopback import is_loopback
 
 
 class LoraServingConfig(Config):

@@ -1,8 +1,7 @@
-"""The bearer token between client and server, and when one is needed: anywhere beyond loopback."""
+"""The bearer token between client and server, which is needed beyond loopback."""
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 MAX_TOKEN_BYTES = 4096
@@ -21,13 +20,3 @@ def read_token(path: Path) -> str:
             f"api_key_file = {str(path)!r}: one line of 1 to {MAX_TOKEN_BYTES} ASCII characters is expected"
         )
     return token.decode()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` cannot be reached from another machine. A name other than `localhost` counts as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -17,7 +17,7 @@ from job.directory import JOB_FILE, JOB_LOCK, living_runs, own_runs, read_json
 from job.errors import Obstructed, UserError
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
-from transport.files.lock import lock_place
+from transport.files.lock import take_lock
 from transport.process.permanent_errors import is_permanent
 
 
@@ -117,4 +117,4 @@ def claim_directory(directory: Path, fresh: bool) -> Iterator[Path | None]:
 
 
 def _lock(directory: Path) -> int:
-    return lock_place(directory / JOB_LOCK, "another `counterpoint run` is using it")
+    return take_lock(directory / JOB_LOCK, "another `counterpoint run` is using it")

@@ -8,7 +8,7 @@ of torch and transformers. So a change there builds anew, and nothing else does.
 from __future__ import annotations
 
 import difflib
-import fcntl
+import errno
 import hashlib
 import logging
 import os
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from models.tiny_models import ARCHITECTURES
 from transport.files.atomic import STABLE, publish_directory
+from transport.files.lock import take_lock
 
 logger = logging.getLogger(__name__)
 
@@ -134,26 +135,28 @@ def _fingerprint(name: str, seed: int) -> str:
 @contextmanager
 def _only_builder(cached: Path, on_progress: Progress) -> Iterator[None]:
     """Holds the lock on building `cached`; it dies with its holder, so a killed builder blocks nobody."""
-    descriptor = os.open(cached.with_name(f".{cached.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock_path = cached.with_name(f".{cached.name}.lock")
+    started = reported = time.monotonic()
+    while True:
+        try:
+            lock = take_lock(lock_path, f"another process is building {cached}")
+            break
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        now = time.monotonic()
+        if now - started > LONGEST_WAIT_SECONDS:
+            raise TimeoutError(
+                f"another process has been building {cached} for {LONGEST_WAIT_SECONDS:.0f} s; is it stopped?"
+            )
+        if now - reported > _WAIT_REPORT_SECONDS:
+            reported = now
+            on_progress(f"waiting for another process that builds {cached.name}, {now - started:.0f} s so far")
+        time.sleep(0.1)
     try:
-        started = reported = time.monotonic()
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                now = time.monotonic()
-            if now - started > LONGEST_WAIT_SECONDS:
-                raise TimeoutError(
-                    f"another process has been building {cached} for {LONGEST_WAIT_SECONDS:.0f} s; is it stopped?"
-                )
-            if now - reported > _WAIT_REPORT_SECONDS:
-                reported = now
-                on_progress(f"waiting for another process that builds {cached.name}, {now - started:.0f} s so far")
-            time.sleep(0.1)
         yield
     finally:
-        os.close(descriptor)
+        os.close(lock)
 
 
 def _fetch(name: str) -> Path:

@@ -16,7 +16,7 @@ import tomli_w
 
 from run.config import RunConfig
 from transport.files.atomic import remove_directory, write_atomically
-from transport.files.lock import lock_place
+from transport.files.lock import take_lock
 from transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def taken_over(config: RunConfig) -> Iterator[None]:
             )
         for name in ("control", "checkpoints", "rollouts", "broadcast"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
-        lock = lock_place(run_dir / _LOCK, "another orchestrator runs in it; stop that one first")
+        lock = take_lock(run_dir / _LOCK, "another orchestrator runs in it; stop that one first")
     except OSError as error:
         message = f"output_dir = {config.output_dir}: cannot write {run_dir}: {error.strerror}"
         if is_permanent(error):

@@ -1,4 +1,8 @@
-"""Apart: targets raced over by workers without a coordinator; exactly one wins each. Needs storage and nothing else."""
+"""Apart: workers race for targets without a coordinator, and exactly one wins each. Needs storage and nothing else.
+
+It imports no other package of this project, so that it can be used alone. It therefore has its own atomic files, file lock and
+signal handlers, in `sweep/stores/local.py` and `sweep/interruption.py`, which differ from those of `transport` in their rules.
+"""
 
 from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
 from sweep.lock import Claim, PreviousTaskFailed, StepAlreadyDone, StepHeld, step_lock

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster.notify import notify_ready
 from tests.support.jobs import shipped_line, trained_line
-from transport.files.lock import lock_place
+from transport.files.lock import take_lock
 
 
 def append(file: Path, line: dict[str, object]) -> None:
@@ -29,7 +29,7 @@ def append(file: Path, line: dict[str, object]) -> None:
 def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(143))
     run_dir = output / f"run_{run_id}"
-    lock_place(run_dir / "orchestrator.lock", "another orchestrator runs")
+    take_lock(run_dir / "orchestrator.lock", "another orchestrator runs")
     (run_dir / "control").mkdir(exist_ok=True)
     notify_ready()
     metrics = run_dir / "metrics.jsonl"

@@ -33,7 +33,7 @@ from job.run_state import exclusion_of
 from job.stop_run import GRACE_SECONDS, stop_timeout
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line
-from transport.files.lock import lock_place
+from transport.files.lock import take_lock
 
 NAMES = st.sampled_from(
     [
@@ -182,7 +182,7 @@ def test_a_directory_that_is_no_runs_is_none(tmp_path: Path) -> None:
 def test_stop_signals_no_process_that_does_not_hold_the_runs_lock(tmp_path: Path) -> None:
     """A guest writes into its lock what it likes, such as a process of ours."""
     lock_file = tmp_path / "run_guest" / "orchestrator.lock"
-    lock = lock_place(lock_file, "taken")
+    lock = take_lock(lock_file, "taken")
     with subprocess.Popen(["sleep", "600"]) as ours:
         lock_file.write_text(f"{ours.pid} {socket.gethostname()}\n")
         with pytest.raises(UserError, match=f"names process {ours.pid}, which does not hold it"):

@@ -29,7 +29,7 @@ from tests.support.polling import wait_until
 from tests.support.ports import free_port
 from trainer.config import TrainerConfig
 from transport.files.atomic import publish_directory
-from transport.files.lock import lock_place
+from transport.files.lock import take_lock
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def test_a_finished_job_says_so_and_starts_nothing(job: FakeJob) -> None:
 def test_a_finished_job_goes_on_for_a_guest_that_waits_for_its_return(job: FakeJob, job_file: Path) -> None:
     assert job.run("finish")[0] == 0
     publish_checkpoints(job, orchestrator=20, trainer=20)
-    guest = lock_place(job.output / "run_visitor" / "orchestrator.lock", "taken")
+    guest = take_lock(job.output / "run_visitor" / "orchestrator.lock", "taken")
     config = load(JobConfig, job.output / "job.toml", ["--model", str(job.model), "--resume", "true"])
     files = dict.fromkeys(("inference_0", "trainer"), job_file)
     assert [worker.name for worker in workers_of(config, files)] == ["inference_0", "trainer"]

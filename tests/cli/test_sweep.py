@@ -33,7 +33,7 @@ from sweep.open_store import open_store
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import StoreError
 from tests.support.polling import wait_until
-from transport.files.lock import lock_place
+from transport.files.lock import take_lock
 from transport.process.stop_requests import REPETITION_SECONDS
 
 DEADLINE_SECONDS = 120.0
@@ -54,7 +54,7 @@ class Fleet:
         }
         self.output.mkdir()
         (self.output / "job.json").write_text(JobConfig.model_validate(job).model_dump_json())
-        self.lock = lock_place(self.output / "job.lock", "")
+        self.lock = take_lock(self.output / "job.lock", "")
         self.settings: dict[str, Any] = {
             "name": "test",
             "root": str(self.root),
@@ -266,7 +266,7 @@ def test_a_target_waits_for_the_job_that_it_is_to_join(fleet: Fleet) -> None:
     os.close(fleet.lock)
     waiting = f"seed-2: waiting for the job in {fleet.output}, which does not run"
     wait_until(lambda: waiting in fleet.outputs[worker].read_text(), "the worker to say so")
-    fleet.lock = lock_place(fleet.output / "job.lock", "")
+    fleet.lock = take_lock(fleet.output / "job.lock", "")
     code, output = fleet.finish(worker)
     assert code == 0, output
     assert fleet.status("seed-2").token == 1

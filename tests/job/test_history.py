@@ -28,7 +28,7 @@ from job.inspection.summary import lag_quantiles, summarize, summarize_runs
 from job.number_format import duration
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line, trained_line, write_lines
-from transport.files.lock import lock_place
+from transport.files.lock import take_lock
 
 
 def history_of(output: Path) -> History:
@@ -402,7 +402,7 @@ def test_status_shows_others_runs_evictions_and_restarts(past: Path, capsys: pyt
     ):
         assert part in shown
     assert "last error of run visitor: 12:00 ERROR   no more disk" in shown
-    descriptor = lock_place(past / "run_test" / "orchestrator.lock", "taken")
+    descriptor = take_lock(past / "run_test" / "orchestrator.lock", "taken")
     assert "running" in shown_by_status(past, capsys).replace("not running", "")
     os.close(descriptor)
 

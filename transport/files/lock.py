@@ -35,7 +35,7 @@ class Holder:
     host: str
 
 
-def lock_place(lock_path: Path, taken: str) -> int:
+def take_lock(lock_path: Path, taken: str) -> int:
     """Takes the lock and returns its descriptor, which holds it until closed. Raises `OSError` (`EADDRINUSE`) that says
     `taken` when another process has it."""
     lock_path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +67,6 @@ def holder_of(lock_path: Path) -> Holder | None:
     return Holder(int(words[0]), words[1]) if says_who else Holder(0, "")
 
 
-def lock_listener(lock_path: Path, place: str) -> int:
-    """`lock_place` for a trainer that listens at `place`."""
-    return lock_place(
-        lock_path, f"cannot listen at {place}: another trainer does; stop it or choose another output_dir"
-    )
+def take_listener_lock(lock_path: Path, place: str) -> int:
+    """`take_lock` for a trainer that listens at `place`."""
+    return take_lock(lock_path, f"cannot listen at {place}: another trainer does; stop it or choose another output_dir")

@@ -6,7 +6,6 @@ Both ends compute the same address from the same configuration. An address that 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import re
 import stat
@@ -20,6 +19,7 @@ import zmq
 import zmq.auth
 
 from transport.config import TransportConfig
+from transport.loopback import is_loopback
 
 SOCKET_NAME = "transport.sock"
 
@@ -53,7 +53,7 @@ def resolve_address(config: TransportConfig, output_dir: Path) -> str:
     match = re.fullmatch(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):(?P<port>\d{1,5})", config.address)
     if match is None or not 0 < int(match["port"]) < 2**16:
         raise ValueError(f"transport.address: {config.address!r} is neither ipc://PATH nor tcp://HOST:PORT")
-    if config.secret_key_file is None and not _is_loopback(match["host"].strip("[]")):
+    if config.secret_key_file is None and not is_loopback(match["host"].strip("[]")):
         raise ValueError(
             f"transport.address: {config.address!r} is reachable from other machines and needs CURVE keys: set "
             "server_public_key_file and secret_key_file (docs/transport.md says how to make them), or use ipc:// or tcp://127.0.0.1"
@@ -116,12 +116,3 @@ def _default_path(output_dir: Path) -> Path:
             f"{private} must be a directory of this user with mode 0700; remove it or set transport.address"
         )
     return private / f"{hashlib.sha256(os.fsencode(output_dir)).hexdigest()[:32]}.sock"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name may mean anything

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from transport.codec import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
 from transport.files.atomic import Buffer, write_atomically
-from transport.files.lock import lock_listener
+from transport.files.lock import take_listener_lock
 from transport.wires.link import Arrived, Connected, Lost
 from transport.wires.receiver import Arrival
 
@@ -135,7 +135,7 @@ class DirectoryListener:
         self._heartbeat_seconds = heartbeat_seconds
         self._written = 0
         root.mkdir(parents=True, exist_ok=True)
-        self._lock: int | None = lock_listener(root / "trainer.lock", str(root))
+        self._lock: int | None = take_listener_lock(root / "trainer.lock", str(root))
         for entry in root.iterdir():
             if _SESSION.fullmatch(entry.name):
                 shutil.rmtree(entry)  # of a trainer that is dead, or we would not have the lock

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from transport.codec import MAX_MESSAGE_BYTES, CodecError
 from transport.files.atomic import Buffer, as_bytes_view
-from transport.files.lock import lock_listener
+from transport.files.lock import take_listener_lock
 from transport.process.yield_gil import yielding_gil
 from transport.wires.endpoint import IPC, CurveKeys
 from transport.wires.link import Arrived, Connected, Lost
@@ -138,7 +138,7 @@ class ZmqListener:
         self._address = address
         self._lock: int | None = None
         if address.startswith(IPC):  # ZMQ replaces a socket file that is there, be it stale or not
-            self._lock = lock_listener(Path(f"{address.removeprefix(IPC)}.lock"), address)
+            self._lock = take_listener_lock(Path(f"{address.removeprefix(IPC)}.lock"), address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         socket = _socket(self._context, zmq.ROUTER, address, heartbeat_seconds)

@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from transport.files.lock import Holder, holder_of, lock_place
+from transport.files.lock import Holder, holder_of, take_lock
 
 
 def test_a_place_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "new" / "place.lock"
     assert holder_of(path) is None
-    descriptor = lock_place(path, "taken")
+    descriptor = take_lock(path, "taken")
     assert holder_of(path) == Holder(os.getpid(), socket.gethostname())
     with pytest.raises(OSError, match="taken"):
-        lock_place(path, "taken")
+        take_lock(path, "taken")
     assert holder_of(path) == Holder(os.getpid(), socket.gethostname()), "the one who was refused left no trace"
     os.close(descriptor)
     assert holder_of(path) is None
-    os.close(lock_place(path, "taken"))
+    os.close(take_lock(path, "taken"))
 
 
 def test_whoever_may_read_the_directory_may_ask(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        os.close(lock_place(tmp_path / "place.lock", "taken"))
+        os.close(take_lock(tmp_path / "place.lock", "taken"))
     finally:
         os.umask(before)
     assert (tmp_path / "place.lock").stat().st_mode & 0o777 == 0o644
@@ -38,8 +38,8 @@ def test_whoever_may_read_the_directory_may_ask(tmp_path: Path) -> None:
 def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path) -> None:
     path = tmp_path / "place.lock"
     code = (
-        f"import time; from pathlib import Path; from transport.files.lock import lock_place; "
-        f"lock_place(Path({str(path)!r}), 'taken'); print('held', flush=True); time.sleep(600)"
+        f"import time; from pathlib import Path; from transport.files.lock import take_lock; "
+        f"take_lock(Path({str(path)!r}), 'taken'); print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -52,7 +52,7 @@ def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path) -> None:
 
 def test_what_the_file_says_is_believed_only_when_it_can_be(tmp_path: Path) -> None:
     path = tmp_path / "place.lock"
-    descriptor = lock_place(path, "taken")
+    descriptor = take_lock(path, "taken")
     for words in ("", "² host", "9" * 400 + " host", "12", "-1 host"):
         path.write_text(words)
         assert holder_of(path) == Holder(0, "")
