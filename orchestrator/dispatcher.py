@@ -148,11 +148,11 @@ class Dispatcher:
         self._scheduler.restore(checkpoint.scheduler)
         self._shipped_step = checkpoint.step
         self._counts = Counter({name: count for name, count in checkpoint.counts.items() if not is_counted(name)})
-        lost: list[Rollout] = []
+        discarded: list[Rollout] = []
         ready: dict[int, list[Rollout]] = {group_id: [] for group_id in self._scheduler.ready_group_ids()}
         for rollout in checkpoint.waiting:
-            ready.get(rollout.group_id, lost).append(rollout)
-        self._discarded.restore(checkpoint.step, lost, checkpoint.counts)
+            ready.get(rollout.group_id, discarded).append(rollout)
+        self._discarded.restore(checkpoint.step, discarded, checkpoint.counts)
         for group_id, rollouts in ready.items():
             if not rollouts:
                 raise ValueError(f"the checkpoint of step {checkpoint.step} lacks the rollouts of group {group_id}")
@@ -324,14 +324,14 @@ class Dispatcher:
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
         set_context(step=step)
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
-        lost, unrecorded = self._discarded.take(step)
-
-        def snapshot(so_far: MetricsLine) -> Checkpoint:
-            line = with_unrecorded(so_far, unrecorded) | self._metrics()
-            return self._checkpoint(step, self._scheduler.state(ready=False), [], line)
-
+        discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
-            line = await self._boundary.begin(step, rollouts, lost, snapshot, self._sender, self._clock).take()
+            in_progress = self._boundary.begin(step, rollouts, discarded, self._clock)
+            self._sender.offer(*await in_progress.merge())
+            line = with_unrecorded(await in_progress.record(), unrecorded) | self._metrics()
+            await in_progress.commit(self._checkpoint(step, self._scheduler.state(ready=False), [], line))
+            self._sender.commit(step)
+            line = await in_progress.finish()
         self._boundary_task = None
         for group_id in group_ids:
             del self._groups[group_id]

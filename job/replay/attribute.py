@@ -90,7 +90,7 @@ async def attribute(recording: Recording, settings: Settings) -> list[Attributio
 
 def _phases(parts: Rig, step: int) -> list[Phase]:
     """The phases of one step, ready to run."""
-    return [(JUDGE, parts.judge), *parts.begin(step).phases.items()]
+    return [(JUDGE, parts.judge), *parts.phases(step).items()]
 
 
 async def _measure(trace: LagTrace, phases: Sequence[Phase], first: int, stop: int) -> None:

@@ -7,7 +7,7 @@ Nothing of the boundary is written a second time here. What is missing is what s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from job.replay.consumer import consumer
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import DumpHeader
 from orchestrator.step.advantages import load_advantage
-from orchestrator.step.boundary import StepBoundary, StepInProgress
+from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.finalize import Finalizer, judged
 from orchestrator.step.merge_process import MergeProcess
@@ -78,20 +78,37 @@ class Rig:
         )
         self.judged[:] = [rollout for judgement in judgements for rollout in judgement.rollouts]
 
-    def begin(self, step: int) -> StepInProgress:
-        """The step boundary of `step`, its phases to be taken one after the other."""
-        others = self.recording.rollouts[self.recording.header.shipped :]
-        return self.boundary.begin(step, self.judged, others, snapshot, self.sender)
+    def phases(self, step: int) -> dict[str, Callable[[], Awaitable[None]]]:
+        """The phases of the step boundary of `step` by name, to be taken in order, each once. A commit holds nothing but the
+        step's metrics: there is no scheduler, and no rollout waits."""
+        discarded = self.recording.rollouts[self.recording.header.shipped :]
+        in_progress = self.boundary.begin(step, self.judged, discarded)
+        line: MetricsLine = {}
+
+        async def merge() -> None:
+            self.sender.offer(*await in_progress.merge())
+
+        async def record() -> None:
+            line.update(await in_progress.record())
+
+        async def commit() -> None:
+            await in_progress.commit(Checkpoint(step, {}, {}, {}, [], line))
+            self.sender.commit(step)
+
+        async def finish() -> None:
+            await in_progress.finish()
+
+        return {"merge": merge, "records": record, "commit": commit, "malloc_trim": finish}
+
+    async def take(self, step: int) -> None:
+        """Takes all phases of `step`."""
+        for phase in self.phases(step).values():
+            await phase()
 
     async def deliver(self, step: int) -> None:
         """Until the consumer has read the batch of `step`. Raises `TimeoutError`."""
         async with asyncio.timeout(_DELIVERY_SECONDS):
             await self.sender.wait_durable(step)
-
-
-def snapshot(line: MetricsLine) -> Checkpoint:
-    """A commit of nothing but the step's metrics: no scheduler, nothing that waits."""
-    return Checkpoint(int(line["step"]), {}, {}, {}, [], line)
 
 
 @asynccontextmanager

@@ -151,10 +151,9 @@ async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
     with trace.span(JUDGE):
         await parts.judge()
     with trace.span(BOUNDARY):
-        step_in_progress = parts.begin(step)
-        for name, phase in step_in_progress.phases.items():
+        for name, phase in parts.phases(step).items():
             with trace.span(name):
-                await step_in_progress.timed(name, phase)
+                await phase()
     with trace.span(DELIVERY):
         await parts.deliver(step)
 

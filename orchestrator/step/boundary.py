@@ -9,11 +9,12 @@ on a busy loop each return to it waits for its turn.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.loop_health.threads import in_thread, run_cpu_bound
 from orchestrator.loop_health.watchdog import awaiting
@@ -36,16 +37,6 @@ MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
 """Merges some rollouts off the loop."""
 
 
-class Outlet(Protocol):
-    """Where batches go: `sender.Sender`."""
-
-    def offer(self, batch: Batch, nbytes: int) -> None:
-        """Takes the batch of so many bytes, which is not committed yet, to send it. Raises when it cannot be sent."""
-
-    def commit(self, step: int) -> None:
-        """The offered step is committed."""
-
-
 @dataclass(frozen=True, slots=True)
 class StepBoundary:
     """One run's step boundary. `state_columns` is by environment."""
@@ -64,21 +55,14 @@ class StepBoundary:
     """Gives the records of rollouts their text; None: they have none."""
 
     def begin(
-        self,
-        step: int,
-        rollouts: Sequence[Rollout],
-        others: Sequence[Rollout],
-        snapshot: Callable[[MetricsLine], Checkpoint],
-        outlet: Outlet,
-        clock: PhaseClock | None = None,
+        self, step: int, rollouts: Sequence[Rollout], discarded: Sequence[Rollout], clock: PhaseClock | None = None
     ) -> StepInProgress:
         """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
 
-        `others` are the rollouts lost since the last step: they are recorded and not trained on. `snapshot` is called on the
-        loop once the batch is on disk, with the metrics so far, and gives the state to commit, `line` included; `outlet`
-        is given the batch once it is merged, and told of the commit. `clock` is the run's, which knows what came before.
+        `discarded` are the rollouts discarded since the last step: they are recorded and not trained on. `clock` is the run's; it
+        has timed what came before.
         """
-        return StepInProgress(self, step, rollouts, others, snapshot, outlet, clock or PhaseClock())
+        return StepInProgress(self, step, rollouts, discarded, clock or PhaseClock())
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
         """The batch of `step`, the samples of every rollout that neither failed nor was filtered; and its bytes."""
@@ -98,90 +82,77 @@ class StepBoundary:
         codec.validate(batch)
         return batch, batch.nbytes
 
-    def record(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> MetricsLine:
-        """Writes what `write_rollouts` does; the metrics of the step. Blocks."""
-        self.write_rollouts(batch, rollouts, others)
-        return {"step": batch.step, **step_metrics(batch, [*rollouts, *others])}
+    def record(self, batch: Batch, rollouts: Sequence[Rollout], discarded: Sequence[Rollout]) -> MetricsLine:
+        """Writes what `write_rollouts` does; returns the metrics of the step. Blocks."""
+        self.write_rollouts(batch, rollouts, discarded)
+        return {"step": batch.step, **step_metrics(batch, [*rollouts, *discarded])}
 
-    def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], others: Sequence[Rollout]) -> None:
+    def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], discarded: Sequence[Rollout]) -> None:
         """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""
         name = f"step_{batch.step}"
         if self.dump is not None:
             header = self.dump.model_copy(update={"step": batch.step, "shipped": len(rollouts)})
-            write_dump(self.run_dir / "raw_rollouts" / name, header, [*rollouts, *others])
+            write_dump(self.run_dir / "raw_rollouts" / name, header, [*rollouts, *discarded])
         with publish_directory(self.run_dir / "rollouts" / name) as directory:
             codec.write_file(directory / "batch.bin", batch)
-            write_records(directory / "rollouts.jsonl", [*rollouts, *others], self.state_columns, self.transcribe)
+            write_records(directory / "rollouts.jsonl", [*rollouts, *discarded], self.state_columns, self.transcribe)
 
 
 @dataclass(slots=True)
 class StepInProgress:
-    """A step on its way through the boundary. Its phases are taken in order, each once."""
+    """A step on its way through the boundary. Its phases are `merge`, `record`, `commit` and `finish`, each once, in this order.
+    The caller passes on what they return."""
 
     boundary: StepBoundary
     step: int
     rollouts: Sequence[Rollout]
-    others: Sequence[Rollout]
-    snapshot: Callable[[MetricsLine], Checkpoint]
-    outlet: Outlet
+    discarded: Sequence[Rollout]
     clock: PhaseClock
-    batch: Batch | None = None
-    line: MetricsLine | None = None
+    _batch: Batch | None = None
+    _line: MetricsLine | None = None
 
-    @property
-    def phases(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """By name, in order."""
-        return {
-            "merge": self._merge,
-            "records": self._record,
-            "commit": self._commit,
-            "malloc_trim": self._finish,
-        }
+    async def merge(self) -> tuple[Batch, int]:
+        """The batch, to be sent, and its bytes. Raises `ValueError` when no rollout is left to train on."""
+        with self._timed("merge"):
+            self._batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
+        return self._batch, nbytes
 
-    async def take(self) -> MetricsLine:
-        """Takes all phases and answers the step's metrics line.
+    async def record(self) -> MetricsLine:
+        """Writes batch and records; returns the metrics of the step's rollouts. Raises `OSError` (disk full)."""
+        assert self._batch is not None
+        with self._timed("records"):
+            return await in_thread(self.boundary.record, self._batch, self.rollouts, self.discarded)
 
-        Raises `OSError` (disk full) before the commit, `ValueError` when no rollout is left to train on, and what the outlet
-        raises for a batch that cannot be sent.
-        """
-        for name, phase in self.phases.items():
-            await self.timed(name, phase)
-        assert self.line is not None
-        return self.line
+    async def commit(self, checkpoint: Checkpoint) -> None:
+        """Writes the state after the step, with the step's metrics, to which this adds the phases. Once it returns, the step is
+        committed. Raises `OSError`."""
+        with self._timed("commit"):
+            assert checkpoint.line is not None
+            self._line = checkpoint.line
+            checkpoint = replace(checkpoint, line=self._line | self.clock.so_far())
+            await in_thread(write_checkpoint, self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
 
-    async def timed(self, name: str, phase: Callable[[], Awaitable[None]]) -> None:
-        """Takes one phase."""
-        self.clock.enter(name)
-        with awaiting(f"phase {name} of the step boundary"):
-            await phase()
+    async def finish(self) -> MetricsLine:
+        """Appends the step's metrics line and returns it; prunes old records and gives freed memory back."""
+        with self._timed("malloc_trim"):
+            return await in_thread(self._finish_in_thread)
 
-    async def _merge(self) -> None:
-        self.batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
-        self.outlet.offer(self.batch, nbytes)
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        self.clock.enter(phase)
+        with awaiting(f"phase {phase} of the step boundary"):
+            yield
 
-    async def _record(self) -> None:
-        assert self.batch is not None
-        self.line = await in_thread(self.boundary.record, self.batch, self.rollouts, self.others)
-
-    async def _commit(self) -> None:
-        assert self.line is not None
-        checkpoint = self.snapshot(self.line | self.clock.so_far())
-        self.line = checkpoint.line
-        await in_thread(write_checkpoint, self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
-        self.outlet.commit(self.step)
-
-    async def _finish(self) -> None:
-        await in_thread(self._finish_in_thread)
-
-    def _finish_in_thread(self) -> None:
+    def _finish_in_thread(self) -> MetricsLine:
         give_memory_back()
-        # Appended last, so that it tells every phase; were we killed before, a resume restores it from the checkpoint.
-        assert self.line is not None
-        self.line = self.line | self.clock.take()
-        # The disk is waited for as seldom as can be: lines since the last time are all in checkpoints that are still kept.
+        # Appended last, so that it has every phase. After a kill before this, a resume restores it from the checkpoint.
+        assert self._line is not None
+        line = self._line | self.clock.take()
+        # Flushed as seldom as possible: lines since the last flush are all in checkpoints that are still kept.
         durable = self.step % self.boundary.keep_checkpoints == 0
-        append_line(self.boundary.run_dir / "metrics.jsonl", self.line, durable=durable)
+        append_line(self.boundary.run_dir / "metrics.jsonl", line, durable=durable)
         prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
+        return line
 
 
 def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:

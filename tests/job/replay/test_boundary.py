@@ -24,7 +24,7 @@ def test_a_batch_that_was_delivered_is_kept_neither_on_disk_nor_in_memory(tmp_pa
         async with rig(recording, tmp_path) as parts:
             await parts.judge()
             for step in range(1, STEPS + 1):
-                await parts.begin(step).take()
+                await parts.take(step)
                 await parts.deliver(step)
                 assert parts.sender.unacknowledged == 0
                 assert list(run_dir.glob("rollouts/*/batch.bin")) == []

@@ -32,10 +32,6 @@ def make_rollouts() -> list[Rollout]:
     ]
 
 
-def snapshot(line: dict[str, Any]) -> Checkpoint:
-    return Checkpoint(line["step"], {}, {}, {}, [], line)
-
-
 @dataclass
 class Outlet:
     """Takes batches, and looks when."""
@@ -55,9 +51,13 @@ class Outlet:
         self.committed.append(step)
 
 
-async def take(boundary: StepBoundary, rollouts: list[Rollout], outlet: Outlet) -> dict[str, Any]:
-    lost = [make_rollout(2, 0, filtered_by="repetition", reward=0.1)]
-    return await boundary.begin(3, rollouts, lost, snapshot, outlet).take()
+async def take(boundary: StepBoundary, rollouts: list[Rollout], outlet: Outlet, step: int = 3) -> dict[str, Any]:
+    discarded = [make_rollout(2, 0, filtered_by="repetition", reward=0.1)]
+    in_progress = boundary.begin(step, rollouts, discarded)
+    outlet.offer(*await in_progress.merge())
+    await in_progress.commit(Checkpoint(step, {}, {}, {}, [], await in_progress.record()))
+    outlet.commit(step)
+    return await in_progress.finish()
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1])
@@ -103,7 +103,7 @@ async def test_a_metrics_line_is_on_the_disk_or_in_a_checkpoint(
     monkeypatch.setattr(os, "fsync", noticed)
     boundary = StepBoundary(tmp_path, "one", {"toy": []}, keep_checkpoints=keep)
     for step in range(1, 8):
-        await boundary.begin(step, make_rollouts(), [], snapshot, Outlet(tmp_path)).take()
+        await take(boundary, make_rollouts(), Outlet(tmp_path), step)
         assert {*on_disk, *published_steps(tmp_path / "checkpoints")} == set(range(1, step + 1))
 
 
