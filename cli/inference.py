@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     heartbeat = Heartbeat()
 
     def beat(trouble: str) -> None:
-        heartbeat.tell(trouble)
+        heartbeat.report(trouble)
         if not trouble:  # without heartbeats, the supervisor restarts the server
             heartbeat.beat()
 

@@ -83,7 +83,7 @@ class BecameReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeartbeatReceived:
     """The worker has said `WATCHDOG=1`: it lives."""
 
     worker: str
@@ -91,7 +91,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class EndAnnounced:
     """The worker has said `STOPPING=1`: it ends by itself, and need not send heartbeats any more."""
 
     worker: str
@@ -99,7 +99,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class NeedsTime:
+class ExtensionRequested:
     """The worker has said `EXTEND_TIMEOUT_USEC`: it will go on ending for so long, and must not be killed meanwhile."""
 
     worker: str
@@ -137,7 +137,7 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class GuestsSeen:
+class GuestsChanged:
     """Who makes use of the services now without being a task of this job. The services live on for them."""
 
     guests: tuple[str, ...]
@@ -151,7 +151,18 @@ class Tick:
     at: float
 
 
-Event = Begin | BecameReady | Heard | Leaving | NeedsTime | Exited | SpawnFailed | StopRequested | GuestsSeen | Tick
+Event = (
+    Begin
+    | BecameReady
+    | HeartbeatReceived
+    | EndAnnounced
+    | ExtensionRequested
+    | Exited
+    | SpawnFailed
+    | StopRequested
+    | GuestsChanged
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

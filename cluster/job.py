@@ -22,13 +22,13 @@ from cluster.events import (
     ENDED,
     BecameReady,
     Begin,
+    EndAnnounced,
     Event,
     Exited,
-    GuestsSeen,
-    Heard,
+    ExtensionRequested,
+    GuestsChanged,
+    HeartbeatReceived,
     Kill,
-    Leaving,
-    NeedsTime,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -39,7 +39,7 @@ from cluster.events import (
     Worker,
 )
 from cluster.lifecycle import Lifecycle
-from cluster.log_rotation import put_aside_if_full
+from cluster.log_rotation import rotate_if_full
 from cluster.process import Process
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Job:
         self._since = dict.fromkeys(self.lifecycle.workers, time.time())
         self._timer: asyncio.TimerHandle | None = None
         self._clock = RunningClock()
-        self._complaints: set[str] = set()
+        self._logged_failures: set[str] = set()
 
     @property
     def state(self) -> State:
@@ -146,7 +146,7 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[Outcome] = self._loop.create_future()
         launch.become_subreaper()
-        self._loop.set_exception_handler(self._callback_failed)
+        self._loop.set_exception_handler(self._on_callback_failure)
         handled = self._install_signal_handlers()
         try:
             self._apply(Begin(self._clock.read()))
@@ -166,29 +166,29 @@ class Job:
         before its work is complete."""
         self._apply(StopRequested(reason, code, self._clock.read()))
 
-    def look_for_guests(self) -> None:
+    def check_guests(self) -> None:
         """Notices guests that have come or gone. To be called now and then: the last one that leaves ends a job whose tasks have
         ended."""
-        guests = self.harmless(lambda: tuple(self._guests()), otherwise=self.lifecycle.guests)
+        guests = self.observe(lambda: tuple(self._guests()), otherwise=self.lifecycle.guests)
         if guests is not None and guests != self.lifecycle.guests and self.lifecycle.outcome is None:
-            self._apply(GuestsSeen(guests, self._clock.read()))
+            self._apply(GuestsChanged(guests, self._clock.read()))
 
-    def put_full_logs_aside(self) -> None:
+    def rotate_full_logs(self) -> None:
         """Keeps the workers' output bounded. To be called now and then."""
         for name, process in self._processes.items():
             log_file = process.worker.log_file
-            if self.harmless(partial(put_aside_if_full, log_file), otherwise=False):
+            if self.observe(partial(rotate_if_full, log_file), otherwise=False):
                 process.log_from, self._log_from[name] = 0, 0
                 process.log_until = None if process.log_until is None else 0
 
-    def harmless(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
+    def observe(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
         """The result of a callback that only observes the job, or `otherwise` if it raises. The exception does not end the job;
         it is logged once for each reason."""
         try:
             return look()
         except Exception as error:
-            if repr(error) not in self._complaints:
-                self._complaints.add(repr(error))
+            if repr(error) not in self._logged_failures:
+                self._logged_failures.add(repr(error))
                 logger.exception("watching the job failed; the job goes on")
             return otherwise
 
@@ -205,7 +205,7 @@ class Job:
             self._loop.add_signal_handler(number, handler)
         return list(handlers)
 
-    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _on_callback_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Ends the job in order after an exception in a callback, which is a bug of ours: the job might otherwise wait for ever.
         If that fails, too, everything is killed."""
         loop.default_exception_handler(context)
@@ -227,7 +227,7 @@ class Job:
         self._changed()
 
     def _changed(self) -> None:
-        self.harmless(lambda: self._on_change(self), otherwise=None)
+        self.observe(lambda: self._on_change(self), otherwise=None)
 
     def _handle(self, event: Event) -> list[Event]:
         """Carries out the instructions for an event; returns the events that this caused at once."""
@@ -258,22 +258,22 @@ class Job:
         process = Process(self.lifecycle.workers[name], again)
         self._processes[name] = process
         self._log_from.setdefault(name, process.log_from)
-        self._loop.add_reader(process.notifications.fileno(), self._listen, name)
+        self._loop.add_reader(process.notifications.fileno(), self._read_notifications, name)
 
     def _forget(self, process: Process) -> None:
         self._loop.remove_reader(process.notifications.fileno())
         process.close()
 
-    def _listen(self, name: str) -> None:
-        said, at = self._processes[name].listen(), self._clock.read()
+    def _read_notifications(self, name: str) -> None:
+        said, at = self._processes[name].read_notifications(), self._clock.read()
         if "WATCHDOG" in said:
-            self._apply(Heard(name, at))
+            self._apply(HeartbeatReceived(name, at))
         if "READY" in said:
             self._apply(BecameReady(name, at))
         if "STOPPING" in said:
-            self._apply(Leaving(name, at))
+            self._apply(EndAnnounced(name, at))
         if (seconds := self._processes[name].take_extension()) > 0:
-            self._apply(NeedsTime(name, seconds, at))
+            self._apply(ExtensionRequested(name, seconds, at))
         self._changed()
 
     def _collect_exits(self) -> None:
@@ -281,11 +281,11 @@ class Job:
         names = {process.guardian_pid: name for name, process in self._processes.items()}
         for pid, code in launch.reap():
             if pid in names:
-                self.look_for_guests()
+                self.check_guests()
                 process = self._processes[names[pid]]
-                process.listen()  # what is still queued
+                process.read_notifications()  # what is still queued
                 if code != 0:
-                    self._last_output[names[pid]] = self.harmless(process.last_output, otherwise="")
+                    self._last_output[names[pid]] = self.observe(process.last_output, otherwise="")
                 self._apply(Exited(names[pid], code, self._clock.read()))
 
     def _set_timer(self) -> None:

@@ -200,17 +200,17 @@ def guard(command: list[str], nice: int, parent: int) -> int:
     while True:
         number = signal.sigwait(watched)
         if number == signal.SIGHUP:
-            _leave_nothing()
+            _kill_leftovers()
             return 128 + signal.SIGKILL
         codes = dict(reap())  # before forwarding, so that a signal never goes to a recycled pid
         if worker in codes:
-            _leave_nothing()
+            _kill_leftovers()
             return codes[worker]
         if number != signal.SIGCHLD:
             _send(worker, number)
 
 
-def _leave_nothing() -> None:
+def _kill_leftovers() -> None:
     """Kills what is left, and names in the worker's log what cannot be."""
     if left := kill_descendants():
         os.write(2, f"cannot kill what the worker left behind: process {', '.join(map(str, left))}\n".encode())

@@ -18,14 +18,14 @@ from cluster.events import (
     ENDED,
     BecameReady,
     Begin,
+    EndAnnounced,
     Event,
     Exited,
-    GuestsSeen,
-    Heard,
+    ExtensionRequested,
+    GuestsChanged,
+    HeartbeatReceived,
     Instruction,
     Kill,
-    Leaving,
-    NeedsTime,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -82,7 +82,7 @@ class Lifecycle:
         """None before anybody has looked."""
         self.outcome: Outcome | None = None
         """Set once everything has ended."""
-        self._verdict: Outcome | None = None
+        self._decided: Outcome | None = None
         """How it will have ended, known from the first event that decides it."""
         self._failed_task: Outcome | None = None
         """The first task's failure: the job's, once the other tasks have ended as well."""
@@ -91,7 +91,7 @@ class Lifecycle:
         self._deadlines: dict[str, float] = {}
         self._silence: dict[str, float] = {}
         """For each worker, the time by which its next heartbeat must arrive."""
-        self._leaving: set[str] = set()
+        self._ending: set[str] = set()
         """Workers that have announced their end (`STOPPING=1`)."""
         self._stuck: dict[str, str] = {}
         """For workers that are being killed, what they failed to do, in words."""
@@ -110,16 +110,16 @@ class Lifecycle:
         match event:
             case Begin():
                 self.state = State.STARTING
-                return self._start_what_may(event.at)
+                return self._start_unblocked(event.at)
             case BecameReady():
                 return self._became_ready(event)
-            case Heard():
-                self._listen_on(event.worker, event.at)
+            case HeartbeatReceived():
+                self._expect_heartbeat(event.worker, event.at)
                 return []
-            case Leaving():
-                return self._leaves(event)
-            case NeedsTime(name, seconds, at):
-                ends = name in self._leaving or self.states[name] is State.STOPPING
+            case EndAnnounced():
+                return self._end_announced(event)
+            case ExtensionRequested(name, seconds, at):
+                ends = name in self._ending or self.states[name] is State.STOPPING
                 if ends and name not in self._killed:
                     self._deadlines[name] = max(self._deadlines[name], at + seconds)
                 return []
@@ -129,7 +129,7 @@ class Lifecycle:
                 return self._spawn_failed(event)
             case StopRequested():
                 return self._stop_requested(event)
-            case GuestsSeen():
+            case GuestsChanged():
                 self.guests = event.guests
                 return self._stop_when_idle(event.at)
             case Tick():
@@ -137,7 +137,7 @@ class Lifecycle:
 
     # --- starting ---
 
-    def _start_what_may(self, at: float) -> list[Instruction]:
+    def _start_unblocked(self, at: float) -> list[Instruction]:
         """Starts every waiting worker whose predecessors are ready, and notices when the whole job runs."""
         instructions: list[Instruction] = []
         for name, worker in self.workers.items():
@@ -159,20 +159,20 @@ class Lifecycle:
         return Spawn(name, again=self.restarts[name] > 0)
 
     def _became_ready(self, event: BecameReady) -> list[Instruction]:
-        starting = self.states[event.worker] is State.STARTING and event.worker not in self._leaving
+        starting = self.states[event.worker] is State.STARTING and event.worker not in self._ending
         if not starting or self.state is State.STOPPING:  # said twice, or too late
             return []
         self.states[event.worker] = State.READY
         self._ready_since[event.worker] = event.at
         self._deadlines.pop(event.worker, None)
-        self._listen_on(event.worker, event.at)
-        return self._start_what_may(event.at)
+        self._expect_heartbeat(event.worker, event.at)
+        return self._start_unblocked(event.at)
 
     # --- silence ---
 
-    def _listen_on(self, name: str, at: float) -> None:
+    def _expect_heartbeat(self, name: str, at: float) -> None:
         timeout = self.workers[name].silence_timeout_seconds
-        if timeout is not None and self.states[name] in (State.STARTING, State.READY) and name not in self._leaving:
+        if timeout is not None and self.states[name] in (State.STARTING, State.READY) and name not in self._ending:
             self._silence[name] = at + timeout
 
     def silent_for(self, name: str, at: float) -> float:
@@ -180,21 +180,21 @@ class Lifecycle:
         timeout = self.workers[name].silence_timeout_seconds
         return 0.0 if timeout is None or name not in self._silence else at - (self._silence[name] - timeout)
 
-    def _leaves(self, event: Leaving) -> list[Instruction]:
+    def _end_announced(self, event: EndAnnounced) -> list[Instruction]:
         """It has as long to end as if it had been asked to end."""
         name = event.worker
-        if self.states[name] in (State.STARTING, State.READY) and name not in self._leaving:
-            self._leaving.add(name)
+        if self.states[name] in (State.STARTING, State.READY) and name not in self._ending:
+            self._ending.add(name)
             self._silence.pop(name, None)
             self._deadlines[name] = event.at + self.workers[name].stop_timeout_seconds
         return []
 
-    def _got_stuck(self, name: str, words: str, at: float) -> list[Instruction]:
+    def _kill_stuck(self, name: str, words: str, at: float) -> list[Instruction]:
         """Kills a worker that missed a deadline; its death is then handled like any other."""
         self.states[name] = State.STUCK
         self._stuck[name] = words
         self._silence.pop(name, None)
-        self._leaving.discard(name)
+        self._ending.discard(name)
         self._deadlines[name] = at + KILL_GRACE_SECONDS
         return [Kill(name)]
 
@@ -206,7 +206,7 @@ class Lifecycle:
             return []
         self._deadlines.pop(name, None)
         self._silence.pop(name, None)
-        self._leaving.discard(name)
+        self._ending.discard(name)
         stuck = self._stuck.pop(name, None)
         ready_since = self._ready_since.pop(name, event.at)
         if code == 0 and self.workers[name].task:
@@ -217,11 +217,11 @@ class Lifecycle:
             if not clean and name not in self._killed:  # why a killed one was killed is known already
                 self.last_deaths[name] = f"{describe_exit(code)} while it was being stopped"
                 self._failed(name, f"{name} {self.last_deaths[name]}", code)
-            return self._go_on(event.at)
+            return self._continue(event.at)
         told = code in ASKED_TO_END and self.workers[name].task  # by another hand, as `counterpoint stop` does
         if told or (code == 0 and (self.workers[name].task or self.state is State.STOPPING)):
             self.states[name] = State.STOPPED  # its work is done; or it saw that its peers had gone, and went too
-            return self._go_on(event.at)
+            return self._continue(event.at)
         words = describe_exit(code) + (", although the job still needs it" if code == 0 else "")
         words = words if stuck is None else f"{stuck} and was killed"
         return self._died(name, code, words, ready_since, event.at)
@@ -233,7 +233,7 @@ class Lifecycle:
         self._ready_since.pop(name, None)
         if self.states[name] is State.STOPPING:
             self.states[name] = State.STOPPED
-            return self._go_on(event.at)
+            return self._continue(event.at)
         return self._died(name, 1, f"could not be started: {event.reason}", event.at, event.at)
 
     def _died(self, name: str, code: int, words: str, ready_since: float, at: float) -> list[Instruction]:
@@ -268,7 +268,7 @@ class Lifecycle:
         stopped = Outcome(STOPPED_EARLY, f"stopped before the work of {', '.join(left)} was complete") if left else DONE
         return self._stop(self._failed_task or stopped, at)
 
-    def _go_on(self, at: float) -> list[Instruction]:
+    def _continue(self, at: float) -> list[Instruction]:
         return self._stop_next(at) if self.state is State.STOPPING else self._stop_when_idle(at)
 
     # --- stopping ---
@@ -283,14 +283,14 @@ class Lifecycle:
                 return self._stop(Outcome(event.code, event.reason), event.at)
             reason = f"{event.reason}, after {failure.reason}"
             return self._stop(Outcome(event.code, reason, failure.failed_worker), event.at)
-        self._verdict = Outcome(event.code or 1, f"{event.reason}, twice: everything was killed")
+        self._decided = Outcome(event.code or 1, f"{event.reason}, twice: everything was killed")
         alive = [name for name, state in self.states.items() if state not in ENDED]
         return [instruction for name in alive for instruction in self._kill(name, event.at)]
 
     def _tick(self, at: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for name in [name for name, until in self._silence.items() if until <= at]:
-            instructions += self._got_stuck(
+            instructions += self._kill_stuck(
                 name, f"was silent for {self.workers[name].silence_timeout_seconds:g} s", at
             )
         for name in [name for name, deadline in self._deadlines.items() if deadline <= at]:
@@ -302,8 +302,8 @@ class Lifecycle:
         worker = self.workers[name]
         if self.states[name] is State.RESTARTING:
             return [self._spawn(name, at)]
-        if name in self._leaving:
-            return self._got_stuck(
+        if name in self._ending:
+            return self._kill_stuck(
                 name, f"did not end within {worker.stop_timeout_seconds:g} s of announcing its end", at
             )
         if self.states[name] is State.STUCK:
@@ -326,20 +326,20 @@ class Lifecycle:
         self.states[name] = State.FAILED
         self.last_deaths[name] = "could not be killed"
         self._failed(name, f"{name} {self.last_deaths[name]}", 1)
-        return self._go_on(at)
+        return self._continue(at)
 
     def _kill(self, name: str, at: float) -> list[Instruction]:
         self.states[name] = State.STOPPING
         self._silence.pop(name, None)
-        self._leaving.discard(name)
+        self._ending.discard(name)
         self._killed.add(name)
         self._deadlines[name] = at + KILL_GRACE_SECONDS
         return [Kill(name)]
 
-    def _stop(self, verdict: Outcome, at: float) -> list[Instruction]:
+    def _stop(self, outcome: Outcome, at: float) -> list[Instruction]:
         """The job is over, for the reason given; the first reason counts, unless a later one is a failure."""
-        if self._verdict is None or (verdict.code != 0 and not _is_failure(self._verdict)):
-            self._verdict = verdict
+        if self._decided is None or (outcome.code != 0 and not _is_failure(self._decided)):
+            self._decided = outcome
         self.state = State.STOPPING
         for name, state in self.states.items():
             if state in (State.WAITING, State.RESTARTING):
@@ -357,7 +357,7 @@ class Lifecycle:
             if self.states[name] not in (State.STOPPING, State.STUCK):
                 self.states[name] = State.STOPPING
                 self._silence.pop(name, None)
-                self._leaving.discard(name)
+                self._ending.discard(name)
                 self._deadlines[name] = at + self.workers[name].stop_timeout_seconds
                 instructions.append(Terminate(name))
         if not alive:
@@ -368,14 +368,14 @@ class Lifecycle:
     def _conclusion(self) -> Outcome:
         """How the job has ended. If its work was complete, a request to end does not count, except for a job that stays, which
         has no end of its own."""
-        assert self._verdict is not None
+        assert self._decided is not None
         over = self._settled >= {name for name, worker in self.workers.items() if worker.task} and not self._stay
-        return (self._failed_task or DONE) if over and not _is_failure(self._verdict) else self._verdict
+        return (self._failed_task or DONE) if over and not _is_failure(self._decided) else self._decided
 
     def _failed(self, name: str, reason: str, code: int) -> None:
         """Notes a failure while stopping; the first failure is the one that counts."""
-        if self._verdict is not None and self._verdict.failed_worker is None:
-            self._verdict = Outcome(self._verdict.code if _is_failure(self._verdict) else _job_code(code), reason, name)
+        if self._decided is not None and self._decided.failed_worker is None:
+            self._decided = Outcome(self._decided.code if _is_failure(self._decided) else _job_code(code), reason, name)
 
 
 def _is_failure(outcome: Outcome) -> bool:

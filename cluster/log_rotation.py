@@ -16,7 +16,7 @@ LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
 """Size at which a worker's log is rotated, and how many old logs are kept, as `<name>.1` (the newest) and so on."""
 
 
-def put_aside_if_full(log_file: Path) -> bool:
+def rotate_if_full(log_file: Path) -> bool:
     """Rotates the log if it is full; returns whether it was. Ignores anything but a regular file. Raises `OSError`."""
     try:
         descriptor = os.open(log_file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

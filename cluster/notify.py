@@ -25,7 +25,7 @@ LONGEST_PERIOD_SECONDS = 5.0
 _failure = ""
 """Why the last message could not be handed over; empty where it could."""
 
-_ready_unsaid = False
+_ready_unsent = False
 """Whether this process is ready but could not send `READY=1`."""
 
 MAX_DATAGRAM = 4096
@@ -58,8 +58,8 @@ def notify(state: str) -> bool:
 
 def notify_ready() -> None:
     """Sends `READY=1`. If that fails, as when the listener does not keep up, the next `Heartbeat` sends it again."""
-    global _ready_unsaid
-    _ready_unsaid = not notify("READY=1") and "NOTIFY_SOCKET" in os.environ
+    global _ready_unsent
+    _ready_unsent = not notify("READY=1") and "NOTIFY_SOCKET" in os.environ
 
 
 def watchdog_seconds() -> float | None:
@@ -78,7 +78,7 @@ class Heartbeat:
         self._beaten = -math.inf
         self._trouble = ""
 
-    def tell(self, trouble: str) -> None:
+    def report(self, trouble: str) -> None:
         """Sends the problem that keeps the role from its work, in one line for people; empty once it is over. Sends only
         changes."""
         if trouble != self._trouble and notify(f"X_TROUBLE={' '.join(trouble.split())}"):
@@ -89,7 +89,7 @@ class Heartbeat:
         now = time.monotonic()
         if self.period is not None and now - self._beaten >= self.period:
             self._beaten = now
-            if _ready_unsaid:
+            if _ready_unsent:
                 notify_ready()
             notify("WATCHDOG=1")
 

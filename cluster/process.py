@@ -80,16 +80,16 @@ class Process:
 
     def terminate(self) -> None:
         """Asks the command to end."""
-        self._note_end()
+        self._note_log_end()
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Has the guardian kill everything below itself."""
-        self._note_end()
+        self._note_log_end()
         self._signal(signal.SIGHUP)
         self._signal(signal.SIGCONT)  # a guardian may have been stopped with its worker
 
-    def _note_end(self) -> None:
+    def _note_log_end(self) -> None:
         if self.log_until is None:
             self.log_until = _size(self.worker.log_file)
 
@@ -97,7 +97,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):  # it ended, and its exit is about to be noticed
             os.kill(self.guardian_pid, number)
 
-    def listen(self) -> set[str]:
+    def read_notifications(self) -> set[str]:
         """Reads the worker's notifications; returns which of `READY`, `WATCHDOG` and `STOPPING` it sent."""
         said: set[str] = set()
         while (message := self.notifications.receive()) is not None:

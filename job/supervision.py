@@ -117,9 +117,9 @@ class SupervisedJob:
         while not running.done():
             await asyncio.wait([running], timeout=POLL_SECONDS)
             if not running.done():
-                self._job.look_for_guests()
-                self._job.put_full_logs_aside()
-            self._job.harmless(self._report, otherwise=None)
+                self._job.check_guests()
+                self._job.rotate_full_logs()
+            self._job.observe(self._report, otherwise=None)
         if running.result().code == 0:
             self._notifications.report_ready()  # systemd takes a job that ends before it is ready for a failed start
         return running.result()

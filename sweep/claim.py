@@ -1,6 +1,6 @@
 """`claim_and_run`: one worker over a list of targets. Any number of them, anywhere, share a root and nothing else.
 
-The order is `sweep/walk.py`'s, the claims are `sweep/lock.py`'s. Here they meet the body, twice: as a function in the
+The order is `sweep/target_queue.py`'s, the claims are `sweep/lock.py`'s. Here they meet the body, twice: as a function in the
 caller's own thread, and as a coroutine in the caller's own loop.
 """
 
@@ -20,18 +20,18 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from sweep.interruption import Interruptions
 from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
-from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, holder, holding
+from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, describe_holder, holding
 from sweep.open_store import open_proven
-from sweep.protocol import LeaseLost, Observer, Tenure, perform
+from sweep.protocol import LeaseLost, Observer, OwnedLease, perform
 from sweep.record import RecordError, checked_id
 from sweep.store import StoreError
-from sweep.walk import Rest, Walk
+from sweep.target_queue import TargetQueue, Wait
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_LEASES = 10
+UNREACHABLE_LEASES = 10
 """How many leases the storage may be out of reach before a worker that runs nothing ends."""
-SAY_SECONDS = 60.0
+WAITING_LOG_SECONDS = 60.0
 """Between two lines that say what is waited for."""
 
 C = TypeVar("C")
@@ -89,16 +89,16 @@ def claim_and_run(
     a root that is none; `UnsafeStoreError` for storage without conditional writes; `StoreError` when it is out of reach, at
     the start or for ten leases.
     """
-    terms, body = Terms(heartbeat, lease, force_run_failed, max_attempts), _taking_both(run_fn)
+    terms, body = Terms(heartbeat, lease, force_run_failed, max_attempts), _with_both_arguments(run_fn)
     worker = _Worker(sweep_root, targets, terms)
     if inspect.iscoroutinefunction(body):
         return _run_in_loop(worker, body)
     with Interruptions() as interruptions:
-        while (step := worker.walk.next()) is not None:
+        while (step := worker.queue.next()) is not None:
             interruptions.check()
-            if isinstance(step, Rest):
-                worker.say_waiting()
-                interruptions.rest(step.seconds)
+            if isinstance(step, Wait):
+                worker.log_waiting()
+                interruptions.sleep(step.seconds)
                 continue
             holder_of_lease = worker.acquire(step.target_id)
             if holder_of_lease is not None:
@@ -123,8 +123,8 @@ async def claim_and_run_async(
     thread and is told by `claim.stop`. Cancelling this does the same, waits for the body's end and gives the claim back.
     Signals are the caller's."""
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
-    body = _taking_both(run_fn)
-    worker = await _undisturbed(_Worker, sweep_root, targets, terms)
+    body = _with_both_arguments(run_fn)
+    worker = await _shielded(_Worker, sweep_root, targets, terms)
     with Interruptions(takes_over=False) as interruptions:
         await _drive(worker, body, interruptions)
 
@@ -138,14 +138,14 @@ class _Worker(Generic[C]):
             ids = [target.target_id for target in targets]
             twice = sorted(target_id for target_id in self.targets if ids.count(target_id) > 1)
             raise ValueError(f"targets given more than once: {', '.join(twice)}")
-        self.walk = Walk(self.targets, terms.heartbeat, random.Random())
+        self.queue = TargetQueue(self.targets, terms.heartbeat, random.Random())
         self._store = open_proven(root)
         self._terms = terms
         self._observer = Observer(terms, REAL_CLOCKS, self._store.root)
         self._errors: dict[str, Exception] = {}
         """Of our own attempts, by target."""
         self._waiting_for: dict[str, str] = {}
-        self._said_at = monotonic()
+        self._logged_at = monotonic()
         self._unreachable_since: float | None = None
 
     def acquire(self, target_id: str) -> LeaseHolder | None:
@@ -161,46 +161,46 @@ class _Worker(Generic[C]):
             self._unreachable(target_id, error)
             return None
         except RecordError as error:
-            self.walk.failed(target_id, error)
+            self.queue.failed(target_id, error)
             return None
         self._unreachable_since = None
         self._waiting_for.pop(target_id, None)
         match found:
-            case Tenure():
+            case OwnedLease():
                 return LeaseHolder(self._store, found)
             case Done():
-                self.walk.done(target_id)
+                self.queue.done(target_id)
             case StaysFailed(record):
-                previous = PreviousTaskFailed(f"{target_id}: {holder(record)}: {record.error}")
-                self.walk.failed(target_id, self._errors.get(target_id, previous))
+                previous = PreviousTaskFailed(f"{target_id}: {describe_holder(record)}: {record.error}")
+                self.queue.failed(target_id, self._errors.get(target_id, previous))
             case Held(seconds, record):
-                self._waiting_for[target_id] = holder(record)
-                self.walk.later(target_id, seconds)
+                self._waiting_for[target_id] = describe_holder(record)
+                self.queue.later(target_id, seconds)
         return None
 
     def ended(self, target_id: str, error: Exception | None) -> None:
         """What came of a claim."""
         if error is None:
-            self.walk.done(target_id)
+            self.queue.done(target_id)
         elif isinstance(error, LeaseLost):
             logger.warning("how its body ended does not count, and it is looked at again: %s", error)
-            self.walk.later(target_id, self._terms.heartbeat)
+            self.queue.later(target_id, self._terms.heartbeat)
         else:
             logger.error("%s failed: %s: %s", target_id, type(error).__name__, error)
             self._errors[target_id] = error
-            self.walk.later(target_id, 0.0)
+            self.queue.later(target_id, 0.0)
 
-    def say_waiting(self) -> None:
+    def log_waiting(self) -> None:
         """Once a minute, what peers hold and who."""
-        if monotonic() - self._said_at < SAY_SECONDS:
+        if monotonic() - self._logged_at < WAITING_LOG_SECONDS:
             return
-        self._said_at = monotonic()
+        self._logged_at = monotonic()
         for target_id, whose in self._waiting_for.items():
             logger.info("waiting for %s: %s", target_id, whose)
 
     def raise_failures(self) -> None:
         """Raises `SweepFailed` if anything stays failed."""
-        failures = self.walk.failures
+        failures = self.queue.failures
         if failures:
             names = ", ".join(failures)
             raise SweepFailed(
@@ -212,12 +212,12 @@ class _Worker(Generic[C]):
         if self._unreachable_since is None:
             self._unreachable_since = now
             logger.warning("the storage does not answer: %s", error)
-        elif now - self._unreachable_since > PATIENCE_LEASES * self._terms.lease:
+        elif now - self._unreachable_since > UNREACHABLE_LEASES * self._terms.lease:
             raise error
-        self.walk.later(target_id, self._terms.heartbeat)
+        self.queue.later(target_id, self._terms.heartbeat)
 
 
-def _taking_both(run_fn: Body[C]) -> Call[C]:
+def _with_both_arguments(run_fn: Body[C]) -> Call[C]:
     """The body as a function of target and claim. A second parameter with a default is not taken for the claim, unless it has its
     name. Raises `TypeError` for one that takes neither one nor two arguments."""
     function: Any = run_fn
@@ -243,7 +243,7 @@ def _call(
     run_fn: Call[C], target: SweepTarget[C], holder_of_lease: LeaseHolder, interruptions: Interruptions
 ) -> Exception | None:
     try:
-        with holding(holder_of_lease, interruptions) as claim, interruptions.heeded(), _contained(interruptions):
+        with holding(holder_of_lease, interruptions) as claim, interruptions.interruptible(), _contained(interruptions):
             _called(run_fn, target, claim)
     except Exception as error:  # noqa: BLE001 - `holding` has recorded it, and it is raised at the end
         return error
@@ -282,13 +282,13 @@ async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptio
         await asyncio.sleep(0)  # where a cancellation comes that was put off
         if task.cancelling() > cancelled_before:
             raise asyncio.CancelledError  # which the body has made another exception of
-        if (step := worker.walk.next()) is None:
+        if (step := worker.queue.next()) is None:
             return worker.raise_failures()
-        if isinstance(step, Rest):
-            worker.say_waiting()
+        if isinstance(step, Wait):
+            worker.log_waiting()
             await asyncio.sleep(step.seconds)
             continue
-        holder_of_lease = await _undisturbed(worker.acquire, step.target_id)
+        holder_of_lease = await _shielded(worker.acquire, step.target_id)
         if holder_of_lease is not None:
             worker.ended(
                 step.target_id, await _run(run_fn, worker.targets[step.target_id], holder_of_lease, interruptions)
@@ -307,15 +307,15 @@ async def _run(
                     _awaited(run_fn(target, holder_of_lease.claim), interruptions), holder_of_lease
                 )
             else:
-                await _told_when_cancelled(run_fn, target, holder_of_lease.claim, interruptions)
+                await _run_in_thread(run_fn, target, holder_of_lease.claim, interruptions)
         except Exception as error:  # noqa: BLE001 - it is recorded, and raised at the end
-            await _undisturbed(holder_of_lease.fail, error)
+            await _shielded(holder_of_lease.fail, error)
             return error
-        await _undisturbed(holder_of_lease.succeed)
+        await _shielded(holder_of_lease.succeed)
     except LeaseLost as error:
         return error
     except BaseException:
-        await _undisturbed(holder_of_lease.give_back)
+        await _shielded(holder_of_lease.give_back)
         raise
     return None
 
@@ -337,9 +337,7 @@ async def _cancelled_when_lost(body: Awaitable[Any], holder_of_lease: LeaseHolde
         raise
 
 
-async def _told_when_cancelled(
-    run_fn: Call[C], target: SweepTarget[C], claim: Claim, interruptions: Interruptions
-) -> None:
+async def _run_in_thread(run_fn: Call[C], target: SweepTarget[C], claim: Claim, interruptions: Interruptions) -> None:
     """In a thread, which cannot be cancelled: it is told, and waited for."""
 
     def call() -> None:
@@ -351,19 +349,19 @@ async def _told_when_cancelled(
         await asyncio.shield(work)
     except asyncio.CancelledError:
         claim.stop.set()
-        await _undisturbed_wait(work)
+        await _wait_shielded(work)
         raise
 
 
-async def _undisturbed(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+async def _shielded(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
     """The function's result, from a thread. A cancellation meanwhile is put off until it is there, and comes at the next
     `await`."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **keywords))
-    await _undisturbed_wait(work)
+    await _wait_shielded(work)
     return work.result()
 
 
-async def _undisturbed_wait(work: asyncio.Future[R]) -> None:
+async def _wait_shielded(work: asyncio.Future[R]) -> None:
     task = asyncio.current_task()
     assert task is not None
     cancelled = False

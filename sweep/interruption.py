@@ -27,11 +27,11 @@ class Interruptions:
     """Watches the signals while its block runs in the main thread; in another thread it does nothing."""
 
     def __init__(self, takes_over: bool = True) -> None:
-        """`takes_over`: whether the default handlers are replaced, too, so that a signal is heeded only where it can be."""
+        """`takes_over`: whether the default handlers are replaced, too, so that a signal interrupts only where it may."""
         self._takes_over = takes_over
         self._asked: int | None = None
         self._passed_on = False
-        self._heeding = False
+        self._interruptible = False
         self._replaced: dict[signal.Signals, tuple[Any, Any]] = {}
         """For each signal, the handler before and ours."""
 
@@ -61,23 +61,23 @@ class Interruptions:
         return not isinstance(error, Exception) and (self._passed_on or self._asked is not None)
 
     def check(self) -> None:
-        """Raises if a signal came that could not be heeded then."""
+        """Raises if a signal came that could not be interruptible then."""
         if self._asked is not None:
             _raise(self._asked)
 
     @contextlib.contextmanager
-    def heeded(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Raises in its block, too: `SystemExit` with 143 for SIGTERM, `KeyboardInterrupt` for Ctrl-C."""
         try:
-            self._heeding = True
+            self._interruptible = True
             self.check()
             yield
         finally:
-            self._heeding = False
+            self._interruptible = False
 
-    def rest(self, seconds: float) -> None:
-        """Sleeps; raises as `heeded`."""
-        with self.heeded():
+    def sleep(self, seconds: float) -> None:
+        """Sleeps; raises as `interruptible`."""
+        with self.interruptible():
             time.sleep(seconds)
 
     def _passing_on_to(self, handler: Any) -> Any:
@@ -89,7 +89,7 @@ class Interruptions:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._asked = number
-        if self._heeding:
+        if self._interruptible:
             _raise(number)
 
 

@@ -62,7 +62,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOff:
+class MarkFailed:
     """Its owner vanished in the last attempt it had: mark it FAILED."""
 
 
@@ -88,10 +88,10 @@ class StaysFailed:
     record: Record
 
 
-Verdict = Take | WriteOff | Held | Done | StaysFailed
+Assessment = Take | MarkFailed | Held | Done | StaysFailed
 
 
-def assess(record: Record | None, unchanged_seconds: float, wall_time: float, terms: Terms) -> Verdict:
+def assess(record: Record | None, unchanged_seconds: float, wall_time: float, terms: Terms) -> Assessment:
     """What to do with a target that has had `record` for `unchanged_seconds`, by the observer's own monotonic clock."""
     if record is None or record.state is State.INTERRUPTED:
         return Take()
@@ -102,7 +102,7 @@ def assess(record: Record | None, unchanged_seconds: float, wall_time: float, te
         remaining = record.lease_seconds - unchanged_seconds
         if remaining > 0:
             return Held(remaining, record)
-        return WriteOff() if exhausted else Take()
+        return MarkFailed() if exhausted else Take()
     if exhausted or not terms.force_run_failed:
         return StaysFailed(record)
     # A wall clock that is wrong costs a retry too soon, or the whole pause over again by ours: neither is unsafe.
@@ -116,7 +116,7 @@ def backoff_seconds(attempts: int, terms: Terms) -> float:
     return min(terms.heartbeat * 2.0 ** min(attempts - 1, 32), LONGEST_BACKOFF_SECONDS)
 
 
-class Sightings:
+class RecordAges:
     """Since when, by this observer's clock, each target has had the record it has."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def claimed(
     )
 
 
-def beaten(record: Record, wall_time: float) -> Record:
+def with_heartbeat(record: Record, wall_time: float) -> Record:
     """One heartbeat later."""
     return replace(record, revision=record.revision + 1, heartbeat_at=wall_time)
 
@@ -179,7 +179,7 @@ def interrupted(record: Record, wall_time: float) -> Record:
     return replace(_ended(record, State.INTERRUPTED, wall_time), attempts=record.attempts - 1)
 
 
-def written_off(record: Record, owner: str, wall_time: float) -> Record:
+def marked_failed(record: Record, owner: str, wall_time: float) -> Record:
     """By an observer, after the last attempt's owner vanished."""
     return replace(_ended(record, State.FAILED, wall_time), owner=owner, error=_vanished(record), traceback=None)
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from sweep.interruption import Interruptions
 from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
 from sweep.open_store import open_proven
-from sweep.protocol import Clocks, LeaseLost, Observer, Tenure, perform
+from sweep.protocol import Clocks, LeaseLost, Observer, OwnedLease, perform
 from sweep.record import Record, RecordError, checked_id
 from sweep.store import Store, StoreError
-from sweep.walk import Pace
+from sweep.target_queue import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +65,14 @@ class LeaseHolder:
     """Keeps one claim until it is ended, by exactly one of `succeed`, `fail` and `give_back`. In a forked child these do nothing:
     the claim is the parent's."""
 
-    def __init__(self, store: Store, tenure: Tenure) -> None:
-        record = tenure.record
+    def __init__(self, store: Store, owned: OwnedLease) -> None:
+        record = owned.record
         self.claim = Claim(record.target_id, record.owner, record.token, record.attempts)
         self._store = store
-        self._tenure = tenure
+        self._owned = owned
         self._process = os.getpid()
         self._writing = threading.Lock()
-        """One exchange of the tenure at a time."""
+        """One exchange of the owned at a time."""
         self._changed = threading.Condition()
         self._ending = False
         self._lost: str | None = None
@@ -95,7 +95,7 @@ class LeaseHolder:
 
     def succeed(self) -> None:
         """The body returned. Raises `LeaseLost` if that does not count."""
-        self._end(succeeded, self._tenure.terms.lease)
+        self._end(succeeded, self._owned.terms.lease)
 
     def fail(self, error: BaseException) -> None:
         """The body raised. Raises `LeaseLost` if that does not count."""
@@ -104,7 +104,7 @@ class LeaseHolder:
         ).strip()  # copes with an exception that has no text to give
         trace = "".join(traceback.format_exception(error))
         try:
-            self._end(lambda record, wall: failed(record, text, trace, wall), self._tenure.terms.lease)
+            self._end(lambda record, wall: failed(record, text, trace, wall), self._owned.terms.lease)
         except LeaseLost as lost:
             raise LeaseLost(f"{lost}; its body had raised {text}") from error
 
@@ -112,7 +112,7 @@ class LeaseHolder:
         """The body was interrupted: a peer may take the target at once. Logs what goes wrong, since another exception is
         under way."""
         try:
-            self._end(interrupted, min(GIVE_BACK_SECONDS, self._tenure.terms.lease))
+            self._end(interrupted, min(GIVE_BACK_SECONDS, self._owned.terms.lease))
         except LeaseLost as error:
             logger.warning("an interrupted claim was not given back: %s", error)
 
@@ -129,7 +129,7 @@ class LeaseHolder:
         if not self._writing.acquire(timeout=patience):
             raise LeaseLost(f"{self.claim.target_id}: the storage has not answered for {patience:g} s")
         try:
-            perform(self._store, self._tenure.end(transition, give_up - monotonic()))
+            perform(self._store, self._owned.end(transition, give_up - monotonic()))
         except (StoreError, RecordError) as error:
             raise LeaseLost(f"{self.claim.target_id}: how it ended could not be written: {error}") from error
         finally:
@@ -138,12 +138,12 @@ class LeaseHolder:
     # --- the two threads ---
 
     def _beat(self) -> None:
-        while self._rest():
+        while self._wait_until_due():
             try:
                 with self._writing:
                     if not self._ending:
-                        perform(self._store, self._tenure.beat())
-                        logger.debug("%s: heartbeat %d", self.claim.target_id, self._tenure.record.revision)
+                        perform(self._store, self._owned.beat())
+                        logger.debug("%s: heartbeat %d", self.claim.target_id, self._owned.record.revision)
             except LeaseLost as error:
                 return self._lose(str(error))
             except StoreError as error:
@@ -154,10 +154,10 @@ class LeaseHolder:
                 logger.exception("%s: the heartbeat failed", self.claim.target_id)
                 return self._lose(f"{self.claim.target_id}: the heartbeat failed: {error!r}")
 
-    def _rest(self) -> bool:
+    def _wait_until_due(self) -> bool:
         """Until the next heartbeat is due; False when there is to be none."""
         with self._changed:
-            due = self._tenure.confirmed_at + self._tenure.terms.heartbeat
+            due = self._owned.confirmed_at + self._owned.terms.heartbeat
             self._changed.wait_for(lambda: self._over, max(0.0, due - monotonic()))
             return not self._over
 
@@ -170,11 +170,11 @@ class LeaseHolder:
             with self._changed:
                 if self._over:
                     return
-                remaining = self._tenure.deadline - monotonic()
+                remaining = self._owned.deadline - monotonic()
                 if remaining > 0:
                     self._changed.wait(min(remaining, WATCH_SECONDS))
                     continue
-            safe = self._tenure.terms.safe_seconds
+            safe = self._owned.terms.safe_seconds
             return self._lose(
                 f"{self.claim.target_id}: no heartbeat was confirmed for {safe:g} s, so that a peer may take it soon; "
                 f"the last error: {self._trouble}"
@@ -228,19 +228,19 @@ def step_lock(
     checked_id(target_id)
     store = open_proven(root or ".")
     observer = Observer(terms, REAL_CLOCKS, store.root)
-    pace = Pace(heartbeat, random.Random())
+    backoff = Backoff(heartbeat, random.Random())
     give_up = None if timeout is None else monotonic() + timeout
     while isinstance(found := perform(store, observer.acquire(target_id)), Held):
         remaining = float("inf") if give_up is None else give_up - monotonic()
         if remaining <= 0:
-            raise StepHeld(f"{path}: {holder(found.record)}, and {timeout:g} s to wait are over")
-        time.sleep(min(remaining, pace.rest(1, found.seconds)))
+            raise StepHeld(f"{path}: {describe_holder(found.record)}, and {timeout:g} s to wait are over")
+        time.sleep(min(remaining, backoff.next_pause(1, found.seconds)))
     match found:
         case Done(record):
-            raise StepAlreadyDone(f"{path}: {holder(record)}")
+            raise StepAlreadyDone(f"{path}: {describe_holder(record)}")
         case StaysFailed(record):
-            raise PreviousTaskFailed(f"{path}: {holder(record)}: {record.error}")
-        case Tenure():
+            raise PreviousTaskFailed(f"{path}: {describe_holder(record)}: {record.error}")
+        case OwnedLease():
             with (
                 Interruptions(takes_over=False) as interruptions,
                 holding(LeaseHolder(store, found), interruptions) as claim,
@@ -248,6 +248,6 @@ def step_lock(
                 yield claim
 
 
-def holder(record: Record) -> str:
+def describe_holder(record: Record) -> str:
     """Whose a target is, in words."""
     return f"{record.state} by process {record.pid} on {record.host}, attempt {record.attempts}, token {record.token}"

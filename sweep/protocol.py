@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 from sweep.lease import (
     Done,
     Held,
-    Sightings,
+    RecordAges,
     StaysFailed,
     Take,
     Terms,
     assess,
-    beaten,
     claimed,
     interrupted,
-    written_off,
+    marked_failed,
+    with_heartbeat,
 )
 from sweep.record import Record, State
 from sweep.store import Conflict, Store, Stored, StoreError
@@ -112,7 +112,7 @@ def _answer(store: Store, request: Read | Write | Pause) -> Stored | str | None:
             return None
 
 
-def settle(record: Record, version: str | None, clocks: Clocks, give_up: float) -> Exchange[str]:
+def write_until_known(record: Record, version: str | None, clocks: Clocks, give_up: float) -> Exchange[str]:
     """Writes a record, and goes on until it is known whether it is written; returns its version.
 
     An error may mean that the answer was lost, and a conflict that a library sent the same request twice: so what is there is
@@ -143,7 +143,7 @@ def settle(record: Record, version: str | None, clocks: Clocks, give_up: float) 
 
 
 @dataclass(slots=True)
-class Tenure:
+class OwnedLease:
     """A claim as its owner knows it: the last record that it knows to be written. Its exchanges follow one another."""
 
     record: Record
@@ -161,7 +161,7 @@ class Tenure:
     def beat(self) -> Exchange[None]:
         """One heartbeat, tried until the next is due or the deadline has passed. Raises `LeaseLost`, `StoreError`."""
         give_up = min(self.deadline, self.clocks.monotonic() + self.terms.heartbeat)
-        yield from self._write(lambda record: beaten(record, self.clocks.wall()), give_up)
+        yield from self._write(lambda record: with_heartbeat(record, self.clocks.wall()), give_up)
 
     def end(self, transition: Callable[[Record, float], Record], patience: float) -> Exchange[None]:
         """The last write. Safe at any time: it is refused if a peer has taken over. Raises `LeaseLost`, `StoreError` after
@@ -174,14 +174,14 @@ class Tenure:
         while True:
             record, started = transition(self.record), self.clocks.monotonic()
             try:
-                version = yield from settle(record, self.version, self.clocks, give_up)
+                version = yield from write_until_known(record, self.version, self.clocks, give_up)
             except Superseded as superseded:
-                self._go_on_from(superseded.stored)  # A heartbeat that was given up has arrived after all.
+                self._continue_from(superseded.stored)  # A heartbeat that was given up has arrived after all.
                 continue
             self.record, self.version, self.confirmed_at = record, version, started
             return
 
-    def _go_on_from(self, stored: Stored | None) -> None:
+    def _continue_from(self, stored: Stored | None) -> None:
         if stored is None:
             raise LeaseLost(f"{self.record.target_id}: its record was deleted")
         found = Record.of_bytes(stored.data, self.record.target_id)
@@ -201,9 +201,9 @@ class Observer:
     clocks: Clocks
     place: str = ""
     """The root, for messages."""
-    sightings: Sightings = field(default_factory=Sightings)
+    record_ages: RecordAges = field(default_factory=RecordAges)
 
-    def acquire(self, target_id: str, terms: Terms | None = None) -> Exchange[Tenure | Held | Done | StaysFailed]:
+    def acquire(self, target_id: str, terms: Terms | None = None) -> Exchange[OwnedLease | Held | Done | StaysFailed]:
         """Claims a target if that is allowed (`lease.assess`), as a new owner each time. `terms` in place of the observer's own.
 
         Raises `StoreError` when it cannot be known whether it is claimed (then nobody is its owner, and its lease runs out),
@@ -211,35 +211,38 @@ class Observer:
         """
         terms = terms or self.terms
         stored: Stored | None = yield Read(target_id)
-        unchanged = self.sightings.unchanged_seconds(target_id, stored and stored.version, self.clocks.monotonic())
+        unchanged = self.record_ages.unchanged_seconds(target_id, stored and stored.version, self.clocks.monotonic())
         record = self._record(target_id, stored)
-        verdict = assess(record, unchanged, self.clocks.wall(), terms)
+        assessment = assess(record, unchanged, self.clocks.wall(), terms)
         owner, started = uuid.uuid4().hex, self.clocks.monotonic()
         version = stored and stored.version
+        give_up = started + min(CLAIM_SECONDS, terms.safe_seconds)
         try:
-            if isinstance(verdict, Take):
+            if isinstance(assessment, Take):
                 new = claimed(record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall())
-                version = yield from settle(new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds))
-                return (yield from self._in_time(Tenure(new, version, started, terms, self.clocks)))
-            if isinstance(verdict, Held | Done | StaysFailed):
-                return verdict
+                version = yield from write_until_known(
+                    new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds)
+                )
+                return (yield from self._in_time(OwnedLease(new, version, started, terms, self.clocks)))
+            if isinstance(assessment, Held | Done | StaysFailed):
+                return assessment
             assert record is not None
-            new = written_off(record, owner, self.clocks.wall())
-            yield from settle(new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds))
+            new = marked_failed(record, owner, self.clocks.wall())
+            yield from write_until_known(new, version, self.clocks, give_up)
             return StaysFailed(new)
         except Superseded as superseded:
             winner = self._record(target_id, superseded.stored)
             return Held(0.0, winner or new)
 
-    def _in_time(self, tenure: Tenure) -> Exchange[Tenure | Held]:
+    def _in_time(self, owned: OwnedLease) -> Exchange[OwnedLease | Held]:
         """Gives back what was confirmed so late that its owner would have to stop at once."""
-        if self.clocks.monotonic() < tenure.deadline:
-            return tenure
+        if self.clocks.monotonic() < owned.deadline:
+            return owned
         try:
-            yield from tenure.end(interrupted, min(CLAIM_SECONDS, tenure.terms.safe_seconds))
+            yield from owned.end(interrupted, min(CLAIM_SECONDS, owned.terms.safe_seconds))
         except LeaseLost:
-            return Held(0.0, tenure.record)
-        return Held(tenure.terms.heartbeat, tenure.record)
+            return Held(0.0, owned.record)
+        return Held(owned.terms.heartbeat, owned.record)
 
     def _record(self, target_id: str, stored: Stored | None) -> Record | None:
         if stored is None:

@@ -32,7 +32,7 @@ from transport.files.atomic import write_atomically
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-SAY_SECONDS = 60.0
+WAITING_LOG_SECONDS = 60.0
 """Between two lines that say what is waited for."""
 
 DRAIN_GRACE_SECONDS = 15.0
@@ -83,7 +83,7 @@ async def _until_it_may_start(target: Target) -> None:
     no other may. Or the job to join has been stopped, and is to come back. Either takes what it takes; the claim is ours."""
     said_at = -math.inf
     while (obstacle := await asyncio.to_thread(target.obstacle)) is not None:
-        if time.monotonic() - said_at > SAY_SECONDS:
+        if time.monotonic() - said_at > WAITING_LOG_SECONDS:
             said_at = time.monotonic()
             logger.info("%s: waiting for %s", target.target_id, obstacle)
         await asyncio.sleep(LOOK_SECONDS)
@@ -100,7 +100,7 @@ async def _end_of(process: Process, stop_seconds: Callable[[], float]) -> int:
         ended.set()
 
     loop.add_reader(handle, notice)
-    loop.add_reader(process.notifications.fileno(), process.listen)
+    loop.add_reader(process.notifications.fileno(), process.read_notifications)
     try:
         await ended.wait()
     except asyncio.CancelledError:

@@ -123,7 +123,7 @@ class Watchdog:
             silent, idle = now - self._last_beat, now - self._last_progress
             if feed_seconds is not None and silent < feed_seconds:
                 self._heartbeat.beat()
-            self._heartbeat.tell(self._trouble(silent, idle))
+            self._heartbeat.report(self._trouble(silent, idle))
             if silent >= self._warning_seconds:
                 self._report_block(now, silent, loop_thread)
             elif idle >= self._warning_seconds and now - self._reported_stall >= self._warning_seconds:

@@ -15,7 +15,7 @@ from cluster.job import Job
 
 
 def show(job: Job) -> None:
-    job.put_full_logs_aside()
+    job.rotate_full_logs()
     states = {view.name: asdict(view) for view in job.views()}
     print(json.dumps({"job": job.state, "workers": states}), flush=True)
 

@@ -241,7 +241,7 @@ def test_a_worker_that_is_stopped_is_killed_and_started_again(start: Start) -> N
 
 
 TROUBLED = SERVICE.replace("import notify", "import Heartbeat, notify").replace(
-    "time.sleep(600)", r"Heartbeat().tell('its engine\nis stopped'); time.sleep(600)"
+    "time.sleep(600)", r"Heartbeat().report('its engine\nis stopped'); time.sleep(600)"
 )
 
 

@@ -15,13 +15,13 @@ from cluster.events import (
     ENDED,
     BecameReady,
     Begin,
+    EndAnnounced,
     Exited,
-    GuestsSeen,
-    Heard,
+    ExtensionRequested,
+    GuestsChanged,
+    HeartbeatReceived,
     Instruction,
     Kill,
-    Leaving,
-    NeedsTime,
     Outcome,
     Spawn,
     SpawnFailed,
@@ -279,17 +279,17 @@ def test_a_worker_with_deadlines_of_its_own_has_none_here() -> None:
 
 def test_the_services_stay_for_guests() -> None:
     job = sweep("a")
-    job.handle(GuestsSeen(("visitor",), 2.0))
+    job.handle(GuestsChanged(("visitor",), 2.0))
     assert job.handle(Exited("a", 1, 3.0)) == []
-    assert job.handle(GuestsSeen(("visitor", "another"), 4.0)) == []
-    assert job.handle(GuestsSeen((), 5.0)) == [Terminate("trainer")]
+    assert job.handle(GuestsChanged(("visitor", "another"), 4.0)) == []
+    assert job.handle(GuestsChanged((), 5.0)) == [Terminate("trainer")]
     end(job, "trainer")
     assert job.outcome == Outcome(1, "a ended with exit code 1", "a")
 
 
 def test_a_stop_does_not_wait_for_guests() -> None:
     job = sweep("a")
-    job.handle(GuestsSeen(("visitor",), 2.0))
+    job.handle(GuestsChanged(("visitor",), 2.0))
     assert job.handle(StopRequested("asked", 143, 3.0)) == [Terminate("a")]
     assert end(job, "a") == [Terminate("trainer")]
 
@@ -346,12 +346,12 @@ def beating(**options: Any) -> Lifecycle:
 def test_a_worker_that_falls_silent_is_killed_and_started_again() -> None:
     job = beating()
     for name in ("server", "task"):
-        assert job.handle(Heard(name, 50.0)) == []
+        assert job.handle(HeartbeatReceived(name, 50.0)) == []
     assert job.deadline == 61.0
     assert job.handle(Tick(60.9)) == []
     assert job.handle(Tick(61.0)) == [Kill("trainer")]
     assert job.states["trainer"].value == "stuck"
-    assert job.handle(Heard("trainer", 61.1)) == [], "too late"
+    assert job.handle(HeartbeatReceived("trainer", 61.1)) == [], "too late"
     assert job.handle(Exited("trainer", 137, 61.2)) == []
     assert job.states["trainer"].value == "restarting"
     assert job.last_deaths["trainer"] == "was silent for 60 s and was killed"
@@ -364,14 +364,14 @@ def test_a_worker_is_listened_for_from_its_first_word_on() -> None:
     job = Lifecycle([worker("task", task=True, ready_timeout_seconds=math.inf, silence_timeout_seconds=60.0)])
     job.handle(Begin(0.0))
     assert job.deadline is None
-    job.handle(Heard("task", 30.0))
+    job.handle(HeartbeatReceived("task", 30.0))
     assert job.handle(Tick(90.0)) == [Kill("task")], "although it waits for its turn without a deadline"
 
 
 def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
     job = beating()
     for name in ("server", "task"):
-        job.handle(Heard(name, 50.0))
+        job.handle(HeartbeatReceived(name, 50.0))
     job.handle(Tick(61.0))
     assert job.deadline == 61.0 + KILL_GRACE_SECONDS
     assert job.handle(Tick(61.0 + KILL_GRACE_SECONDS)) == [Terminate("task")]
@@ -382,13 +382,13 @@ def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
 def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() -> None:
     job = beating()
     for name in ("server", "trainer"):
-        job.handle(Heard(name, 50.0))
-    assert job.handle(Leaving("task", 50.0)) == []
-    assert job.handle(Heard("task", 51.0)) == []
+        job.handle(HeartbeatReceived(name, 50.0))
+    assert job.handle(EndAnnounced("task", 50.0)) == []
+    assert job.handle(HeartbeatReceived("task", 51.0)) == []
     assert job.deadline == 80.0
     assert job.handle(Exited("task", 0, 70.0)) == [Terminate("trainer")]
     job = beating()
-    job.handle(Leaving("task", 1.0))
+    job.handle(EndAnnounced("task", 1.0))
     assert job.handle(Tick(31.0)) == [Kill("task")]
     job.handle(Exited("task", 137, 31.1))
     assert job.last_deaths["task"] == "did not end within 30 s of announcing its end and was killed"
@@ -396,9 +396,9 @@ def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() ->
 
 def test_a_worker_that_leaves_and_cannot_be_killed_fails_the_job() -> None:
     job = running()
-    job.handle(Leaving("task", 50.0))
+    job.handle(EndAnnounced("task", 50.0))
     assert job.handle(Tick(80.0)) == [Kill("task")]
-    job.handle(NeedsTime("task", 600.0, 81.0))
+    job.handle(ExtensionRequested("task", 600.0, 81.0))
     assert job.deadline == 80.0 + KILL_GRACE_SECONDS, "it has had its time"
     assert job.handle(Tick(80.0 + KILL_GRACE_SECONDS)) == [Terminate("trainer")]
     end(job, "trainer", "server")
@@ -412,9 +412,9 @@ def test_a_worker_that_says_that_it_is_ready_after_it_has_begun_to_leave_keeps_i
     job = three()
     job.handle(Begin(0.0))
     job.handle(BecameReady("server", 1.0))
-    job.handle(Leaving("trainer", 10.0))
+    job.handle(EndAnnounced("trainer", 10.0))
     assert job.handle(BecameReady("trainer", 11.0)) == []
-    job.handle(NeedsTime("trainer", 60.0, 12.0))
+    job.handle(ExtensionRequested("trainer", 60.0, 12.0))
     assert job.handle(Tick(71.0)) == []
     assert Kill("trainer") in job.handle(Tick(72.0))
 
@@ -422,13 +422,13 @@ def test_a_worker_that_says_that_it_is_ready_after_it_has_begun_to_leave_keeps_i
 def test_a_worker_that_needs_more_time_to_end_gets_it() -> None:
     """It commits a step, and the disk is slow."""
     job = running()
-    job.handle(NeedsTime("task", 60.0, 0.5))
+    job.handle(ExtensionRequested("task", 60.0, 0.5))
     assert job.deadline is None, "only while it ends"
     job.handle(StopRequested("asked", 143, 10.0))
     assert job.deadline == 40.0
-    job.handle(NeedsTime("task", 60.0, 30.0))
+    job.handle(ExtensionRequested("task", 60.0, 30.0))
     assert job.handle(Tick(40.0)) == []
-    job.handle(NeedsTime("task", 1.0, 50.0))
+    job.handle(ExtensionRequested("task", 1.0, 50.0))
     assert job.handle(Tick(89.0)) == []
     assert job.handle(Tick(90.0)) == [Kill("task")]
 
@@ -438,14 +438,14 @@ def test_a_worker_that_is_killed_gets_no_more_time() -> None:
     job = running()
     job.handle(StopRequested("asked", 143, 10.0))
     assert job.handle(Tick(40.0)) == [Kill("task")]
-    job.handle(NeedsTime("task", 600.0, 40.1))
+    job.handle(ExtensionRequested("task", 600.0, 40.1))
     assert job.deadline == 40.0 + KILL_GRACE_SECONDS
 
 
 def test_a_silent_worker_is_not_asked_to_stop_as_well() -> None:
     job = beating()
     for name in ("server", "trainer"):
-        job.handle(Heard(name, 50.0))
+        job.handle(HeartbeatReceived(name, 50.0))
     assert job.handle(Tick(61.0)) == [Kill("task")]
     assert job.handle(StopRequested("asked", 143, 62.0)) == []
     assert job.handle(Exited("task", 137, 63.0)) == [Terminate("trainer")]
@@ -593,11 +593,11 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
             case ("ready", name) if name in alive:
                 apply(BecameReady(name, now))
             case ("heard", name) if name in alive:
-                apply(Heard(name, now))
+                apply(HeartbeatReceived(name, now))
             case ("leaving", name) if name in alive:
-                apply(Leaving(name, now))
+                apply(EndAnnounced(name, now))
             case ("needs time", name) if name in alive:
-                apply(NeedsTime(name, 5.0, now))
+                apply(ExtensionRequested(name, 5.0, now))
             case ("exit", name, code) if name in alive:
                 alive.remove(name)
                 apply(Exited(name, code, now))
@@ -607,7 +607,7 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
             case ("stop",):
                 apply(StopRequested("asked", 143, now))
             case ("guests", names):
-                apply(GuestsSeen(names, now))
+                apply(GuestsChanged(names, now))
             case ("tick", delay):
                 now += delay
                 apply(Tick(now))
@@ -624,8 +624,8 @@ def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(scrip
 
 def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
     job = running(Lifecycle([worker("server"), worker("trainer")], stay=True))
-    assert job.handle(GuestsSeen(("visitor",), 2.0)) == []
-    assert job.handle(GuestsSeen((), 3.0)) == []
+    assert job.handle(GuestsChanged(("visitor",), 2.0)) == []
+    assert job.handle(GuestsChanged((), 3.0)) == []
     assert job.handle(StopRequested("told to", 143, 4.0)) == [Terminate("trainer")]
     assert end(job, "trainer", "server") == [Terminate("server")]
     assert job.outcome == Outcome(143, "told to"), "what stays is never complete"
@@ -634,7 +634,7 @@ def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
 def test_services_that_came_back_for_a_guest_end_once_nobody_is_there() -> None:
     job = running(Lifecycle([worker("server"), worker("trainer")]))
     assert job.guests is None, "so that the first look counts, whatever it sees"
-    assert job.handle(GuestsSeen((), 2.0)) == [Terminate("trainer")]
+    assert job.handle(GuestsChanged((), 2.0)) == [Terminate("trainer")]
     assert end(job, "trainer", "server") == [Terminate("server")]
     assert job.outcome == Outcome(0, "done")
 

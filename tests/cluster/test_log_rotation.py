@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from cluster import log_rotation
-from cluster.log_rotation import put_aside_if_full
+from cluster.log_rotation import rotate_if_full
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +21,14 @@ def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_log_is_put_aside_under_its_writer(tmp_path: Path) -> None:
     log_file = tmp_path / "trainer.log"
-    assert not put_aside_if_full(log_file)
+    assert not rotate_if_full(log_file)
     writer = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         for generation in range(7):
             os.write(writer, f"{generation}\n".encode())
-            assert not put_aside_if_full(log_file)
+            assert not rotate_if_full(log_file)
             os.write(writer, b"x" * 100)
-            assert put_aside_if_full(log_file)
+            assert rotate_if_full(log_file)
             assert log_file.stat().st_size == 0
         os.write(writer, b"after\n")
     finally:
@@ -51,9 +51,9 @@ def test_a_disk_without_room_costs_no_log(tmp_path: Path, monkeypatch: pytest.Mo
         faulty.setattr(shutil, "copyfileobj", full)
         for _ in range(6):  # as the supervisor does, which looks again and again
             with pytest.raises(OSError, match="No space left"):
-                put_aside_if_full(log_file)
+                rotate_if_full(log_file)
     assert {file.name: file.stat().st_size for file in tmp_path.iterdir()} == {"trainer.log": 200, "trainer.log.1": 5}
-    assert put_aside_if_full(log_file)
+    assert rotate_if_full(log_file)
     assert (tmp_path / "trainer.log.2").read_bytes() == b"older"
 
 
@@ -63,6 +63,6 @@ def test_nothing_but_a_regular_file_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "link.log").symlink_to(precious)
     os.mkfifo(tmp_path / "pipe.log")
     with pytest.raises(OSError, match="symbolic links"):
-        put_aside_if_full(tmp_path / "link.log")
-    assert not put_aside_if_full(tmp_path / "pipe.log")
+        rotate_if_full(tmp_path / "link.log")
+    assert not rotate_if_full(tmp_path / "pipe.log")
     assert precious.stat().st_size == 200

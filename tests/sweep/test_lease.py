@@ -8,22 +8,22 @@ import pytest
 
 from sweep.lease import (
     LONGEST_BACKOFF_SECONDS,
+    Assessment,
     Done,
     Held,
-    Sightings,
+    MarkFailed,
+    RecordAges,
     StaysFailed,
     Take,
     Terms,
-    Verdict,
-    WriteOff,
     assess,
     backoff_seconds,
-    beaten,
     claimed,
     failed,
     interrupted,
+    marked_failed,
     succeeded,
-    written_off,
+    with_heartbeat,
 )
 from sweep.record import LARGEST_BYTES, Record, RecordError, checked_id
 
@@ -35,7 +35,7 @@ LAST = replace(RUNNING, attempts=2)
 
 
 @pytest.mark.parametrize(
-    ("record", "unchanged", "wall", "terms", "verdict"),
+    ("record", "unchanged", "wall", "terms", "assessment"),
     [
         (None, 0, 0, TERMS, Take()),
         (interrupted(RUNNING, 1100.0), 0, 0, TERMS, Take()),
@@ -44,7 +44,7 @@ LAST = replace(RUNNING, attempts=2)
         (RUNNING, 89.5, 1e9, TERMS, Held(0.5, RUNNING)),
         (RUNNING, 90, 0, TERMS, Take()),
         (RUNNING, 90, 0, LIMITED, Take()),
-        (LAST, 90, 0, LIMITED, WriteOff()),
+        (LAST, 90, 0, LIMITED, MarkFailed()),
         (LAST, 89, 0, LIMITED, Held(1, LAST)),
         (FAILED, 0, 1110.0, TERMS, Held(20, FAILED)),
         (FAILED, 0, 1130.0, TERMS, Take()),
@@ -56,9 +56,9 @@ LAST = replace(RUNNING, attempts=2)
     ],
 )
 def test_what_an_observer_may_do(
-    record: Record | None, unchanged: float, wall: float, terms: Terms, verdict: Verdict
+    record: Record | None, unchanged: float, wall: float, terms: Terms, assessment: Assessment
 ) -> None:
-    assert assess(record, unchanged, wall, terms) == verdict
+    assert assess(record, unchanged, wall, terms) == assessment
 
 
 def test_the_lease_counts_as_its_owner_wrote_it_and_not_as_the_observer_would() -> None:
@@ -66,18 +66,18 @@ def test_the_lease_counts_as_its_owner_wrote_it_and_not_as_the_observer_would() 
 
 
 def test_a_sighting_begins_anew_with_every_change() -> None:
-    sightings = Sightings()
-    assert sightings.unchanged_seconds("a", "1", 100.0) == 0
-    assert sightings.unchanged_seconds("b", "1", 110.0) == 0
-    assert sightings.unchanged_seconds("a", "1", 130.0) == 30
-    assert sightings.unchanged_seconds("a", "2", 140.0) == 0
-    assert sightings.unchanged_seconds("a", None, 150.0) == 0
-    assert sightings.unchanged_seconds("a", "2", 160.0) == 0
+    record_ages = RecordAges()
+    assert record_ages.unchanged_seconds("a", "1", 100.0) == 0
+    assert record_ages.unchanged_seconds("b", "1", 110.0) == 0
+    assert record_ages.unchanged_seconds("a", "1", 130.0) == 30
+    assert record_ages.unchanged_seconds("a", "2", 140.0) == 0
+    assert record_ages.unchanged_seconds("a", None, 150.0) == 0
+    assert record_ages.unchanged_seconds("a", "2", 160.0) == 0
 
 
 def test_tokens_rise_with_claims_and_attempts_do_not_count_what_was_given_back() -> None:
     first = claimed(None, "target", "one", "host", 1, TERMS, 0.0)
-    back = interrupted(beaten(first, 1.0), 2.0)
+    back = interrupted(with_heartbeat(first, 1.0), 2.0)
     second = claimed(back, "target", "two", "host", 2, TERMS, 3.0)
     assert [(each.token, each.attempts, each.revision) for each in (first, back, second)] == [
         (1, 1, 1),
@@ -92,7 +92,7 @@ def test_tokens_rise_with_claims_and_attempts_do_not_count_what_was_given_back()
 def test_a_vanished_owner_is_named_by_who_follows() -> None:
     expected = "attempt 1 on host, process 7, was not heard of for 90 s"
     assert claimed(RUNNING, "target", "next", "host", 8, TERMS, 0.0).error == expected
-    gone = written_off(RUNNING, "observer", 0.0)
+    gone = marked_failed(RUNNING, "observer", 0.0)
     assert (gone.state, gone.error, gone.owner) == ("FAILED", expected, "observer")
 
 

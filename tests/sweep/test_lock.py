@@ -13,7 +13,7 @@ import pytest
 from sweep.interruption import Interruptions
 from sweep.lease import Terms, monotonic
 from sweep.lock import REAL_CLOCKS, LeaseHolder, PreviousTaskFailed, StepAlreadyDone, StepHeld, holding, step_lock
-from sweep.protocol import LeaseLost, Observer, Tenure, perform
+from sweep.protocol import LeaseLost, Observer, OwnedLease, perform
 from sweep.record import Record
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import Stored, StoreError
@@ -61,9 +61,9 @@ def status(root: str) -> TargetStatus:
 
 
 def claim(store: MemoryStore, terms: Terms) -> LeaseHolder:
-    tenure = perform(store, Observer(terms, REAL_CLOCKS).acquire("target"))
-    assert isinstance(tenure, Tenure)
-    return LeaseHolder(store, tenure)
+    owned = perform(store, Observer(terms, REAL_CLOCKS).acquire("target"))
+    assert isinstance(owned, OwnedLease)
+    return LeaseHolder(store, owned)
 
 
 def no_trouble() -> None:
@@ -217,7 +217,7 @@ def test_a_heartbeat_that_breaks_is_told_and_logged(
     def broken(record: Record, wall_time: float) -> Record:
         raise MemoryError("injected")
 
-    monkeypatch.setattr("sweep.protocol.beaten", broken)
+    monkeypatch.setattr("sweep.protocol.with_heartbeat", broken)
     with (
         pytest.raises(LeaseLost, match=r"the heartbeat failed: MemoryError"),
         holding(claim(TroubledStore(), PATIENT), Interruptions()) as held,
@@ -237,10 +237,10 @@ def test_a_zombie_can_neither_end_nor_release_what_its_successor_has() -> None:
         stored = store.read("target")
         assert stored is not None
         # Its lease seen to have run out, by an observer that has watched for as long.
-        observer.sightings.unchanged_seconds("target", stored.version, monotonic() - 50.0)
-        tenure = perform(store, observer.acquire("target"))
-        assert isinstance(tenure, Tenure)
-        perform(store, tenure.end(lambda record, wall: record, 1.0))
+        observer.record_ages.unchanged_seconds("target", stored.version, monotonic() - 50.0)
+        owned = perform(store, observer.acquire("target"))
+        assert isinstance(owned, OwnedLease)
+        perform(store, owned.end(lambda record, wall: record, 1.0))
         before = store.read("target")
         if end == "give_back":
             zombie.give_back()

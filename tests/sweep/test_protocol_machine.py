@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from sweep.lease import Terms, failed, interrupted, succeeded
-from sweep.protocol import Clocks, Exchange, LeaseLost, Observer, Pause, Read, Tenure, Write
+from sweep.protocol import Clocks, Exchange, LeaseLost, Observer, OwnedLease, Pause, Read, Write
 from sweep.record import Record, State
 from sweep.store import Conflict, Store, StoreError
 from sweep.stores.local import LocalStore
@@ -53,9 +53,9 @@ class Worker:
     """One process: its clock, what it knows, and the exchange that it is in the middle of."""
 
     observer: Observer
-    tenure: Tenure | None = None
+    owned: OwnedLease | None = None
     owner: str = ""
-    """Whose uuid the tenure began with."""
+    """Whose uuid the owned began with."""
     body: bool = False
     """Whether a body runs and has not been told to stop."""
     ending: bool = False
@@ -71,14 +71,14 @@ class Worker:
 
     @property
     def in_time(self) -> bool:
-        return self.tenure is not None and self.observer.clocks.monotonic() < self.tenure.deadline
+        return self.owned is not None and self.observer.clocks.monotonic() < self.owned.deadline
 
     def begin(self, exchange: Exchange[Any]) -> None:
         self.exchange, self.request, self.answers = exchange, next(exchange), []
 
 
 def idle(worker: Worker) -> bool:
-    return not worker.stopped and worker.exchange is None and worker.tenure is None
+    return not worker.stopped and worker.exchange is None and worker.owned is None
 
 
 def running(worker: Worker) -> bool:
@@ -150,8 +150,8 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, WORKERS - 1))
     def beat(self, number: int) -> None:
         worker = self.pick(number, running)
-        assert worker.tenure is not None
-        worker.begin(worker.tenure.beat())
+        assert worker.owned is not None
+        worker.begin(worker.owned.beat())
 
     @precondition(lambda self: self.now > self.spared_until and some(running)(self))
     @rule(
@@ -159,10 +159,10 @@ class ProtocolMachine(RuleBasedStateMachine):
     )
     def end(self, number: int, how: str) -> None:
         worker = self.pick(number, running)
-        assert worker.tenure is not None
+        assert worker.owned is not None
         worker.body, worker.ending = False, True
         self.spared_until = self.now + 40
-        worker.begin(worker.tenure.end(HOW_IT_ENDS[how], self.terms.lease))
+        worker.begin(worker.owned.end(HOW_IT_ENDS[how], self.terms.lease))
 
     # --- what the store and the network do ---
 
@@ -180,7 +180,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             case Read(key):
                 worker.answers.append(StoreError("injected") if fault == "error" else self.store.read(key))
             case Write() as write:
-                if worker.tenure is not None:
+                if worker.owned is not None:
                     writes_as = Record.of_bytes(write.data, KEY).owner
                     assert writes_as == worker.owner, "an owner went on with another's record"
                 worker.answers.append(
@@ -227,8 +227,8 @@ class ProtocolMachine(RuleBasedStateMachine):
     def beat_slowly(self, number: int, seconds: float, then: float) -> None:
         """The heartbeat is seen at once, and confirmed late: its lease counts from its start."""
         worker = self.pick(number, running)
-        assert worker.tenure is not None
-        worker.begin(worker.tenure.beat())
+        assert worker.owned is not None
+        worker.begin(worker.owned.beat())
         self.handle(worker, "none")
         self.all_that_are_idle_look()
         self.pass_time(seconds)
@@ -242,9 +242,9 @@ class ProtocolMachine(RuleBasedStateMachine):
     def end_too_late(self, number: int, how: str) -> None:
         """The last write fails until a peer has taken over, if one is there."""
         worker = self.pick(number, running)
-        assert worker.tenure is not None
+        assert worker.owned is not None
         worker.body, worker.ending = False, True
-        worker.begin(worker.tenure.end(HOW_IT_ENDS[how], self.terms.lease))
+        worker.begin(worker.owned.end(HOW_IT_ENDS[how], self.terms.lease))
         self.all_that_are_idle_look()
         self.give(worker, StoreError("out of reach"))
         self.pass_time(31.0)
@@ -293,7 +293,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         """The lease is lost: the body is told, and the claim is given up without a word."""
         if isinstance(worker.request, Write) and not worker.answers:
             self.late.append(worker.request)
-        worker.tenure, worker.body, worker.exchange, worker.request, worker.answers = None, False, None, None, []
+        worker.owned, worker.body, worker.exchange, worker.request, worker.answers = None, False, None, None, []
 
     def give(self, worker: Worker, answer: Any) -> None:
         assert worker.exchange is not None
@@ -309,20 +309,20 @@ class ProtocolMachine(RuleBasedStateMachine):
         except (LeaseLost, StoreError):
             worker.exchange = worker.request = None
             if worker.ending or not worker.in_time:
-                worker.tenure, worker.body, worker.ending = None, False, False
+                worker.owned, worker.body, worker.ending = None, False, False
             else:
-                assert worker.tenure is not None
-                worker.tenure, worker.body = None, False
+                assert worker.owned is not None
+                worker.owned, worker.body = None, False
 
     def concluded(self, worker: Worker, result: Any) -> None:
-        if isinstance(result, Tenure):
+        if isinstance(result, OwnedLease):
             assert result.record.token not in self.tokens, "two owners had the same fencing token"
             self.tokens.add(result.record.token)
             type(self).takeovers += result.record.token > 1
-            worker.tenure, worker.owner, worker.body = result, result.record.owner, True
-        elif worker.ending and worker.tenure is not None:
-            self.confirmed_successes += worker.tenure.record.state is State.SUCCESS
-            worker.tenure, worker.ending = None, False
+            worker.owned, worker.owner, worker.body = result, result.record.owner, True
+        elif worker.ending and worker.owned is not None:
+            self.confirmed_successes += worker.owned.record.state is State.SUCCESS
+            worker.owned, worker.ending = None, False
 
     def apply(self, write: Write, torn: bool) -> Any:
         """The write at the store. What it changes is held against the rules of who may write what."""
@@ -354,7 +354,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_two_live_owners(self) -> None:
-        live = [worker.tenure.record.token for worker in getattr(self, "workers", []) if worker.live and worker.tenure]
+        live = [worker.owned.record.token for worker in getattr(self, "workers", []) if worker.live and worker.owned]
         assert len(live) <= 1, f"two owners live, with the tokens {live}"
 
     @invariant()

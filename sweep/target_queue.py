@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-FIRST_REST_SECONDS = 0.1
+FIRST_WAIT_SECONDS = 0.1
 """First pause between two passes, for each open target. An idle worker reads at most 20 records a second."""
 
 
-class Pace:
+class Backoff:
     """How long to rest between two passes over targets that peers hold: briefly at first, then twice as long each time, up to a
     heartbeat.
 
@@ -28,15 +28,15 @@ class Pace:
         self._chance = chance
         self._looks = 0
 
-    def quicken(self) -> None:
+    def reset(self) -> None:
         """Resets the pause after a change, since others may follow."""
         self._looks = 0
 
-    def rest(self, targets: int, soonest: float) -> float:
+    def next_pause(self, targets: int, soonest: float) -> float:
         """Seconds to rest, with jitter, since workers that wait for the same target would otherwise all look at the same moment.
 
         `targets` is the number of targets that a pass looks at. None of them changes before `soonest` unless a peer ends it."""
-        first = min(FIRST_REST_SECONDS * targets, self._heartbeat)
+        first = min(FIRST_WAIT_SECONDS * targets, self._heartbeat)
         pause = min(first * 2.0 ** min(self._looks, 32), self._heartbeat)
         self._looks += 1
         return min(max(soonest, first), pause) * self._chance.uniform(0.5, 1.0)
@@ -50,43 +50,43 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class Wait:
     """Do nothing for so long."""
 
     seconds: float
 
 
-class Walk:
+class TargetQueue:
     """Which target next. Every `Try` is answered by one of the three outcomes before `next` is asked again."""
 
     def __init__(self, target_ids: Iterable[str], heartbeat: float, chance: random.Random) -> None:
         self._this_pass = deque(target_ids)
         self._next_pass: list[str] = []
         self._soonest = math.inf
-        self._pace = Pace(heartbeat, chance)
+        self._backoff = Backoff(heartbeat, chance)
         self.failures: dict[str, Exception] = {}
         """What stays failed, and why."""
 
-    def next(self) -> Try | Rest | None:
+    def next(self) -> Try | Wait | None:
         """The next step; None when no target is open any more."""
         if self._this_pass:
             return Try(self._this_pass.popleft())
         if not self._next_pass:
             return None
-        seconds = self._pace.rest(len(self._next_pass), self._soonest)
+        seconds = self._backoff.next_pause(len(self._next_pass), self._soonest)
         self._this_pass.extend(self._next_pass)
         self._next_pass.clear()
         self._soonest = math.inf
-        return Rest(seconds)
+        return Wait(seconds)
 
     def done(self, target_id: str) -> None:
         """It reads SUCCESS."""
-        self._pace.quicken()
+        self._backoff.reset()
 
     def failed(self, target_id: str, error: Exception) -> None:
         """It is not tried again."""
         self.failures[target_id] = error
-        self._pace.quicken()
+        self._backoff.reset()
 
     def later(self, target_id: str, seconds: float) -> None:
         """It may be worth a look in so many seconds: a peer has it, or it rests."""
