@@ -69,6 +69,7 @@ class PolicyModel:
         self._pool = pool
         self._sampling = sampling
         self._branches = OpenBranches()
+        self._has_ended = False
         self._unanswered = False
         """A call failed for want of an answer."""
         self._cancelled_after = 0.0
@@ -78,16 +79,29 @@ class PolicyModel:
         """One call with the environment's sampling parameters.
 
         Raises `ValueError` for an empty prompt or an answer whose routing does not join the turns before it,
-        `InferenceError` when no server answers.
+        `InferenceError` when no server answers, `RuntimeError` once the rollout has ended.
         """
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if prompt.ndim != 1 or not prompt.size:
             raise ValueError(
                 f"a prompt must be a flat, non-empty sequence of token ids; this one has shape {prompt.shape}"
             )
-        turn = self._branches.add(await self._completion(prompt)).turns[-1]
+        self._check_open()
+        completion = await self._completion(prompt)
+        self._check_open()
+        turn = self._branches.add(completion).turns[-1]
         self._rollout.turns.append(turn)
         return turn
+
+    def close(self) -> None:
+        """Ends the rollout's calls and gives the rollout its branches, which are thus built once. Later calls, and answers to
+        earlier ones, raise `RuntimeError` in whatever task of the environment still runs."""
+        self._has_ended = True
+        self._rollout.branches = self._branches.closed()
+
+    def _check_open(self) -> None:
+        if self._has_ended:
+            raise RuntimeError(f"rollout {self._rollout.rollout_id} has ended; it takes no further turn")
 
     async def _completion(self, prompt: Int32Array) -> Turn:
         began = time.monotonic()
@@ -127,7 +141,10 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
             reward = _as_reward(await environment.score(example, shown))
             _take_over(rollout, shown, reward)
 
-    rollout.error = await _failure(loaded, play_and_score)
+    try:
+        rollout.error = await _failure(loaded, play_and_score)
+    finally:
+        model.close()
     seconds = loaded.config.rollout_timeout_seconds
     rollout.inference_failed = rollout.error is not None and model.inference_failed(seconds)
 

@@ -72,6 +72,12 @@ class OpenBranch:
         self.routed_experts.extend(chunks)
         self.rows += sum(len(chunk) for chunk in chunks)
 
+    def closed(self) -> Branch:
+        """The branch as it is. It shares the memory, so nothing may extend this one any more."""
+        token_ids_T = np.frombuffer(self._memory, np.int32, self.length)
+        token_ids_T.flags.writeable = False
+        return Branch(tuple(self.turns), token_ids_T, tuple(self.routed_experts))
+
     def begins(self, prompt: bytes) -> bool:
         """Whether the branch is a prefix of `prompt`."""
         tokens = self.tokens
@@ -125,6 +131,10 @@ class OpenBranches:
         branch.extend(turn, chunks)
         return branch
 
+    def closed(self) -> tuple[Branch, ...]:
+        """All branches as they are, in the order they were opened. Nothing may be added any more."""
+        return tuple(branch.closed() for branch in self.branches)
+
     def _extended_by(self, prompt: bytes, temperature: float | None = None) -> OpenBranch | None:
         """Among the branches of one temperature, or among all."""
         found: OpenBranch | None = None
@@ -176,45 +186,50 @@ def _rows_between(chunks: Sequence[RoutingArray], first: int, stop: int) -> list
 
 
 def merge_turns(rollout: Rollout) -> None:
-    """Sets the branches of a rollout and its tokens, each held once; the ids of its turns become views of these.
+    """Sets the branches of a rollout, unless it has them since it was played, and holds each token once (`share_tokens`).
 
     Raises `ValueError` when routing has a gap (see above), changing nothing.
     """
-    turns, opened = list(rollout.turns), OpenBranches()
-    branch_of = [opened.add(turn) for turn in turns]
-    rollout.tokens, starts = _stored(opened)
-    rollout.turns = [
-        with_tokens(turn, rollout.tokens[starts[id(branch)] :]) for turn, branch in zip(turns, branch_of, strict=True)
-    ]
-    rollout.branches = tuple(
-        Branch(
-            tuple(turn for turn, of in zip(rollout.turns, branch_of, strict=True) if of is branch),
-            rollout.tokens[starts[id(branch)] :][: branch.length],
-            tuple(branch.routed_experts),
-        )
-        for branch in opened.branches
-    )
+    if rollout.branches is None:
+        rollout.turns, rollout.branches = _opened(rollout.turns)
+    _share(rollout, rollout.branches)
 
 
 def share_tokens(rollout: Rollout) -> None:
-    """Holds each token of a rollout once, as `merge_turns` does, where its routing has gaps or is not wanted."""
-    opened = OpenBranches()
-    branch_of = [opened.add(replace(turn, routed_experts=None)) for turn in rollout.turns]
-    rollout.tokens, starts = _stored(opened)
+    """Holds each token of a rollout once, in `tokens`; the ids of its turns become views of it. Its routing may have gaps."""
+    if rollout.branches is not None:
+        _share(rollout, rollout.branches)
+        return
+    turns = rollout.turns
+    rollout.turns, branches = _opened([replace(turn, routed_experts=None) for turn in turns])
+    _share(rollout, branches)
+    rollout.branches = None
     rollout.turns = [
-        with_tokens(turn, rollout.tokens[starts[id(branch)] :])
-        for turn, branch in zip(rollout.turns, branch_of, strict=True)
+        replace(turn, routed_experts=before.routed_experts) for turn, before in zip(rollout.turns, turns, strict=True)
     ]
 
 
-def _stored(opened: OpenBranches) -> tuple[Int32Array, dict[int, int]]:
-    """All branches' tokens, one after the other, and where each begins."""
-    starts: dict[int, int] = {}
-    length = 0
-    for branch in opened.branches:
-        starts[id(branch)] = length
-        length += branch.length
-    return np.frombuffer(b"".join(branch.tokens for branch in opened.branches), dtype=np.int32), starts
+def _opened(turns: Sequence[Turn]) -> tuple[list[Turn], tuple[Branch, ...]]:
+    """The branches of turns in order of time, and the turns as these hold them. Raises `ValueError` when routing has a gap."""
+    opened = OpenBranches()
+    held = [opened.add(turn).turns[-1] for turn in turns]
+    return held, opened.closed()
+
+
+def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
+    """Stores the tokens of all branches, one after the other; turns and branches become views of them."""
+    rollout.tokens = np.frombuffer(b"".join(branch.token_ids_T.data for branch in branches), dtype=np.int32)
+    shared: list[Branch] = []
+    turn_of: dict[int, Turn] = {}
+    start = 0
+    for branch in branches:
+        token_ids_T = rollout.tokens[start : start + len(branch.token_ids_T)]
+        turns = tuple(with_tokens(turn, token_ids_T) for turn in branch.turns)
+        turn_of |= {id(turn): held for turn, held in zip(branch.turns, turns, strict=True)}
+        shared.append(Branch(turns, token_ids_T, branch.routed_experts))
+        start += len(token_ids_T)
+    rollout.turns = [turn_of[id(turn)] for turn in rollout.turns]
+    rollout.branches = tuple(shared)
 
 
 def merge_rollout(rollout: Rollout) -> list[Sample]:

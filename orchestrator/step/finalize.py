@@ -56,18 +56,18 @@ class Finalizer:
         dropped = judgement.event.dropped is not None
         for rollout in own:
             rollout.state, rollout.metrics = {}, {}
+            if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
+                share_tokens(rollout)
             if not self.keep_routing and (dropped or rollout.error is not None or rollout.filtered_by is not None):
                 # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
                 rollout.turns = [_without_routing(turn) for turn in rollout.turns]
                 rollout.branches = None
-            if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
-                share_tokens(rollout)
         return judgement
 
 
 def _own(rollout: Rollout) -> Rollout:
     """A copy that nobody else can change any more, its state encoded. One whose state cannot be saved has failed."""
-    own = replace(rollout, turns=list(rollout.turns), tokens=None, branches=None)
+    own = replace(rollout, turns=list(rollout.turns), tokens=None)
     try:
         own.saved = saved_state(own)
     except StateError as error:

@@ -178,6 +178,26 @@ async def test_a_call_without_an_answer_is_no_failure_of_the_environment(
     assert rollout.inference_failed == is_inferences
 
 
+async def test_a_rollout_takes_no_turn_after_its_end() -> None:
+    class GatedPool(CountingPool):
+        gate = asyncio.Event()
+
+        async def generate(self, *arguments: Any, **keywords: Any) -> Turn:
+            await self.gate.wait()
+            return await super().generate(*arguments, **keywords)
+
+    pool, rollout = GatedPool(), make_rollout(turns=[], reward=None)
+    model = PolicyModel(rollout, NO_CHAT, pool, SAMPLING)
+    late = asyncio.create_task(model.generate([1, 2]))
+    await play(load(Scripted(1.0)), rollout, model)
+    pool.gate.set()
+    with pytest.raises(RuntimeError, match="0-0 has ended"):
+        await late
+    with pytest.raises(RuntimeError, match="0-0 has ended"):
+        await model.generate([3])
+    assert (rollout.turns, rollout.branches) == ([], ())
+
+
 async def test_a_cancellation_from_outside_goes_through() -> None:
     model, _, rollout = make_model()
     task = asyncio.create_task(play(load(Scripted(1.0, seconds=3600)), rollout, model))

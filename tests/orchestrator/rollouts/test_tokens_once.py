@@ -51,6 +51,7 @@ async def play(chat: Any = None) -> Rollout:
     for _ in range(TURNS):
         turn = await model.generate(prompt)  # type: ignore[arg-type]
         prompt = np.concatenate([turn.prompt_ids, turn.completion_ids, np.arange(REPLY, dtype=np.int32)])
+    model.close()
     return rollout
 
 
@@ -117,13 +118,14 @@ def test_turns_whose_arrays_are_malformed_are_written_as_they_are(tmp_path: Path
     assert read.turns[1].completion_ids.tolist() == [2]
 
 
-async def test_the_step_boundary_does_not_merge_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    (rollout,) = judged(await play())
+async def test_branches_are_built_while_the_rollout_is_played_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = await play()
 
-    def refuse(rollout: Rollout) -> None:
-        raise AssertionError("the judge has merged it")
+    def refuse(branches: trajectories.OpenBranches, turn: Turn) -> None:
+        raise AssertionError("its branches were built while it was played")
 
-    monkeypatch.setattr(trajectories, "merge_turns", refuse)
+    monkeypatch.setattr(trajectories.OpenBranches, "add", refuse)
+    (rollout,) = judged(played)
     (sample,) = merge_rollout(rollout)
     assert len(sample.token_ids_T) == TOKENS
     assert np.shares_memory(sample.token_ids_T, rollout.tokens)
