@@ -20,14 +20,14 @@ Float64Array = npt.NDArray[np.float64]
 MAX_PROBE_BYTES = 1 << 20
 """A probe has a few tokens and three digests; a larger `probe.json` is refused."""
 
-ALLOWED_SHARE = 0.1
+TOLERATED_SHARE = 0.1
 """The largest difference (root mean square) between log-probabilities of right kernels, as a share of the spread of the probe's
 log-probabilities. Rounding is proportional to what is rounded: `docs/inference.md` has figures of right and wrong kernels."""
 
-ALLOWED_AT_LEAST = 0.01
+LEAST_TOLERANCE = 0.01
 """In nats: the least difference that is allowed, which applies if all tokens are equally likely."""
 
-DOUBT = 12.0
+DEVIATIONS_TO_REFUSE = 12.0
 """Standard deviations by which an answer must be nearer to the previous version's than to this one's to be refused. With ten
 degrees of freedom, chance exceeds 6 once in 15,000 times, and 12 once in 7 million."""
 
@@ -179,7 +179,7 @@ class Probe:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a probe: {error!r}") from error
 
-    def foreign_layers(self, held: HeldWeights) -> str | None:
+    def mismatched_layers(self, held: HeldWeights) -> str | None:
         """None if the server's weights are those that the trainer published, in all layers of which both have digests; else a
         message that names the layers that differ."""
         published = self.digests.get(held.dtype, {})
@@ -196,13 +196,13 @@ class Probe:
     def mismatch(self, log_probabilities: Float32Array, tolerance: float | None) -> str | None:
         """None if `log_probabilities` are those of this version, else a message that says how they differ.
 
-        They may differ by `tolerance` (root mean square); None allows `ALLOWED_SHARE` of the spread of the expected ones. They
+        They may differ by `tolerance` (root mean square); None allows `TOLERATED_SHARE` of the spread of the expected ones. They
         must not be the previous version's.
         """
         if len(log_probabilities) != len(self.log_probabilities):
             return f"{len(log_probabilities)} log-probabilities came back where {len(self.log_probabilities)} were due"
         expected = np.asarray(self.log_probabilities, dtype=np.float32)
-        allowed = max(ALLOWED_SHARE * float(expected.std()), ALLOWED_AT_LEAST) if tolerance is None else tolerance
+        allowed = max(TOLERATED_SHARE * float(expected.std()), LEAST_TOLERANCE) if tolerance is None else tolerance
         difference = np.abs(expected - log_probabilities)
         difference[~np.isfinite(log_probabilities)] = np.inf
         found = float(np.sqrt(np.square(difference).mean()))
@@ -213,7 +213,7 @@ class Probe:
                 f"of probe token {worst + 1} is {log_probabilities[worst]:.4f} at the server and {expected[worst]:.4f} at the "
                 "trainer"
             )
-        if self.previous is not None and _is_of_former(
+        if self.previous is not None and _is_previous_version(
             np.asarray(self.previous), np.asarray(self.log_probabilities), log_probabilities.astype(np.float64)
         ):
             return (
@@ -222,7 +222,7 @@ class Probe:
         return None
 
 
-def _is_of_former(former: Float64Array, current: Float64Array, answer: Float64Array) -> bool:
+def _is_previous_version(former: Float64Array, current: Float64Array, answer: Float64Array) -> bool:
     """Whether `answer` lies nearer to `former` than to `current`, by more than its rounding explains.
 
     `share` is the position of the answer on the line from `former` (0) to `current` (1). Its distance from that line is rounding,
@@ -237,7 +237,7 @@ def _is_of_former(former: Float64Array, current: Float64Array, answer: Float64Ar
     share = float(come @ way) / length
     off = come - share * way
     deviation = float(np.sqrt(off @ off / (len(way) - 1) / length))
-    return share + DOUBT * deviation < 0.5
+    return share + DEVIATIONS_TO_REFUSE * deviation < 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,20 @@ from collections.abc import Callable
 
 
 class PerTickLimiter:
-    """Lets `a_pass` through in one pass."""
+    """Lets `per_tick` through in one pass."""
 
-    def __init__(self, a_pass: int) -> None:
-        self._a_pass = a_pass
-        self._left = a_pass
-        """How many may still go through in this pass; renewed by `_next_pass`, which is scheduled whenever it is less."""
+    def __init__(self, per_tick: int) -> None:
+        self._per_tick = per_tick
+        self._left = per_tick
+        """How many may still go through in this pass; renewed by `_next_tick`, which is scheduled whenever it is less."""
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self) -> bool:
         """Whether the caller may go on in this pass; if not, let it `wait`."""
         if not self._left:
             return False
-        if self._left == self._a_pass:
-            asyncio.get_running_loop().call_soon(self._next_pass)
+        if self._left == self._per_tick:
+            asyncio.get_running_loop().call_soon(self._next_tick)
         self._left -= 1
         return True
 
@@ -33,10 +33,10 @@ class PerTickLimiter:
         """Calls `action` in the pass in which its turn comes. After a `take` that failed."""
         self._waiting.append(action)
 
-    def _next_pass(self) -> None:
-        admitted = min(self._a_pass, len(self._waiting))
-        self._left = self._a_pass - admitted
+    def _next_tick(self) -> None:
+        admitted = min(self._per_tick, len(self._waiting))
+        self._left = self._per_tick - admitted
         if admitted:
-            asyncio.get_running_loop().call_soon(self._next_pass)
+            asyncio.get_running_loop().call_soon(self._next_tick)
         for _ in range(admitted):
             self._waiting.popleft()()

@@ -38,10 +38,10 @@ POLL_SECONDS = 0.25
 STOP_SECONDS = 15.0
 """How long vLLM may take to end by itself once told to."""
 
-LOOK_SECONDS = 5.0
+PROCESS_CHECK_SECONDS = 5.0
 """Between looks at vLLM's processes, which read all of /proc."""
 
-DEAF_SECONDS = 5.0
+NOT_LISTENING_SECONDS = 5.0
 """How long a vLLM that listens no more may take to end. One whose engine was killed may wait for ever to answer what it still
 owes: vLLM 0.30 then fails requests, but no other calls to the engine, such as loading an adapter
 (`AsyncMPClient._call_utility_async`)."""
@@ -218,10 +218,10 @@ def _watch(
     """Waits for readiness, then for the end. Returns the exit code."""
     deadline = time.monotonic() + config.startup_timeout_seconds
     ready = False
-    deaf_since = math.inf
+    not_listening_since = math.inf
     looked = -math.inf
     while not signals.count:
-        if time.monotonic() - looked >= LOOK_SECONDS:
+        if time.monotonic() - looked >= PROCESS_CHECK_SECONDS:
             looked = time.monotonic()
             beat(_trouble(child))
         code = child.poll()
@@ -235,8 +235,10 @@ def _watch(
             logger.info("inference: vLLM is ready on %s://%s:%d", config.scheme, config.host, config.port)
             on_ready()
         if ready:
-            deaf_since = math.inf if _listens(config.host, config.port) else min(deaf_since, time.monotonic())
-        if time.monotonic() - deaf_since > DEAF_SECONDS:
+            not_listening_since = (
+                math.inf if _listens(config.host, config.port) else min(not_listening_since, time.monotonic())
+            )
+        if time.monotonic() - not_listening_since > NOT_LISTENING_SECONDS:
             logger.error("inference: vLLM on port %d listens no more, and does not end: it is killed", config.port)
             child.kill()
             return EXIT_FAILED

@@ -229,7 +229,7 @@ def measure(kind: str, dtype: str, trials: int, directory: Path) -> Iterator[dic
                 answer = engine.probe(probe)
                 yield {
                     "kind": kind, "dtype": dtype, "rate": rate, "state": state,
-                    "by_digest": probe.foreign_layers(held) is not None,
+                    "by_digest": probe.mismatched_layers(held) is not None,
                     "by_probe": probe.mismatch(answer, None) is not None,
                     "layers": len(held.layers),
                     "off": float(np.sqrt(np.square(answer - probe.log_probabilities).mean())),

@@ -33,33 +33,33 @@ HEAD_BYTES = 1 << 16
 READ_BYTES = 1 << 19
 """Most that one connection reads of a body before others have their turn."""
 
-READS_A_PASS = 4
+READS_PER_TICK = 4
 """Such reads in one pass of the loop: 2 MB take it less than a millisecond."""
 
 IDLE_SECONDS = 4.0
 """How long an idle connection is used again. uvicorn, which serves vLLM, closes its own after 5 s; a request sent as it does
 is lost."""
 
-HEADS_A_PASS = 8
+HEADS_PER_TICK = 8
 """Heads that are read in one pass."""
 
-EXTENSIONS_A_PASS = 1
+EXTENSIONS_PER_TICK = 1
 """Calls for more memory in one pass: to hand one to a thread and to get the GIL back from it takes a third of a millisecond."""
 
-ANSWERS_A_PASS = 4
+ANSWERS_PER_TICK = 4
 """Callers that are given their answer in one pass: each goes on at once and may take a quarter of a millisecond."""
 
 
-class Pace:
+class TickLimits:
     """How much all channels together do in one pass of the loop: a thousand sockets may be readable at once."""
 
     def __init__(self) -> None:
-        self.heads = PerTickLimiter(HEADS_A_PASS)
-        self.extensions = PerTickLimiter(EXTENSIONS_A_PASS)
+        self.heads = PerTickLimiter(HEADS_PER_TICK)
+        self.extensions = PerTickLimiter(EXTENSIONS_PER_TICK)
         """Of the memory for large bodies."""
-        self.reads = PerTickLimiter(READS_A_PASS)
+        self.reads = PerTickLimiter(READS_PER_TICK)
         """Further reads of bodies that do not come with their head."""
-        self.answers = PerTickLimiter(ANSWERS_A_PASS)
+        self.answers = PerTickLimiter(ANSWERS_PER_TICK)
 
 
 class BinaryHttpClient:
@@ -71,7 +71,7 @@ class BinaryHttpClient:
         url: str,
         headers: Mapping[str, str],
         connect_timeout_seconds: float,
-        pace: Pace,
+        limits: TickLimits,
         threads: Executor,
         tls: Callable[[], ssl.SSLContext],
     ) -> None:
@@ -85,7 +85,7 @@ class BinaryHttpClient:
         lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._connect_timeout_seconds = connect_timeout_seconds
-        self._pace = pace
+        self._limits = limits
         self._threads = threads
         self._scratch = memoryview(bytearray(HEAD_BYTES))
         self.idle: dict[_Connection, float] = {}
@@ -154,7 +154,7 @@ class BinaryHttpClient:
         try:
             async with asyncio.timeout(self._connect_timeout_seconds):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._scratch, self._pace, self._threads, self._forget),
+                    lambda: _Connection(self._scratch, self._limits, self._threads, self._forget),
                     self._host,
                     self._port,
                     ssl=self._ssl,
@@ -191,11 +191,11 @@ class _Connection(asyncio.BufferedProtocol):
     """One connection, which is idle or has one exchange under way. The loop calls its methods without an underscore."""
 
     def __init__(
-        self, scratch: memoryview, pace: Pace, threads: Executor, on_lost: Callable[[_Connection], None]
+        self, scratch: memoryview, limits: TickLimits, threads: Executor, on_lost: Callable[[_Connection], None]
     ) -> None:
         self._scratch = scratch
         """Where heads are read to, one buffer for all connections: it is filled and emptied within one callback."""
-        self._pace = pace
+        self._limits = limits
         self._threads = threads
         self._on_lost = on_lost
         self._answer: asyncio.Future[_Answer] | None = None
@@ -247,11 +247,11 @@ class _Connection(asyncio.BufferedProtocol):
         elif self._body is None:
             self.answers = True
             self._head += self._scratch[:nbytes]
-            if self._pace.heads.take():
+            if self._limits.heads.take():
                 self._read_head()
             else:
                 self._pause()
-                self._pace.heads.wait(self._read_head)
+                self._limits.heads.wait(self._read_head)
         else:
             self._advance(nbytes)
 
@@ -286,10 +286,10 @@ class _Connection(asyncio.BufferedProtocol):
     def _extend(self, memory: LargeMemory, present: memoryview) -> None:
         """Reads on when there is more of `memory`."""
         self._pause()
-        if self._pace.extensions.take():
+        if self._limits.extensions.take():
             self._begin_extension(memory, present)
         else:
-            self._pace.extensions.wait(partial(self._begin_extension, memory, present))
+            self._limits.extensions.wait(partial(self._begin_extension, memory, present))
 
     def _begin_extension(self, memory: LargeMemory, present: memoryview) -> None:
         if self._transport.is_closing():
@@ -320,18 +320,18 @@ class _Connection(asyncio.BufferedProtocol):
         if self._filled < len(self._body):
             if self._filled == self._ready and self._memory is not None:
                 self._extend(self._memory, memoryview(b""))
-            elif not self._pace.reads.take():
+            elif not self._limits.reads.take():
                 self._pause()
-                self._pace.reads.wait(self._resume)
+                self._limits.reads.wait(self._resume)
             return
         answer, body = self._answer, self._body
         self._answer, self._body, self._memory, self._filled = None, None, None, 0
         assert answer is not None
         give = partial(_give, answer, (self._status, body))
-        if self._pace.answers.take():
+        if self._limits.answers.take():
             give()
         else:
-            self._pace.answers.wait(give)
+            self._limits.answers.wait(give)
 
     def _pause(self) -> None:
         self._paused = True

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RISE, CREEP = 8, 1
+FAST_INCREASE, SLOW_INCREASE = 8, 1
 """Requests added at a look at a server that is at its ease, and at one that is merely not overloaded. The same for every run,
 whatever its ceiling, and never nothing: shares become equal by being cut again and again."""
 
-CUT = 0.75
+DECREASE_FACTOR = 0.75
 """What a cut leaves."""
 
-FLOOR = 4
+LOWEST_CAP = 4
 """No cut goes below it: a run that gets next to nothing learns nothing about the server either."""
 
-LOOKS_IN_A_ROW = 2
+OBSERVATIONS_IN_A_ROW = 2
 """Looks that must agree before the cap moves: a step begins with a burst, which is gone at the next."""
 
-FULL_CACHE, EASY_CACHE = 0.95, 0.85
+OVERLOADED_CACHE_USE, SPARE_CACHE_USE = 0.95, 0.85
 """KV-cache use from which the server counts as overloaded, and up to which it is at its ease."""
 
-LONG_QUEUE, SHORT_QUEUE = 1.5, 0.5
+OVERLOADED_QUEUE, SPARE_QUEUE = 1.5, 0.5
 """Requests that wait for each that runs, likewise. One batch in waiting keeps an engine busy; more only makes rollouts stale."""
 
 
@@ -49,7 +49,7 @@ class CapacityController:
 
     def __init__(self, ceiling: int) -> None:
         self.ceiling = ceiling
-        self.floor = min(FLOOR, ceiling)
+        self.floor = min(LOWEST_CAP, ceiling)
         self.cap = max(self.floor, ceiling // 2)
         self._preemptions: int | None = None
         self._overloaded = 0
@@ -64,24 +64,24 @@ class CapacityController:
         reason = _overload(seen, preempted)
         self._overloaded = self._overloaded + 1 if reason else 0
         self._calm = self._calm + 1 if not reason and seen.running else 0
-        if self._overloaded >= LOOKS_IN_A_ROW and in_flight <= self.cap:
+        if self._overloaded >= OBSERVATIONS_IN_A_ROW and in_flight <= self.cap:
             self._overloaded = 0
-            before, self.cap = self.cap, max(self.floor, int(self.cap * CUT))
+            before, self.cap = self.cap, max(self.floor, int(self.cap * DECREASE_FACTOR))
             return reason if self.cap < before else ""
-        if self._calm >= LOOKS_IN_A_ROW:
-            self.cap = min(self.ceiling, self.cap + (RISE if _is_at_ease(seen) else CREEP))
+        if self._calm >= OBSERVATIONS_IN_A_ROW:
+            self.cap = min(self.ceiling, self.cap + (FAST_INCREASE if _has_spare_capacity(seen) else SLOW_INCREASE))
         return ""
 
 
 def _overload(seen: Observation, preempted: int) -> str:
     if preempted > 0:
         return f"{preempted} requests were preempted since the last look"
-    if seen.cache_use >= FULL_CACHE:
+    if seen.cache_use >= OVERLOADED_CACHE_USE:
         return f"its KV cache is {seen.cache_use:.0%} full"
-    if seen.running and seen.waiting > LONG_QUEUE * seen.running:  # None runs while weights are loaded.
+    if seen.running and seen.waiting > OVERLOADED_QUEUE * seen.running:  # None runs while weights are loaded.
         return f"{seen.waiting} requests wait and {seen.running} run"
     return ""
 
 
-def _is_at_ease(seen: Observation) -> bool:
-    return seen.cache_use <= EASY_CACHE and seen.waiting <= SHORT_QUEUE * seen.running
+def _has_spare_capacity(seen: Observation) -> bool:
+    return seen.cache_use <= SPARE_CACHE_USE and seen.waiting <= SPARE_QUEUE * seen.running

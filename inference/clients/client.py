@@ -63,7 +63,7 @@ class BinaryClient:
     def __init__(self, url: str, connections: HttpSessions) -> None:
         self.url = url
         self._connections = connections
-        self._channel = connections.channel(url)
+        self._http = connections.binary_client(url)
 
     async def identify(self) -> Identity:
         """See `ServerClient`."""
@@ -77,7 +77,7 @@ class BinaryClient:
     async def generate(self, request: GenerateRequest) -> Completion:
         """See `ServerClient`."""
         body = wire.encode_request(request)
-        answer = await self._channel.post(wire.GENERATE_PATH, body, "application/msgpack")
+        answer = await self._http.post(wire.GENERATE_PATH, body, "application/msgpack")
         completion = wire.decode_completion(answer)
         completion.check(request)
         return completion
@@ -104,7 +104,7 @@ class BinaryClient:
 
     def close(self) -> None:
         """See `ServerClient`."""
-        self._connections.forget(self._channel)
+        self._connections.forget(self._http)
 
     async def _administer(self, path: str, fields: dict[str, Any] | None) -> dict[str, Any]:
         body = None if fields is None else orjson.dumps(fields)

@@ -13,7 +13,7 @@ ERROR_CHARACTERS = 500
 ERROR_BYTES = 16 * ERROR_CHARACTERS
 """Read of the body of an error; the words may stand in JSON."""
 
-TRY_AGAIN = frozenset(
+RETRYABLE = frozenset(
     {
         HTTPStatus.NOT_FOUND,
         HTTPStatus.REQUEST_TIMEOUT,
@@ -27,7 +27,7 @@ TRY_AGAIN = frozenset(
 
 def failure_of(url: str, status: int, body: bytes) -> RequestRefused | ServerFailure:
     """The exception for a `status` other than 200, from up to `ERROR_BYTES` of its body."""
-    refused = 400 <= status < 500 and status not in TRY_AGAIN
+    refused = 400 <= status < 500 and status not in RETRYABLE
     return (RequestRefused if refused else ServerFailure)(f"{url} answered {status}: {_reason(body)}")
 
 

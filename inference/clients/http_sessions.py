@@ -19,7 +19,7 @@ import aiohttp
 import numpy as np
 
 from inference.base import ServerFailure, ServerUnreachable
-from inference.clients.binary_http import BinaryHttpClient, Pace
+from inference.clients.binary_http import BinaryHttpClient, TickLimits
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.config import PoolConfig
 from inference.token import read_token
@@ -41,20 +41,20 @@ class HttpSessions:
         self._own_tls = _tls_of(config.ca_file) if config.ca_file is not None else None
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession
-        self._pace = Pace()
+        self._limits = TickLimits()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
-        self._channels: list[BinaryHttpClient] = []
+        self._binary_clients: list[BinaryHttpClient] = []
 
-    def channel(self, url: str) -> BinaryHttpClient:
+    def binary_client(self, url: str) -> BinaryHttpClient:
         """A channel to the server at `url`, closed with these connections."""
         timeout = self._config.connect_timeout_seconds
-        channel = BinaryHttpClient(url, self._headers, timeout, self._pace, self._threads, lambda: self._tls)
-        self._channels.append(channel)
+        channel = BinaryHttpClient(url, self._headers, timeout, self._limits, self._threads, lambda: self._tls)
+        self._binary_clients.append(channel)
         return channel
 
     def forget(self, channel: BinaryHttpClient) -> None:
         """Closes one channel now."""
-        self._channels.remove(channel)
+        self._binary_clients.remove(channel)
         channel.close()
 
     @cached_property
@@ -68,7 +68,7 @@ class HttpSessions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for channel in self._channels:
+        for channel in self._binary_clients:
             channel.close()
         self._threads.shutdown(wait=False, cancel_futures=True)  # A mapping may take most of a second.
         await asyncio.gather(self.data.close(), self.admin.close())

@@ -1,8 +1,8 @@
-"""Which adapters may have requests in the engine: no more at once than it has slots, each in its turn.
+"""Which adapters may have requests in the engine: no more at once than it has slots, each in its use.
 
 vLLM admits a request of an adapter that already runs before one of an adapter without a slot. With more adapters than slots
 and a steady load, those that run would never let go of theirs, and the others' requests would wait until they time out. So
-where adapters wait, one whose turn is over gets no new request in: its requests end, and its slot goes to the one that waits
+where adapters wait, one whose use is over gets no new request in: its requests end, and its slot goes to the one that waits
 longest. Nothing here knows vLLM.
 """
 
@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-TURN_SECONDS = 5.0
+SLOT_SECONDS = 5.0
 """How long an adapter keeps its slot while others wait for one: long beside the change, in which the slot empties."""
 
 
 @dataclass(slots=True)
-class _Turn:
+class _Use:
     """An adapter that has a slot."""
 
     began: float
@@ -32,13 +32,13 @@ class AdapterSlots:
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots = slots
         self._clock = clock
-        self._turns: dict[str, _Turn] = {}
-        """The adapters that have a slot, the oldest turn first."""
+        self._used: dict[str, _Use] = {}
+        """The adapters that have a slot, the oldest use first."""
         self._queues: dict[str, list[asyncio.Future[None]]] = {}
         """Requests that wait, by adapter, the adapter that waits longest first."""
 
     @asynccontextmanager
-    async def turn(self, adapter: str) -> AsyncIterator[None]:
+    async def use(self, adapter: str) -> AsyncIterator[None]:
         """Waits until a request of `adapter` may run, and holds its place while it does."""
         await self._enter(adapter)
         try:
@@ -47,9 +47,9 @@ class AdapterSlots:
             self._leave(adapter)
 
     async def _enter(self, adapter: str) -> None:
-        turn = self._turns.get(adapter)
-        if turn is not None and not self._is_over(adapter):
-            turn.requests += 1
+        use = self._used.get(adapter)
+        if use is not None and not self._is_over(adapter):
+            use.requests += 1
             return
         place = asyncio.get_running_loop().create_future()
         self._queues.setdefault(adapter, []).append(place)
@@ -64,26 +64,26 @@ class AdapterSlots:
     def _is_over(self, adapter: str) -> bool:
         """Whether its slot is due to one that waits: there are as many that wait as have had theirs for longer, or more."""
         waiting = sum(
-            other not in self._turns and not all(place.cancelled() for place in queue)
+            other not in self._used and not all(place.cancelled() for place in queue)
             for other, queue in self._queues.items()
         )
-        due = list(self._turns)[:waiting]
-        return adapter in due and self._clock() - self._turns[adapter].began >= TURN_SECONDS
+        due = list(self._used)[:waiting]
+        return adapter in due and self._clock() - self._used[adapter].began >= SLOT_SECONDS
 
     def _leave(self, adapter: str) -> None:
-        turn = self._turns[adapter]
-        turn.requests -= 1
-        if not turn.requests:
-            del self._turns[adapter]
+        use = self._used[adapter]
+        use.requests -= 1
+        if not use.requests:
+            del self._used[adapter]
             self._fill_slots()
 
     def _fill_slots(self) -> None:
-        while len(self._turns) < self._slots:
-            adapter = next((name for name in self._queues if name not in self._turns), None)
+        while len(self._used) < self._slots:
+            adapter = next((name for name in self._queues if name not in self._used), None)
             if adapter is None:
                 return
             places = [place for place in self._queues.pop(adapter) if not place.cancelled()]
             if places:
-                self._turns[adapter] = _Turn(self._clock(), len(places))
+                self._used[adapter] = _Use(self._clock(), len(places))
             for place in places:
                 place.set_result(None)

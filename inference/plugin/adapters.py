@@ -64,7 +64,7 @@ class Adapters:
         """Requests under each adapter, those that wait for its turn included."""
         self._loads = 0
         config = engine.vllm_config.lora_config
-        self._turns = AdapterSlots(config.max_loras if config is not None else 1)
+        self._slots = AdapterSlots(config.max_loras if config is not None else 1)
         self._max_rank = config.max_lora_rank if config is not None else 0
         self._dtype = str(config.lora_dtype if config is not None else "").removeprefix("torch.")
         self._provable: dict[frozenset[str], frozenset[str]] = {}
@@ -82,7 +82,7 @@ class Adapters:
         prompt. None if there is no such adapter. Waits until it is the adapter's turn."""
         self._in_use[name] += 1
         try:
-            async with self._turns.turn(name):
+            async with self._slots.use(name):
                 # Looked up now, for it may have been unloaded or replaced while this request waited.
                 request, adapter = self._models.lora_requests.get(name), self._loaded.get(name)
                 yield None if request is None else (request, f"{name}@{0 if adapter is None else adapter.load}")

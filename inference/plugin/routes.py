@@ -143,7 +143,7 @@ class CounterpointRoutes:
                     raise Refusal(HTTPStatus.BAD_REQUEST, "a probe is {model: name, token_ids: [two or more integers]}")
             if len(token_ids) > MAX_PROBE_TOKENS:
                 raise Refusal(HTTPStatus.BAD_REQUEST, f"a probe has at most {MAX_PROBE_TOKENS} tokens")
-            prompts = [(token_ids[:end], _ask_for(token_ids[end])) for end in range(1, len(token_ids))]
+            prompts = [(token_ids[:end], _probe_sampling(token_ids[end])) for end in range(1, len(token_ids))]
             outputs = await self._run(model, prompts, raw_request, salt=uuid.uuid4().hex)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
@@ -249,7 +249,7 @@ class CounterpointRoutes:
             raise Refusal(HTTPStatus.BAD_REQUEST, f"token ids must be from 0 to {self.vocabulary_size - 1}")
 
 
-def _ask_for(token_id: int) -> SamplingParams:
+def _probe_sampling(token_id: int) -> SamplingParams:
     """For the log-probability of one next token. vLLM's own `prompt_logprobs` ends the engine on a CPU where requests of
     adapters run beside it (0.30, `PunicaWrapperCPU.add_lora_logits`, which counts one row a request)."""
     return SamplingParams(

@@ -43,7 +43,7 @@ class Server:
     version: int | None = None
     instance: str | None = None
     """The running process whose weights are `version`; another instance holds nothing we know of."""
-    drained_for: str = ""
+    drain_reason: str = ""
     """Why it is given no new requests, whatever its state."""
     in_flight: int = 0
     failures: int = 0
@@ -55,8 +55,8 @@ class Server:
 
     def status(self) -> ServerStatus:
         """A snapshot."""
-        draining = bool(self.drained_for) and self.state in (State.SERVING, State.LOADING)
-        state, reason = ("draining", self.drained_for) if draining else (str(self.state), self.reason)
+        draining = bool(self.drain_reason) and self.state in (State.SERVING, State.LOADING)
+        state, reason = ("draining", self.drain_reason) if draining else (str(self.state), self.reason)
         return ServerStatus(self.url, state, reason, self.version, self.in_flight, self.cap)
 
 
@@ -83,12 +83,12 @@ class Fleet:
     @property
     def capacity(self) -> int:
         """Requests that all servers may have in flight together. A server that only loads new weights still counts."""
-        return sum(server.cap for server in self.servers if server.counted and not server.drained_for)
+        return sum(server.cap for server in self.servers if server.counted and not server.drain_reason)
 
     @property
     def serving(self) -> list[Server]:
         """The servers that take requests."""
-        return [server for server in self.servers if server.state is State.SERVING and not server.drained_for]
+        return [server for server in self.servers if server.state is State.SERVING and not server.drain_reason]
 
     def acquire(self, affinity: str, avoid: Server | None = None) -> Server | None:
         """Takes a place for a request, or returns None if no server has one.
@@ -110,7 +110,7 @@ class Fleet:
         return chosen
 
     def _has_room(self, server: Server) -> bool:
-        return server.state is State.SERVING and not server.drained_for and server.in_flight < server.cap
+        return server.state is State.SERVING and not server.drain_reason and server.in_flight < server.cap
 
     def release(self, server: Server) -> None:
         """Gives a place back."""
@@ -138,7 +138,7 @@ class Fleet:
 
     def drain(self, server: Server, reason: str) -> None:
         """It takes no requests while there is a reason; those at it stay there."""
-        server.drained_for = reason
+        server.drain_reason = reason
 
     def set_cap(self, server: Server, cap: int) -> None:
         """It takes requests while it has fewer than `cap`; those at it stay there."""
@@ -152,6 +152,6 @@ class Fleet:
         server.version = server.instance = None
         server.failures, server.counted = 0, False
 
-    def patience(self, server: Server) -> int:
+    def intervals_out(self, server: Server) -> int:
         """Health intervals to wait before a server that was taken out is given weights again: none at first, then ever more."""
         return int(2 ** min(max(server.setbacks - 1, 0), 5)) - 1

@@ -42,7 +42,7 @@ RETRY_SECONDS = 0.2
 UNLOAD_SECONDS = 5.0
 """How long the servers may take, when the pool closes, to forget the run's adapter."""
 
-STARTS_A_PASS = 4
+STARTS_PER_TICK = 4
 """Requests sent in one pass of the loop: a step begins with hundreds at once, which would hold up all else."""
 
 
@@ -60,11 +60,11 @@ class InferencePool:
         self._monitors: dict[Server, ServerMonitor] = {}
         self._tasks: dict[Server, asyncio.Task[None]] = {}
         """Of the monitors."""
-        self._follower: asyncio.Task[None] | None = None
+        self._sources_task: asyncio.Task[None] | None = None
         self._opened = False
         self._wanted: WeightUpdate | None = None
         self._waiting: deque[_Waiter] = deque()
-        self._starts = PerTickLimiter(STARTS_A_PASS)
+        self._starts = PerTickLimiter(STARTS_PER_TICK)
         self._changed = asyncio.Event()
         self._updating = asyncio.Lock()
         self._closed = False
@@ -73,10 +73,10 @@ class InferencePool:
         """Returns when the first server is healthy. Raises `InferenceError` if none is within `startup_timeout_seconds`."""
         await self._connections.__aenter__()
         self._opened = True
-        await self._align(await self._sources.look())
+        await self._apply_listing(await self._sources.read())
         if self._sources.changes:
-            self._follower = asyncio.create_task(self._follow_sources(), name="follower of the servers' sources")
-            self._follower.add_done_callback(self._follower_ended)
+            self._sources_task = asyncio.create_task(self._follow_sources(), name="follower of the servers' sources")
+            self._sources_task.add_done_callback(self._sources_task_ended)
         try:
             async with asyncio.timeout(self._config.startup_timeout_seconds):
                 await self._until(lambda: bool(self._fleet.serving))
@@ -92,7 +92,7 @@ class InferencePool:
         for waiter in self._waiting:
             if not waiter.place.done():
                 waiter.place.set_exception(InferenceError("the inference pool is closed"))
-        tasks = [*self._tasks.values(), *([self._follower] if self._follower else [])]
+        tasks = [*self._tasks.values(), *([self._sources_task] if self._sources_task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -111,21 +111,21 @@ class InferencePool:
     async def _follow_sources(self) -> None:
         while True:
             await asyncio.sleep(self._config.health_interval_seconds)
-            await self._align(await self._sources.look())
+            await self._apply_listing(await self._sources.read())
 
-    async def _align(self, listing: Listing) -> None:
+    async def _apply_listing(self, listing: Listing) -> None:
         """Takes in the servers that are new, and drains those to be drained or gone; what has gone and has no request of ours any
         more is forgotten. (No request outlasts `request_timeout_seconds`.)"""
         known = {server.url: server for server in self._fleet.servers}
-        for url, drained_for in listing.items():
-            server = known.pop(url, None) or self._take_in(url)
-            self._monitors[server].drain(drained_for)
+        for url, drain_reason in listing.items():
+            server = known.pop(url, None) or self._add(url)
+            self._monitors[server].drain(drain_reason)
         for server in known.values():
             self._monitors[server].drain("it is no longer among the servers")
             if not server.in_flight:
                 await self._forget(server)
 
-    def _take_in(self, url: str) -> Server:
+    def _add(self, url: str) -> Server:
         server = self._fleet.add(url)
         kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
         client: ServerClient = kind(url, self._connections)
@@ -133,7 +133,7 @@ class InferencePool:
             server, client, self._fleet, self._config, self._model, self._on_change
         )
         if self._wanted is not None:
-            monitor.want(self._wanted)
+            monitor.set_wanted(self._wanted)
         task = self._tasks[server] = asyncio.create_task(monitor.run(), name=f"monitor of {url}")
         task.add_done_callback(partial(self._monitor_ended, monitor))
         return server
@@ -182,7 +182,7 @@ class InferencePool:
         last: ServerFailure | None = None
         try:
             async with asyncio.timeout(self._config.request_timeout_seconds):
-                await self._turn_to_start()
+                await self._wait_to_start()
                 avoid: Server | None = None
                 for attempt in range(self._config.max_retries + 1):
                     if attempt > 1:
@@ -212,7 +212,7 @@ class InferencePool:
         async with self._updating:
             self._wanted = update
             for monitor in self._monitors.values():
-                monitor.want(update)
+                monitor.set_wanted(update)
             await self._until(lambda: self._closed or self._concluded(update))
             if self._closed:
                 raise InferenceError("the inference pool was closed during a weight update")
@@ -236,7 +236,7 @@ class InferencePool:
                 # Healthy or not, it may return at its monitor's next look, no sooner.
                 monitor.take_out(f"{server.failures} requests in a row failed")
             elif server.state is State.SERVING:
-                monitor.look_now()
+                monitor.check_now()
             raise
         self._fleet.succeeded(server)
         return _as_turn(request, completion, version, server.url)
@@ -250,18 +250,18 @@ class InferencePool:
         service = asyncio.timeout(None)
         try:
             async with service:
-                monitor.under_way.add(service)
+                monitor.requests.add(service)
                 completion = await monitor.client.generate(request)
                 await monitor.resolved.wait()
         except TimeoutError:
             raise ServerFailure(f"{server.url} went out of service: {server.reason}") from None
         finally:
-            monitor.under_way.discard(service)
+            monitor.requests.discard(service)
         if service.when() is not None:
             raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
         return completion
 
-    async def _turn_to_start(self) -> None:
+    async def _wait_to_start(self) -> None:
         if not self._starts.take():
             turn = asyncio.get_running_loop().create_future()
             self._starts.wait(partial(_end, turn))
@@ -311,7 +311,7 @@ class InferencePool:
             logger.critical("The monitor of %s failed; this is a defect", monitor.server.url, exc_info=error)
             monitor.take_out(f"its monitor failed: {error!r}")
 
-    def _follower_ended(self, task: asyncio.Task[None]) -> None:
+    def _sources_task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("The servers' sources are followed no more; this is a defect", exc_info=error)
 

@@ -54,7 +54,7 @@ class ServerMonitor:
         """The last `wanted` for which it is known whether the server holds it."""
         self.refused = False
         """Whether it is out because it would not take the weights, or took them and failed the probe."""
-        self.under_way: set[asyncio.Timeout] = set()
+        self.requests: set[asyncio.Timeout] = set()
         """Of the requests at the server: each expires when it is taken out."""
         self.resolved = asyncio.Event()
         """Set unless the server is loading."""
@@ -63,47 +63,47 @@ class ServerMonitor:
         self._config = config
         self._model = model
         self._on_change = on_change
-        self._attention = asyncio.Event()
+        self._wake = asyncio.Event()
         self._held: WeightUpdate | None = None
         self._controller: CapacityController | None = None
         """Once the server has told its load."""
-        self._load_asked = config.capacity == "fixed"
-        self._drained_for = ""
+        self._load_observed = config.capacity == "fixed"
+        self._drain_reason = ""
         """Why our own side wants it drained."""
-        self._asked_to_drain = False
+        self._server_drains = False
         """Whether the server itself says so."""
         self._slow_checks = 0
         self._not_before = 0.0
 
-    def want(self, update: WeightUpdate) -> None:
+    def set_wanted(self, update: WeightUpdate) -> None:
         """New weights: the monitor sees to them now, however often the server has failed before."""
         self.wanted = update
         self._not_before = 0.0
-        self._attention.set()
+        self._wake.set()
 
     def drain(self, reason: str) -> None:
         """No new requests while there is a reason."""
-        self._drained_for = reason
-        self._settle_draining()
+        self._drain_reason = reason
+        self._update_draining()
 
-    def look_now(self) -> None:
+    def check_now(self) -> None:
         """Something seems wrong with the server: checks its health without waiting for the next interval."""
-        self._attention.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Looks after the server until cancelled."""
         while True:
-            self._attention.clear()
-            await self._look()
+            self._wake.clear()
+            await self._check()
             try:
                 async with asyncio.timeout(self._config.health_interval_seconds):
-                    await self._attention.wait()
+                    await self._wake.wait()
             except TimeoutError:
                 # Only at the regular looks: two that follow a failure at once would see the same burst twice.
                 if self._holds(self.wanted):
-                    await self._watch_load()
+                    await self._update_cap()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         wanted = self.wanted
         try:
             async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
@@ -118,31 +118,31 @@ class ServerMonitor:
             self.take_out(str(error))
         else:
             self._slow_checks = 0
-            self._asked_to_drain = identity.draining
-            self._settle_draining()
+            self._server_drains = identity.draining
+            self._update_draining()
             if self.server.state is State.SERVING and identity.instance != self.server.instance:
                 self.take_out("it was restarted, and holds the weights it was started with")
             if not self._holds(wanted) and time.monotonic() >= self._not_before:
-                if not self._load_asked:
-                    await self._watch_load()
+                if not self._load_observed:
+                    await self._update_cap()
                 await self._bring_up(wanted, identity.instance)
         if self.wanted is wanted:
             self.concluded = wanted
             self._on_change()
 
-    def _settle_draining(self) -> None:
-        reason = self._drained_for or ("it was told to drain" if self._asked_to_drain else "")
-        if reason == self.server.drained_for:
+    def _update_draining(self) -> None:
+        reason = self._drain_reason or ("it was told to drain" if self._server_drains else "")
+        if reason == self.server.drain_reason:
             return
         logger.info("Inference server %s %s", self.server.url, f"is drained: {reason}" if reason else "is in use again")
         self._fleet.drain(self.server, reason)
         self._on_change()
 
-    async def _watch_load(self) -> None:
+    async def _update_cap(self) -> None:
         """Fits the cap to the load. A server that does not tell its load, or not now, keeps the cap it has."""
         if self._config.capacity == "fixed":
             return
-        self._load_asked = True
+        self._load_observed = True
         try:
             async with asyncio.timeout(LOAD_DEADLINE_SECONDS):
                 seen = await self.client.observe()
@@ -195,7 +195,7 @@ class ServerMonitor:
     async def _load_and_prove(self, wanted: WeightUpdate) -> None:
         began = time.monotonic()
         held = await self.client.load(wanted)
-        if held is not None and (others := wanted.probe.foreign_layers(held)) is not None:
+        if held is not None and (others := wanted.probe.mismatched_layers(held)) is not None:
             raise ProbeFailed(
                 f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
             )
@@ -227,11 +227,11 @@ class ServerMonitor:
         self._fleet.take_out(self.server, reason)
         self.refused = refused
         if first:
-            self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.patience(
+            self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.intervals_out(
                 self.server
             )
-        under_way, self.under_way = self.under_way, set()
-        for request in under_way:
+        requests, self.requests = self.requests, set()
+        for request in requests:
             request.reschedule(0.0)
         self._on_change()
 

@@ -34,7 +34,7 @@ class Sources:
         self._fixed: Listing = {url.rstrip("/"): "" for url in config.urls}
         self._resolved: Listing = {}
         self._listed: Listing = {}
-        self._complaint: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         """The last thing said of each source, which is said once."""
         self._text: bytes | None = None
 
@@ -43,12 +43,12 @@ class Sources:
         """Whether there is anything to look up again."""
         return self._config.dns is not None or self._config.urls_file is not None
 
-    async def look(self) -> Listing:
+    async def read(self) -> Listing:
         """The servers there should be now. A line of the file has the last word on draining."""
         if self._config.dns is not None:
             await self._resolve(self._config.dns)
         if self._config.urls_file is not None:
-            await self._read(self._config.urls_file)
+            await self._read_file(self._config.urls_file)
         return self._fixed | self._resolved | self._listed
 
     async def _resolve(self, name: str) -> None:
@@ -59,38 +59,38 @@ class Sources:
                     parts.hostname, parts.port or 80, type=socket.SOCK_STREAM
                 )
         except TimeoutError:
-            self._complain("dns", f"{name} was not resolved within {RESOLVE_SECONDS:g} s")
+            self._report("dns", f"{name} was not resolved within {RESOLVE_SECONDS:g} s")
         except (OSError, UnicodeError) as error:
-            self._complain("dns", f"{name} cannot be resolved: {error}")
+            self._report("dns", f"{name} cannot be resolved: {error}")
         else:
-            self._complain("dns", "")
+            self._report("dns", "")
             self._resolved = {_url(str(address[0]), int(address[1])): "" for *_, address in sorted(found)}
 
-    async def _read(self, path: Path) -> None:
+    async def _read_file(self, path: Path) -> None:
         try:
             text = await asyncio.to_thread(_read_text, path)
             if text == self._text:
                 return
             listing, mistakes = parse_listing(text.decode())
         except (OSError, ValueError) as error:
-            self._complain("urls_file", f"urls_file = {str(path)!r}: {error}")
+            self._report("urls_file", f"urls_file = {str(path)!r}: {error}")
             return
         # A line that cannot be read may be that of a server which is known: with a mistake none is dropped.
         self._listed = self._listed | listing if mistakes else listing
         self._text = text
-        self._complain("urls_file", "".join(f"{path}:{number}: {mistake}; " for number, mistake in mistakes)[:-2])
+        self._report("urls_file", "".join(f"{path}:{number}: {mistake}; " for number, mistake in mistakes)[:-2])
 
-    def _complain(self, source: str, complaint: str) -> None:
-        if complaint and complaint != self._complaint.get(source):
+    def _report(self, source: str, complaint: str) -> None:
+        if complaint and complaint != self._reported.get(source):
             logger.error("Inference servers: %s; what was known before, and all else, counts", complaint)
-        elif not complaint and self._complaint.get(source):
+        elif not complaint and self._reported.get(source):
             logger.info("Inference servers: %s can be read again", source)
-        self._complaint[source] = complaint
+        self._reported[source] = complaint
 
     def describe(self) -> str:
         """The sources, and what is wrong with them, for a person."""
         named = [*self._fixed, *(str(source) for source in (self._config.dns, self._config.urls_file) if source)]
-        return "; ".join([", ".join(named), *filter(None, self._complaint.values())])
+        return "; ".join([", ".join(named), *filter(None, self._reported.values())])
 
 
 def _read_text(path: Path) -> bytes:

@@ -49,10 +49,10 @@ def test_a_probe_may_hold_the_version_before_and_digests(tmp_path: Path) -> None
 
 def test_a_digest_is_compared_in_the_servers_precision_where_both_know_it() -> None:
     probe = Probe(1, [5, 6], [-1.0], digests={"float32": {"": "aa", "0": "bb"}, "bfloat16": {"": "cc", "0": "dd"}})
-    assert probe.foreign_layers(HeldWeights("bfloat16", {"": "cc", "0": "dd"})) is None
-    assert probe.foreign_layers(HeldWeights("bfloat16", {"0": "dd"})) is None, "a layer may be beyond comparison"
-    assert str(probe.foreign_layers(HeldWeights("bfloat16", {"": "cc", "0": "bb"}))).endswith("published: layer 0")
-    assert str(probe.foreign_layers(HeldWeights("float32", {"": "cc"}))).endswith(
+    assert probe.mismatched_layers(HeldWeights("bfloat16", {"": "cc", "0": "dd"})) is None
+    assert probe.mismatched_layers(HeldWeights("bfloat16", {"0": "dd"})) is None, "a layer may be beyond comparison"
+    assert str(probe.mismatched_layers(HeldWeights("bfloat16", {"": "cc", "0": "bb"}))).endswith("published: layer 0")
+    assert str(probe.mismatched_layers(HeldWeights("float32", {"": "cc"}))).endswith(
         "published: weights outside the layers"
     )
 

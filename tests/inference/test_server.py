@@ -107,7 +107,7 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
 @pytest.mark.slow
 def test_an_engine_that_is_stopped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, SHARES_MEMORY)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(server, "PROCESS_CHECK_SECONDS", 0.0)
     config = config_of(tmp_path, {})
     told: list[str] = []
 
@@ -154,7 +154,7 @@ def test_a_server_that_closes_its_port_and_does_not_end_is_killed(
 ) -> None:
     """As vLLM 0.30 does when its engine is killed while an adapter is being loaded."""
     stand_in(monkeypatch, DEAF)
-    monkeypatch.setattr(server, "DEAF_SECONDS", 0.3)
+    monkeypatch.setattr(server, "NOT_LISTENING_SECONDS", 0.3)
     began: list[bool] = []
     assert server.serve(config_of(tmp_path, {}), lambda: began.append(True)) == server.EXIT_FAILED
     assert began == [True]
@@ -166,8 +166,8 @@ def test_a_server_that_closes_its_port_and_does_not_end_is_killed(
 def test_a_ready_server_on_a_name_of_two_addresses_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM listens on the IPv4 address of a name. Looked for at the other one, it would be killed for being deaf."""
     stand_in(monkeypatch, HEALTHY)
-    monkeypatch.setattr(server, "DEAF_SECONDS", 0.0)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(server, "NOT_LISTENING_SECONDS", 0.0)
+    monkeypatch.setattr(server, "PROCESS_CHECK_SECONDS", 0.0)
     beats: list[str] = []
 
     def beat(trouble: str) -> None:

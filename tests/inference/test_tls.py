@@ -105,10 +105,10 @@ async def test_certificates_are_read_only_for_servers_under_https(monkeypatch: p
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", counted)
     async with HttpSessions(PoolConfig()) as connections:
         for url in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
-            connections.channel(url)
+            connections.binary_client(url)
         assert not read
         for url in ("https://127.0.0.1:1", "HTTPS://127.0.0.1:2"):
-            connections.channel(url)
+            connections.binary_client(url)
         assert len(read) == 1
 
 

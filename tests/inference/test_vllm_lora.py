@@ -117,7 +117,7 @@ async def test_what_an_adapters_slot_holds_has_the_digest_of_what_was_published(
             assert held.layers == update.probe.digests["float32"]
             assert held.layers.keys() == {"0", "1"}
         other = replace(update, probe=update_to(lora_server, 0, "run-digest").probe)
-        assert "2 of 2 digests" in str(other.probe.foreign_layers(held))
+        assert "2 of 2 digests" in str(other.probe.mismatched_layers(held))
         await client.unload("run-digest")
 
 

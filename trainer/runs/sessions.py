@@ -63,7 +63,7 @@ class Sessions:
         self._words: dict[str, tuple[str, float]] = {}
         """What a run that waits was last told, and when."""
         self._looked = 0.0
-        self._log_of_peers = RateLimitedLog(logger)
+        self._peer_log = RateLimitedLog(logger)
         self.calls = False
         """Whether somebody has called since the last `answer`."""
 
@@ -79,14 +79,14 @@ class Sessions:
                 case Batch():
                     if (run := self._runs.get(run_id)) is None:
                         line = f"a batch of step {message.step} of run {run_id} came before its READY; dropped"
-                        self._log_of_peers.note(logging.WARNING, line)
+                        self._peer_log.note(logging.WARNING, line)
                     elif (offence := self._on_batch(run, message)) is not None:
                         yield run, offence
                 case Commit(step):
                     if run_id in self._runs:
                         self._committed[run_id] = max(step, self._committed.get(run_id, 0))
                 case Bye():
-                    self._log_of_peers.note(logging.INFO, f"the orchestrator of run {run_id} left")
+                    self._peer_log.note(logging.INFO, f"the orchestrator of run {run_id} left")
                     self._presence.left(run_id, time.monotonic())
                     self._forget_uncommitted(run_id)
                     self._forget_call(run_id)
@@ -179,7 +179,7 @@ class Sessions:
         credit = self._config.transport.credit
         taken = self._training.get(run.run_id, run.progress.step)
         if batch.step <= taken:
-            self._log_of_peers.note(logging.INFO, f"step {batch.step} of run {run.run_id} is here already; dropped")
+            self._peer_log.note(logging.INFO, f"step {batch.step} of run {run.run_id} is here already; dropped")
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
         elif batch.step > taken + credit:  # one that is being trained was acknowledged, which made room for another
             reason = f"step {batch.step}: this trainer trains step {taken + 1} next and holds {credit} batches"
@@ -221,7 +221,7 @@ class Sessions:
 
     def send_away(self, run_id: str, reason: str) -> None:
         """Takes nothing more from a run, until it calls again."""
-        self._log_of_peers.note(logging.ERROR, f"run {run_id} is sent away: {reason}")
+        self._peer_log.note(logging.ERROR, f"run {run_id} is sent away: {reason}")
         self._receiver.send(run_id, Evicted(reason))
         self._presence.sent_away(run_id)
         self._forget_call(run_id)

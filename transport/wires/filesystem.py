@@ -45,7 +45,7 @@ class DirectoryConnection:
         self.peer = f"the trainer at {root}"
         self._root = root
         self._run_id = run_id
-        self._patience_seconds = 3 * heartbeat_seconds
+        self._timeout_seconds = 3 * heartbeat_seconds
         self._seeking = False
         self._session: Path | None = None
         self._beacon: tuple[str, int] | None = None
@@ -106,8 +106,8 @@ class DirectoryConnection:
             return "another trainer took its place"
         if beacon != self._beacon:
             self._beacon, self._seen = beacon, time.monotonic()
-        elif time.monotonic() - self._seen > self._patience_seconds:
-            return f"no heartbeat for {self._patience_seconds:g} s"
+        elif time.monotonic() - self._seen > self._timeout_seconds:
+            return f"no heartbeat for {self._timeout_seconds:g} s"
         return None
 
     def _read_messages(self, directory: Path) -> list[Arrived]:

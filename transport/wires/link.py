@@ -31,7 +31,7 @@ _BACKOFF_SECONDS = (0.1, 5.0)
 _DISPLACEMENTS = 3
 """How often a link that was replaced connects again. Its own earlier greeting, read late, may have replaced it, or another
 orchestrator of the run, to which it gives way in the end."""
-_FIRST_COMPLAINT_SECONDS, _RAREST_COMPLAINT_SECONDS = 2.0, 60.0
+_FIRST_LOG_SECONDS, _LONGEST_LOG_SECONDS = 2.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ThreadedLink:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._patience = _Patience(connection.peer)
+        self._wait_log = _WaitLog(connection.peer)
         self._inbox: asyncio.Queue[ToOrchestrator | Exception] = asyncio.Queue()
         self._outbox: deque[tuple[Offer | Commit, asyncio.Future[None]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -163,17 +163,17 @@ class ThreadedLink:
     def _serve(self) -> None:
         try:
             self._connection.open()
-            self._patience.await_("a connection to")
+            self._wait_log.begin("a connection to")
             while not self._closing:
                 for event in self._connection.poll(self._wake_reader, self._seconds_to_wait()):
                     if self._is_displaced(event):
-                        self._take_place_back()
+                        self._reconnect()
                         break  # what follows is of the old connection
                     self._handle(event)
                 self._reopen_if_due()
-                self._patience.complain_if_due()
-                self._hand_over()
-            self._hand_over()
+                self._wait_log.log_if_due()
+                self._send_queued()
+            self._send_queued()
             if self._connected:
                 self._connection.write(codec.encode_message(Bye()))
         finally:
@@ -184,7 +184,7 @@ class ThreadedLink:
             case Connected():
                 self._connected = True
                 self._connection.write(codec.encode_message(self._hello))
-                self._patience.await_("READY from")
+                self._wait_log.begin("READY from")
             case Lost(reason):
                 self._connected, self._session = False, None
                 first, longest = _BACKOFF_SECONDS
@@ -192,7 +192,7 @@ class ThreadedLink:
                 self._failures = min(self._failures + 1, 16)
                 self._reopen_at = time.monotonic() + delay
                 logger.warning("lost %s: %s; trying again in %.1f s", self._connection.peer, reason, delay)
-                self._patience.await_("a connection to")
+                self._wait_log.begin("a connection to")
             case _:
                 self._take(event)
 
@@ -206,7 +206,7 @@ class ThreadedLink:
             return False
         return isinstance(message, Rejected) and message.session is None
 
-    def _take_place_back(self) -> None:
+    def _reconnect(self) -> None:
         self._displaced += 1
         self._connected, self._session = False, None
         logger.warning("%s took another connection for this run's newest; connecting anew", self._connection.peer)
@@ -228,7 +228,7 @@ class ThreadedLink:
             self._session = None
         if isinstance(message, Ready | Waiting):
             self._failures = 0
-            self._patience.satisfied()
+            self._wait_log.end()
         self._post(lambda: self._inbox.put_nowait(message))
 
     def _reopen_if_due(self) -> None:
@@ -237,10 +237,10 @@ class ThreadedLink:
             self._connection.open()
 
     def _seconds_to_wait(self) -> float:
-        due = [self._patience.due] if self._reopen_at is None else [self._patience.due, self._reopen_at]
+        due = [self._wait_log.due] if self._reopen_at is None else [self._wait_log.due, self._reopen_at]
         return max(0.0, min(due) - time.monotonic())
 
-    def _hand_over(self) -> None:
+    def _send_queued(self) -> None:
         try:
             os.read(self._wake_reader, 4096)
         except BlockingIOError:
@@ -280,34 +280,34 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
         future.set_exception(error)
 
 
-class _Patience:
+class _WaitLog:
     """Says what is awaited, of whom and since when, ever more rarely."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._what: str | None = None
-        self._complained = False
+        self._logged = False
         self.due = float("inf")
 
-    def await_(self, what: str) -> None:
+    def begin(self, what: str) -> None:
         if self._what is None:
             self._since, self._started = time.strftime("%H:%M:%S"), time.monotonic()
-            self._interval = _FIRST_COMPLAINT_SECONDS
+            self._interval = _FIRST_LOG_SECONDS
             self.due = self._started + self._interval
         self._what = what
 
-    def complain_if_due(self) -> None:
+    def log_if_due(self) -> None:
         now = time.monotonic()
         if now < self.due:
             return
-        self._complained = True
-        self._interval = min(2 * self._interval, _RAREST_COMPLAINT_SECONDS)
+        self._logged = True
+        self._interval = min(2 * self._interval, _LONGEST_LOG_SECONDS)
         self.due = now + self._interval
         waited = now - self._started
         logger.warning("waiting for %s %s since %s (%.0f s)", self._what, self._peer, self._since, waited)
 
-    def satisfied(self) -> None:
+    def end(self) -> None:
         if self._what is None:
             return
-        logger.info("connected to %s%s", self._peer, f", away since {self._since}" if self._complained else "")
-        self._what, self._complained, self.due = None, False, float("inf")
+        logger.info("connected to %s%s", self._peer, f", away since {self._since}" if self._logged else "")
+        self._what, self._logged, self.due = None, False, float("inf")

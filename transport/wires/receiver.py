@@ -66,7 +66,7 @@ class Receiver:
         """By run, what its last `Ready` said; no entry where none counts."""
         self._rejected = 0
         self._invalid_batches: dict[str, str] = {}
-        self._log_of_peers = RateLimitedLog(logger)
+        self._peer_log = RateLimitedLog(logger)
 
     @property
     def rejected(self) -> int:
@@ -99,9 +99,7 @@ class Receiver:
         sender = self._senders.get(run_id)
         connected = sender is not None and self._listener.write(sender, codec.encode_message(message))
         if not connected:
-            self._log_of_peers.note(
-                logging.INFO, f"run {run_id} is not connected; it is not told {type(message).__name__}"
-            )
+            self._peer_log.note(logging.INFO, f"run {run_id} is not connected; it is not told {type(message).__name__}")
         if isinstance(message, Evicted | Bye):
             self._forget(run_id)
         elif isinstance(message, Waiting):
@@ -153,7 +151,7 @@ class Receiver:
     def _is_present(self, run_id: str, session: int) -> bool:
         if session == self._sessions.get(run_id):
             return True
-        self._log_of_peers.note(logging.INFO, f"dropped a message of an earlier session of run {run_id}")
+        self._peer_log.note(logging.INFO, f"dropped a message of an earlier session of run {run_id}")
         return False
 
     def _greet(self, arrival: Arrival, hello: Hello) -> str:
@@ -168,7 +166,7 @@ class Receiver:
             self._forget(other)
         self._runs[arrival.sender] = hello.run_id
         self._senders[hello.run_id] = arrival.sender
-        self._log_of_peers.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
+        self._peer_log.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
         return hello.run_id
 
     def _forget(self, run_id: str) -> None:
@@ -181,7 +179,7 @@ class Receiver:
         self._rejected += 1
         run_id = self._runs.get(arrival.sender)
         who = f"run {run_id}" if run_id is not None else "a stranger"
-        self._log_of_peers.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
+        self._peer_log.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
             session = self._sessions.get(run_id) if run_id is not None else None  # None: it has to say HELLO again
             self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session)))

@@ -34,7 +34,7 @@ async def channel_to(talk: Talk) -> AsyncIterator[BinaryHttpClient]:
     server = await asyncio.start_server(converse, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
     async with server, HttpSessions(PoolConfig(urls=[url])) as connections:
-        yield connections.channel(url)
+        yield connections.binary_client(url)
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -198,7 +198,7 @@ async def test_nothing_listens() -> None:
         pass
     async with HttpSessions(PoolConfig()) as connections:
         with pytest.raises(ServerUnreachable):
-            await post(connections.channel(to.url))
+            await post(connections.binary_client(to.url))
 
 
 @pytest.mark.parametrize(
@@ -383,10 +383,10 @@ async def test_a_connect_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     async with HttpSessions(PoolConfig(connect_timeout_seconds=0.01)) as connections:
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
         with pytest.raises(ServerUnreachable, match=r"no connection within 0\.01 s"):
-            await post(connections.channel("http://127.0.0.1:1"))
+            await post(connections.binary_client("http://127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("share", ["ANSWERS_A_PASS", "HEADS_A_PASS"])
+@pytest.mark.parametrize("share", ["ANSWERS_PER_TICK", "HEADS_PER_TICK"])
 async def test_no_more_answers_are_given_in_one_pass_than_its_share(
     share: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,13 +430,13 @@ async def test_no_more_memory_is_asked_for_in_one_pass_than_its_share(monkeypatc
         answers = await asyncio.gather(*(post(to) for _ in range(12)))
     assert all(answer == body for answer in answers)
     assert len(begun) == 12
-    assert max(begun.count(moment) for moment in begun) == binary_http.EXTENSIONS_A_PASS
+    assert max(begun.count(moment) for moment in begun) == binary_http.EXTENSIONS_PER_TICK
 
 
 async def test_a_connection_that_is_cut_while_its_head_waits_fails_its_call_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(binary_http, "HEADS_A_PASS", 1)
+    monkeypatch.setattr(binary_http, "HEADS_PER_TICK", 1)
     async with channel_to(answering(response(b"body"))) as to:
         calls = [asyncio.create_task(post(to)) for _ in range(16)]
         await calls[0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.clients.capacity import CUT, FLOOR, RISE, CapacityController, Observation
+from inference.clients.capacity import DECREASE_FACTOR, FAST_INCREASE, LOWEST_CAP, CapacityController, Observation
 
 EASY = Observation(cache_use=0.3, running=40, waiting=0, preemptions=0)
 FULL = Observation(cache_use=0.97, running=64, waiting=10, preemptions=0)
@@ -84,17 +84,19 @@ def test_no_history_leaves_the_bounds_or_raises_an_overloaded_server(
     ceiling: int, history: list[tuple[Observation, int]]
 ) -> None:
     controller = CapacityController(ceiling)
-    assert min(FLOOR, ceiling) <= controller.cap <= ceiling
+    assert min(LOWEST_CAP, ceiling) <= controller.cap <= ceiling
     for seen, in_flight in history:
         before = controller.cap
         reason = controller.observe(seen, in_flight)
-        assert min(FLOOR, ceiling) <= controller.cap <= ceiling
-        assert controller.cap - before <= RISE
+        assert min(LOWEST_CAP, ceiling) <= controller.cap <= ceiling
+        assert controller.cap - before <= FAST_INCREASE
         assert bool(reason) == (controller.cap < before)
         if seen.cache_use >= 0.95 or (seen.running and seen.waiting > 1.5 * seen.running):
             assert controller.cap <= before
         if controller.cap < before:
-            assert controller.cap >= min(int(before * CUT), before - 1) or controller.cap == controller.floor
+            assert (
+                controller.cap >= min(int(before * DECREASE_FACTOR), before - 1) or controller.cap == controller.floor
+            )
             assert in_flight <= before
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.plugin.adapter_slots import TURN_SECONDS, AdapterSlots
+from inference.plugin.adapter_slots import SLOT_SECONDS, AdapterSlots
 
 
 class Clock:
@@ -23,14 +23,14 @@ class Clock:
 class Request:
     """One request that runs until it is told to end."""
 
-    def __init__(self, turns: AdapterSlots, adapter: str) -> None:
+    def __init__(self, slots: AdapterSlots, adapter: str) -> None:
         self.adapter = adapter
         self.runs = False
         self.end = asyncio.Event()
-        self.task = asyncio.create_task(self._run(turns))
+        self.task = asyncio.create_task(self._run(slots))
 
-    async def _run(self, turns: AdapterSlots) -> None:
-        async with turns.turn(self.adapter):
+    async def _run(self, slots: AdapterSlots) -> None:
+        async with slots.use(self.adapter):
             self.runs = True
             try:
                 await self.end.wait()
@@ -44,8 +44,8 @@ async def settle() -> None:
 
 
 async def test_an_adapter_without_a_slot_waits_until_one_is_empty() -> None:
-    turns = AdapterSlots(2, Clock())
-    first, again, second, third = (Request(turns, name) for name in ("a", "a", "b", "c"))
+    slots = AdapterSlots(2, Clock())
+    first, again, second, third = (Request(slots, name) for name in ("a", "a", "b", "c"))
     await settle()
     assert [request.runs for request in (first, again, second, third)] == [True, True, True, False]
     first.end.set()
@@ -61,15 +61,15 @@ async def test_an_adapter_without_a_slot_waits_until_one_is_empty() -> None:
 
 async def test_a_steady_load_gives_its_slot_up_when_its_turn_is_over() -> None:
     clock = Clock()
-    turns = AdapterSlots(1, clock)
-    running = Request(turns, "steady")
+    slots = AdapterSlots(1, clock)
+    running = Request(slots, "steady")
     await settle()
-    waiting = Request(turns, "waits")
-    another = Request(turns, "steady")
+    waiting = Request(slots, "waits")
+    another = Request(slots, "steady")
     await settle()
     assert another.runs, "its turn is not over yet"
-    clock.now = TURN_SECONDS
-    late = Request(turns, "steady")
+    clock.now = SLOT_SECONDS
+    late = Request(slots, "steady")
     await settle()
     assert not late.runs
     running.end.set()
@@ -86,15 +86,15 @@ async def test_a_steady_load_gives_its_slot_up_when_its_turn_is_over() -> None:
 
 async def test_a_turn_that_nobody_waits_for_never_ends() -> None:
     clock = Clock()
-    turns = AdapterSlots(1, clock)
-    first = Request(turns, "a")
+    slots = AdapterSlots(1, clock)
+    first = Request(slots, "a")
     await settle()
-    given_up = Request(turns, "b")
+    given_up = Request(slots, "b")
     await settle()
     given_up.task.cancel()
     await settle()
-    clock.now = 10 * TURN_SECONDS
-    second = Request(turns, "a")
+    clock.now = 10 * SLOT_SECONDS
+    second = Request(slots, "a")
     await settle()
     assert second.runs
     first.end.set()
@@ -112,25 +112,25 @@ def test_no_history_fills_more_slots_than_there_are_or_leaves_one_waiting_for_ev
 ) -> None:
     async def live() -> None:
         clock = Clock()
-        turns = AdapterSlots(slots, clock)
+        shared = AdapterSlots(slots, clock)
         requests: list[Request] = []
         for adapter, action in history:
             mine = [request for request in requests if request.adapter == adapter and not request.task.done()]
             if action == "start":
-                requests.append(Request(turns, adapter))
+                requests.append(Request(shared, adapter))
             elif action == "end" and mine:
                 mine[0].end.set()
             elif action == "cancel" and mine:
                 mine[-1].task.cancel()
             elif action == "wait":
-                clock.now += TURN_SECONDS
+                clock.now += SLOT_SECONDS
             if action != "cancel":  # so that a place may be given to one that is just being cancelled
                 await settle()
             assert len(Counter(request.adapter for request in requests if request.runs)) <= slots
         for request in requests:
             request.end.set()
         await asyncio.wait_for(asyncio.gather(*(request.task for request in requests), return_exceptions=True), 10)
-        assert not turns._turns
-        assert all(place.done() for queue in turns._queues.values() for place in queue)
+        assert not shared._used
+        assert all(place.done() for queue in shared._queues.values() for place in queue)
 
     asyncio.run(live())

@@ -81,7 +81,7 @@ def test_patience_grows_with_setbacks_to_a_bound() -> None:
     waits = []
     for _ in range(8):
         fleet.take_out(server, "again")
-        waits.append(fleet.patience(server))
+        waits.append(fleet.intervals_out(server))
         fleet.begin_serving(server, 0, "first")
     assert waits == [0, 1, 3, 7, 15, 31, 31, 31]
 

@@ -43,30 +43,30 @@ async def test_a_file_is_read_again_and_its_absence_changes_nothing(
     caplog.set_level(logging.INFO, "inference.pool.sources")
     path = tmp_path / "servers"
     sources = Sources(PoolConfig(urls=["http://fixed/"], urls_file=path))
-    assert await sources.look() == {"http://fixed": ""}
-    assert await sources.look() == {"http://fixed": ""}
+    assert await sources.read() == {"http://fixed": ""}
+    assert await sources.read() == {"http://fixed": ""}
     assert [record.levelname for record in caplog.records] == ["ERROR"], "it is said once"
     assert "No such file" in sources.describe()
     path.write_text("http://one\nhalf a line\n")
-    assert await sources.look() == {"http://fixed": "", "http://one": ""}
+    assert await sources.read() == {"http://fixed": "", "http://one": ""}
     assert f"{path}:2: 'half a line': one URL is expected" in caplog.messages[-1]
     path.write_text("<html>502 Bad Gateway</html>\n")
-    assert await sources.look() == {"http://fixed": "", "http://one": ""}, "a mistake drops nothing that was known"
+    assert await sources.read() == {"http://fixed": "", "http://one": ""}, "a mistake drops nothing that was known"
     path.write_text("drain http://fixed\nhttp://two\n")
-    assert list(await sources.look()) == ["http://fixed", "http://two"]
-    assert (await sources.look())["http://fixed"], "a line of the file has the last word"
+    assert list(await sources.read()) == ["http://fixed", "http://two"]
+    assert (await sources.read())["http://fixed"], "a line of the file has the last word"
     path.unlink()
-    assert list(await sources.look()) == ["http://fixed", "http://two"]
+    assert list(await sources.read()) == ["http://fixed", "http://two"]
 
 
 async def test_a_file_that_is_too_long_or_no_text_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "servers"
     path.write_text("http://one\n")
     sources = Sources(PoolConfig(urls_file=path))
-    assert await sources.look() == {"http://one": ""}
+    assert await sources.read() == {"http://one": ""}
     for content in (b"http://two\n" * 100_000, b"\xff\xfe"):
         path.write_bytes(content)
-        assert await sources.look() == {"http://one": ""}
+        assert await sources.read() == {"http://one": ""}
         assert str(path) in sources.describe()
 
 
@@ -91,17 +91,17 @@ async def test_every_address_of_a_name_is_a_server_and_a_failed_look_up_changes_
         (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 8000, 0, 0)),
     ]
     both = {"http://10.0.0.1:8000": "", "http://10.0.0.2:8000": "", "http://[fd00::1]:8000": ""}
-    assert await sources.look() == both
+    assert await sources.read() == both
     answer = socket.gaierror(-2, "Name or service not known")
-    assert await sources.look() == both
+    assert await sources.read() == both
     assert "http://inference.example:8000 cannot be resolved: [Errno -2]" in sources.describe()
     answer = []
-    assert await sources.look() == {}
+    assert await sources.read() == {}
 
 
 async def test_a_real_name_resolves() -> None:
     sources = Sources(PoolConfig(dns="http://localhost:8123"))
-    assert "http://127.0.0.1:8123" in await sources.look()
+    assert "http://127.0.0.1:8123" in await sources.read()
 
 
 def test_the_default_address_gives_way_to_another_source(tmp_path: Path) -> None:
