@@ -52,7 +52,7 @@ from orchestrator.step.advantages import Advantage
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save, with_unrecorded
-from orchestrator.step.finalize import Finalizer, judged
+from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.sender import Sender
 from run.config import RunConfig
@@ -70,7 +70,7 @@ class Group:
     rollouts: list[Rollout]
     interruptible: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that play or score; they enter and leave by themselves, so that a cancellation always meets one that runs."""
-    judged: bool = False
+    is_finalized: bool = False
     cancelled: bool = False
 
 
@@ -102,7 +102,7 @@ class Dispatcher:
         self._config = config
         self._scheduler = scheduler
         self._environments = environments
-        self._judge_group = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
+        self._finalizer = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
         self._pool = pool
         self._calling = {
             environment.name: (
@@ -156,7 +156,7 @@ class Dispatcher:
         for group_id, rollouts in ready.items():
             if not rollouts:
                 raise ValueError(f"the checkpoint of step {checkpoint.step} lacks the rollouts of group {group_id}")
-            self._groups[group_id] = Group(group_id, rollouts[0].environment, rollouts, judged=True)
+            self._groups[group_id] = Group(group_id, rollouts[0].environment, rollouts, is_finalized=True)
 
     def handle(self, event: Event) -> None:
         """Tells the scheduler and executes what follows, without waiting for it."""
@@ -195,7 +195,7 @@ class Dispatcher:
                 await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
     async def settle(self) -> None:
-        """Until every rollout, judgement and step boundary has ended."""
+        """Until every rollout, outcome and step boundary has ended."""
         while self._work:
             await asyncio.wait(self._work)
 
@@ -213,7 +213,7 @@ class Dispatcher:
                 )
                 self._cancel_group(self._groups.pop(group_id, None), reason, detail)
             case FinalizeGroup(group_id):
-                self._spawn(self._judge(self._groups[group_id]), f"judge {group_id}")
+                self._spawn(self._finalize(self._groups[group_id]), f"finalize {group_id}")
             case ShipBatch(step, group_ids):
                 self._shipped_step = step
                 for group_id in group_ids:
@@ -264,7 +264,7 @@ class Dispatcher:
             return  # Waiting for its turn after a resume: it never started here.
         group.cancelled = True
         _interrupt(group)
-        if group.judged:
+        if group.is_finalized:
             self._discarded.add(group.rollouts, f"group {group.group_id}: {detail}")
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
@@ -297,7 +297,7 @@ class Dispatcher:
             return self._discarded.inference_failed(error)
         return self._discarded.rollout_failed(error)
 
-    async def _judge(self, group: Group) -> None:
+    async def _finalize(self, group: Group) -> None:
         set_context(group=group.group_id)
         loaded = self._environments[group.environment]
         if loaded.environment.group_scoring:
@@ -308,18 +308,18 @@ class Dispatcher:
                 if not (group.cancelled or self._draining):
                     raise
                 return  # Forgotten, or played again after a resume.
-        judgement = await judged(self._judge_group, group.rollouts, loaded.environment.group_scoring)
+        outcome = await finalize_in_thread(self._finalizer, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
-            group.judged, group.rollouts = True, list(judgement.rollouts)
-            for (kind, environment), caught in judgement.caught.items():
+            group.is_finalized, group.rollouts = True, list(outcome.rollouts)
+            for (kind, environment), caught in outcome.caught.items():
                 self._counts[f"filters/{kind}/{environment}"] += caught
-            if judgement.event.dropped is None:
-                kept, filtered = judgement.event.kept, judgement.event.filtered
+            if outcome.event.dropped is None:
+                kept, filtered = outcome.event.kept, outcome.event.filtered
                 failed = len(group.rollouts) - kept - filtered
                 self._decisions.of_group(
                     group.group_id, Decision.FINALIZED, kept=kept, filtered=filtered, failed=failed
                 )
-        self.handle(judgement.event)
+        self.handle(outcome.event)
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
         set_context(step=step)

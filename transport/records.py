@@ -84,13 +84,13 @@ class Rollout:
     filtered_by: str | None = None
     """Name of the enforcing filter that removed it."""
     saved: SavedState | None = None
-    """`metrics` and `state` as they were when it was judged. Files are written from these bytes, since an environment may change
+    """`metrics` and `state` as they were when it was finalized. Files are written from these bytes: an environment may change
     what it left at any time. None before."""
 
     tokens: Int32Array | None = None
-    """Every token of its turns once, once it was judged or read from a file: the turns' ids are views of it."""
+    """Every token of its turns once, once it was finalized or read from a file: the turns' ids are views of it."""
     branches: tuple[Branch, ...] | None = None
-    """Its turns as the judge merged them; None before, or where a file held it."""
+    """Its turns as its branches; None before its end, and for one read from a file."""
 
     @property
     def oldest_policy_version(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from job.replay.lag_trace import LagTrace
-from job.replay.replay import BASELINE, BOUNDARY, JUDGE
+from job.replay.replay import BASELINE, BOUNDARY, FINALIZE
 
 INK, MUTED, GRID, LAG, IDLE = "#1f2933", "#7b8794", "#e4e7eb", "#0f766e", "#f5f7fa"
 BANDS = ("#dbeafe", "#fef3c7", "#dcfce7", "#fce7f3", "#ede9fe", "#ffedd5", "#cffafe")
@@ -21,26 +21,26 @@ def draw(trace: LagTrace, path: Path, title: str) -> Path:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    judged = [span for span in trace.spans if span.name == JUDGE][-1]
+    finalized = [span for span in trace.spans if span.name == FINALIZE][-1]
     phases = sorted(
-        (s for s in trace.spans if s.name not in (BASELINE, BOUNDARY) and s.start >= judged.start),
+        (s for s in trace.spans if s.name not in (BASELINE, BOUNDARY) and s.start >= finalized.start),
         key=lambda span: span.start,
     )
-    first, last = judged.start - BEFORE_SECONDS, max(span.end for span in phases)
+    first, last = finalized.start - BEFORE_SECONDS, max(span.end for span in phases)
     figure = Figure(figsize=(11, 4.5), dpi=150, facecolor="white", layout="constrained")
     axes = figure.subplots()
     axes.axvspan(-BEFORE_SECONDS, 0, color=IDLE, zorder=0)
     handles = [Patch(color=IDLE, label="idle")]
     for span, colour in zip(phases, BANDS * len(phases), strict=False):
-        axes.axvspan(span.start - judged.start, span.end - judged.start, color=colour, zorder=0)
+        axes.axvspan(span.start - finalized.start, span.end - finalized.start, color=colour, zorder=0)
         handles.append(Patch(color=colour, label=f"{span.name} {1e3 * span.seconds:,.0f} ms"))
     samples = [(t, lag) for t, lag in zip(trace.times, trace.lags, strict=True) if first <= t <= last]
     axes.vlines(
-        [time - judged.start for time, _ in samples], 0, [1e3 * lag for _, lag in samples], color=LAG, linewidth=0.8
+        [time - finalized.start for time, _ in samples], 0, [1e3 * lag for _, lag in samples], color=LAG, linewidth=0.8
     )
-    axes.set_xlim(first - judged.start, last - judged.start)
+    axes.set_xlim(first - finalized.start, last - finalized.start)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds since the judging began", color=INK)
+    axes.set_xlabel("seconds since finalizing began", color=INK)
     axes.set_ylabel("event-loop lag, ms", color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -17,7 +17,7 @@ from job.replay.boundary import Recording, Rig
 from job.replay.lag_trace import LagTrace
 from job.replay.replay import (
     BASELINE,
-    JUDGE,
+    FINALIZE,
     PAUSE_SECONDS,
     Row,
     Settings,
@@ -90,7 +90,7 @@ async def attribute(recording: Recording, settings: Settings) -> list[Attributio
 
 def _phases(parts: Rig, step: int) -> list[Phase]:
     """The phases of one step, ready to run."""
-    return [(JUDGE, parts.judge), *parts.phases(step).items()]
+    return [(FINALIZE, parts.finalize), *parts.phases(step).items()]
 
 
 async def _measure(trace: LagTrace, phases: Sequence[Phase], first: int, stop: int) -> None:

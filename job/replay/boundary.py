@@ -1,5 +1,5 @@
-"""Drives the daemon's own step boundary outside the daemon: its judge, its `StepBoundary`, its sender and wire, with a consumer
-process at the other end.
+"""Drives the daemon's own step boundary outside the daemon: its `Finalizer`, its `StepBoundary`, its sender and wire. A consumer
+process is at the other end.
 
 Nothing of the boundary is written a second time here. What is missing is what surrounds it: scheduler, dispatcher, inference.
 """
@@ -18,7 +18,7 @@ from orchestrator.rollouts.dump import DumpHeader
 from orchestrator.step.advantages import load_advantage
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint
-from orchestrator.step.finalize import Finalizer, judged
+from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
 from transport.config import TransportConfig
@@ -63,26 +63,29 @@ class Rig:
     boundary: StepBoundary
     sender: Sender
     finalize_group: Finalizer
-    judged: list[Rollout]
-    """Those that ship, as `judge` left them."""
+    finalized: list[Rollout]
+    """Those that ship, as `finalize` left them."""
 
-    async def judge(self) -> None:
-        """Judges every group anew, as the daemon does whenever one has finished; here all have at once."""
+    async def finalize(self) -> None:
+        """Finalizes every group anew, as the daemon does whenever one has finished; here all have at once."""
         groups: dict[int, list[Rollout]] = {}
         for rollout in self.recording.shipped:
             rollout.advantage, rollout.filtered_by = 0.0, None
             groups.setdefault(rollout.group_id, []).append(rollout)
         scored_as_one = self.recording.header.group_scoring
-        judgements = await asyncio.gather(
-            *(judged(self.finalize_group, group, group[0].environment in scored_as_one) for group in groups.values())
+        outcomes = await asyncio.gather(
+            *(
+                finalize_in_thread(self.finalize_group, group, group[0].environment in scored_as_one)
+                for group in groups.values()
+            )
         )
-        self.judged[:] = [rollout for judgement in judgements for rollout in judgement.rollouts]
+        self.finalized[:] = [rollout for outcome in outcomes for rollout in outcome.rollouts]
 
     def phases(self, step: int) -> dict[str, Callable[[], Awaitable[None]]]:
         """The phases of the step boundary of `step` by name, to be taken in order, each once. A commit holds nothing but the
         step's metrics: there is no scheduler, and no rollout waits."""
         discarded = self.recording.rollouts[self.recording.header.shipped :]
-        in_progress = self.boundary.begin(step, self.judged, discarded)
+        in_progress = self.boundary.begin(step, self.finalized, discarded)
         line: MetricsLine = {}
 
         async def merge() -> None:

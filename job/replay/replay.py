@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 BASELINE_SECONDS = 3.0
 PAUSE_SECONDS = 0.2
 """Pause around what is measured, until the work before it has no more effect."""
-BASELINE, JUDGE, BOUNDARY, DELIVERY = "idle", "judge", "boundary", "delivery"
-"""The names of the rows that are not phases. `JUDGE` finalizes all groups at once; the daemon does so one by one, as they finish,
-before the boundary. `BOUNDARY` is all of its phases together. `DELIVERY` lasts from then until the consumer has read every
+BASELINE, FINALIZE, BOUNDARY, DELIVERY = "idle", "finalize", "boundary", "delivery"
+"""The names of the rows that are not phases. `FINALIZE` finalizes all groups at once; the daemon does so one by one, before the
+boundary. `BOUNDARY` is all of its phases together. `DELIVERY` lasts from then until the consumer has read every
 byte."""
 
 LATE_SECONDS, LATE_OVER_IDLE = 0.005, 1.5
@@ -148,8 +148,8 @@ async def replay(recording: Recording, settings: Settings) -> Replay:
 
 
 async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
-    with trace.span(JUDGE):
-        await parts.judge()
+    with trace.span(FINALIZE):
+        await parts.finalize()
     with trace.span(BOUNDARY):
         for name, phase in parts.phases(step).items():
             with trace.span(name):

@@ -1,4 +1,4 @@
-"""Rollouts made up by a seed, judged as the daemon judges them: dumps to replay and benchmarks, of any size.
+"""Rollouts made up by a seed, finalized as the daemon finalizes them: dumps to replay and benchmarks, of any size.
 
 Two kinds. `even` ones are all alike, for benchmarks. Others are as production's: turns and tokens with a long tail, contexts that
 are rewritten on the way, several agents that take turns in one rollout, failures, groups that are not full. Tokens, log

@@ -15,7 +15,7 @@ from job.inspection.history import History
 BOUNDARY = ("merge", "records", "commit", "send", "malloc_trim")
 """The phases that a replay measures, and `send`, which was a phase in older runs."""
 
-UNTIMED = "generating, judging and waiting"
+UNTIMED = "generating, finalizing and waiting"
 """The rest of a step in older runs, which timed only the phases of the boundary."""
 
 TOLERANCE = 1e-3

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Phase = Literal["waiting", "running", "judging", "ready"]
+Phase = Literal["waiting", "running", "finalizing", "ready"]
 
 
 @dataclass(slots=True)

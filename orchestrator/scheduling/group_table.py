@@ -58,7 +58,7 @@ class GroupTable:
         self.expected -= 1
 
     def counts(self, group: Group) -> int:
-        """Rollouts of a judged group that count towards a batch."""
+        """Rollouts of a finalized group that count towards a batch."""
         return group.kept + (group.filtered if self._schedule.on_filtered == "ship" else 0)
 
     def sizes(self) -> dict[Phase, int]:

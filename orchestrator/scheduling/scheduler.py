@@ -4,9 +4,9 @@
 `events.py`; the dispatcher executes what is decided here. `docs/scheduling.md` shows the rules at work. No rule looks at every
 group: what they ask of all of them is in `group_table.py`.
 
-A group is *running* from `StartGroup` until its last rollout ended, *judging* until `GroupFinalized`, *ready* until a batch takes
-it, and then forgotten; it is *waiting* when a checkpoint says that it must start again. The rules, s being the next step to ship
-and v the newest loaded policy version:
+A group is *running* from `StartGroup` until its last rollout ended, *finalizing* until `GroupFinalized`, and *ready* until
+a batch takes it; then it is forgotten. It is *waiting* when a checkpoint says that it must start again. The rules, with s the
+next step to ship and v the newest loaded policy version:
 
 - **Capacity.** A group starts only when all its rollouts fit among those in flight, cancelled ones included until they ended.
 - **Lead.** It starts for step t = s + (rollouts that the groups under way are expected to give) // rollouts_per_step, and only
@@ -24,7 +24,7 @@ and v the newest loaded policy version:
 - **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step: its groups are gone from it. After a
   drain, ready groups stay ready; any other is started again, with the same id and example. So is a ready one after a kill: the
   commit of a step does not hold its rollouts.
-- **Drain.** Nothing starts or ships any more; groups that complete are still judged, interrupted ones wait to start again.
+- **Drain.** Nothing starts or ships any more; groups that complete are still finalized, interrupted ones wait to start again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SHOWN_ENTRIES = 20
 """Log entries in the message of an error."""
 
 _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
-"""What is being judged is looked at once it is ready."""
+"""What is being finalized is looked at once it is ready."""
 
 
 class ExampleSource(Protocol):
@@ -156,15 +156,15 @@ class Scheduler:
         else:
             self._groups.rollout_failed(group)
         if group.outstanding == 0:
-            self._groups.move(group, "waiting" if group.interrupted else "judging")
+            self._groups.move(group, "waiting" if group.interrupted else "finalizing")
             if not group.interrupted:
                 yield FinalizeGroup(group.group_id)
 
     def _group_finalized(self, event: GroupFinalized) -> Iterator[Instruction]:
         group = self._groups.get(event.group_id)
         if group is None and event.group_id < self._next_group_id:
-            return  # cancelled while it was judged
-        if group is None or group.phase != "judging" or event.kept + event.filtered > group.completed:
+            return  # cancelled while it was finalized
+        if group is None or group.phase != "finalizing" or event.kept + event.filtered > group.completed:
             raise ValueError(f"{event} does not fit the group: {group}{self._shown_log(event.group_id)}")
         group.kept, group.filtered = event.kept, event.filtered
         if event.dropped is None and self._groups.counts(group):
@@ -185,7 +185,7 @@ class Scheduler:
     # --- rules ---
 
     def _drop_stale(self) -> Iterator[Instruction]:
-        """Cancels or drops what is too stale for the next step. What is being judged is looked at once it is ready."""
+        """Cancels or drops what is too stale for the next step. What is being finalized is looked at once it is ready."""
         limit = self._schedule.max_off_policy_steps
         stale: list[Group] = []
         for phase in _STALENESS_COUNTS:
@@ -321,7 +321,7 @@ class Scheduler:
             return "wait_trainer"
         if self._in_flight:
             return "generation"
-        return "judge" if "judging" in self._groups.sizes() else "wait_trainer"
+        return "finalize" if "finalizing" in self._groups.sizes() else "wait_trainer"
 
     def _waiting_for(self) -> Iterator[str]:
         if self._finished:
@@ -335,7 +335,7 @@ class Scheduler:
             sizes = self._groups.sizes()
             yield (
                 f"the batch of step {self._next_step} has {self._groups.ready_rollouts} of {self._schedule.rollouts_per_step} "
-                f"rollouts; {sizes.get('running', 0)} groups running, {sizes.get('judging', 0)} being judged"
+                f"rollouts; {sizes.get('running', 0)} groups running, {sizes.get('finalizing', 0)} being finalized"
             )
             yield self._start_blocker() or "a group may start"
         elif self._shipping is None:

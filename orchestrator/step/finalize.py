@@ -52,8 +52,8 @@ class Finalizer:
     def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
         """As `finalize_group`, of rollouts of our own: the environment may still hold those that it played, and change them."""
         own = [_own(rollout) for rollout in rollouts]
-        judgement = finalize_group(own, self.advantage, self.filters, group_scoring=group_scoring)
-        dropped = judgement.event.dropped is not None
+        outcome = finalize_group(own, self.advantage, self.filters, group_scoring=group_scoring)
+        dropped = outcome.event.dropped is not None
         for rollout in own:
             rollout.state, rollout.metrics = {}, {}
             if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
@@ -62,7 +62,7 @@ class Finalizer:
                 # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
                 rollout.turns = [_without_routing(turn) for turn in rollout.turns]
                 rollout.branches = None
-        return judgement
+        return outcome
 
 
 def _own(rollout: Rollout) -> Rollout:
@@ -81,12 +81,12 @@ def _without_routing(turn: Turn) -> Turn:
     return replace(turn, routed_experts=None, log_probabilities=turn.log_probabilities.copy())
 
 
-async def judged(judge: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
+async def finalize_in_thread(finalizer: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
     """Judges a group in a thread. An operator's advantage function runs in the environments' threads, as all code by import path:
     were it to hang in ours, it would stop merging, too, and with it every step."""
-    if judge.advantage.is_built_in:
-        return await run_cpu_bound(judge, rollouts, group_scoring)
-    return await asyncio.to_thread(judge, rollouts, group_scoring)
+    if finalizer.advantage.is_built_in:
+        return await run_cpu_bound(finalizer, rollouts, group_scoring)
+    return await asyncio.to_thread(finalizer, rollouts, group_scoring)
 
 
 def finalize_group(

@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-Awaited = Literal["generation", "judge", "wait_trainer", "wait_inference"]
+Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference"]
 """What a batch waits for: rollouts in flight; judgements; newer weights, without which nothing may start or ship; servers, or the
 loading of weights."""
 
 _PREFIX = "phase/"
 _WORDS = {
-    "judge": "judging",
+    "finalize": "finalizing",
     "wait_trainer": "waiting for the trainer",
     "wait_inference": "waiting for inference",
 }

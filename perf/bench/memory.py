@@ -104,7 +104,7 @@ def _copied_turn(turn: Turn) -> Turn:
 
 
 async def _take(parts: Rig, step: int) -> None:
-    await parts.judge()
+    await parts.finalize()
     await parts.take(step)
     await parts.deliver(step)
 

@@ -18,7 +18,7 @@ import numpy as np
 from job.replay.boundary import Recording
 from job.replay.consumer import bare_consumer
 from job.replay.lag_trace import LagTrace, Span
-from job.replay.replay import BASELINE, BOUNDARY, DELIVERY, JUDGE, Replay, Settings, on_daemons_loop, replay, rows_of
+from job.replay.replay import BASELINE, BOUNDARY, DELIVERY, FINALIZE, Replay, Settings, on_daemons_loop, replay, rows_of
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from job.replay.traffic import synthetic_traffic
 from orchestrator.loop_health.threads import in_thread
@@ -99,7 +99,7 @@ def _case(
     allowed = 1.5 * copies[0] + 0.5
     own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in plains)
     delivered = _wall(ours) + ours.row(DELIVERY).seconds
-    worst = max(ours.row(name).lag.max for name in (JUDGE, BOUNDARY, DELIVERY))
+    worst = max(ours.row(name).lag.max for name in (FINALIZE, BOUNDARY, DELIVERY))
     return Case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
         [
@@ -109,7 +109,7 @@ def _case(
             Figure("idle: lag p99", 1e3 * ours.row(BASELINE).lag.p99, "ms"),
             Figure("idle: lag max", 1e3 * ours.row(BASELINE).lag.max, "ms"),
             *(Figure(f"{row.phase}: wall", row.seconds, "s") for row in ours.rows if row.phase != BASELINE),
-            Figure("judge + boundary: wall", _wall(ours), "s", allowed),
+            Figure("finalize + boundary: wall", _wall(ours), "s", allowed),
             Figure("the same on a quiet loop", _wall(quiet), "s", allowed),
             Figure("lag p99 over idle's, median round", _over_idle(ours.trace, "p99"), "x", 2.0),
             Figure("lag max over idle's, median round", _over_idle(ours.trace, "max"), "x", 2.0),
@@ -125,13 +125,13 @@ def _case(
 
 def _wall(found: Replay) -> float:
     """Of all that the reference system does at its boundary, filtering included, until the wire has the batch."""
-    return found.row(JUDGE).seconds + found.row(BOUNDARY).seconds
+    return found.row(FINALIZE).seconds + found.row(BOUNDARY).seconds
 
 
 def _over_idle(trace: LagTrace, quantity: str) -> float:
     """Of the median round: the lag from its judging to its delivery over that of as long a piece of the baseline just before. A
     maximum grows with what it is the maximum of."""
-    rounds = [[span for span in trace.spans if span.name == name] for name in (BASELINE, JUDGE, DELIVERY)]
+    rounds = [[span for span in trace.spans if span.name == name] for name in (BASELINE, FINALIZE, DELIVERY)]
     ratios = []
     for baseline, judge, delivery in zip(*rounds, strict=True):
         seconds = min(baseline.seconds, delivery.end - judge.start)

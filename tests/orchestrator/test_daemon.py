@@ -233,11 +233,11 @@ def test_what_the_trainer_refuses_ends_the_run(
 def test_a_verdict_in_control_ends_the_run(make_config: Callable[..., RunConfig], name: str, code: int) -> None:
     config = make_config()
 
-    def judge() -> None:
+    def refuse() -> None:
         (config.run_dir / "control" / name).write_text("because")
 
     with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.5):
-        assert run(config, judge) == code
+        assert run(config, refuse) == code
     assert "because" in (config.run_dir / "orchestrator.log").read_text()
 
 

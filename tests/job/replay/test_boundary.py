@@ -22,7 +22,7 @@ def test_a_batch_that_was_delivered_is_kept_neither_on_disk_nor_in_memory(tmp_pa
 
     async def take() -> None:
         async with rig(recording, tmp_path) as parts:
-            await parts.judge()
+            await parts.finalize()
             for step in range(1, STEPS + 1):
                 await parts.take(step)
                 await parts.deliver(step)

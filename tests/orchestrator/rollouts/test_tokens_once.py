@@ -1,4 +1,4 @@
-"""A rollout's tokens are held once, however many turns repeat them: while it is played, when it was judged, and in files."""
+"""A rollout's tokens are held once, however many turns repeat them: while it is played, when it was finalized, and in files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def play(chat: Any = None) -> Rollout:
     return rollout
 
 
-def judged(*rollouts: Rollout) -> list[Rollout]:
+def finalized(*rollouts: Rollout) -> list[Rollout]:
     return list(Finalizer(load_advantage(AdvantageConfig()), [])(rollouts, False).rollouts)
 
 
@@ -74,7 +74,7 @@ async def test_memory_grows_with_the_tokens_while_a_rollout_is_played() -> None:
 
 async def test_each_token_is_held_and_written_once(tmp_path: Path) -> None:
     played = await play()
-    (rollout,) = judged(played)
+    (rollout,) = finalized(played)
     assert rollout.tokens is not None
     assert rollout.tokens.nbytes == TOKENS * INT32
     for turn, before in zip(rollout.turns, played.turns, strict=True):
@@ -99,7 +99,7 @@ async def test_each_token_is_held_and_written_once(tmp_path: Path) -> None:
 async def test_a_rollout_that_failed_is_written_once_too(tmp_path: Path) -> None:
     played = await play()
     played.error = "the environment broke"
-    (rollout,) = judged(played)
+    (rollout,) = finalized(played)
     write_rollouts(tmp_path / "rollouts.bin", [rollout])
     assert (tmp_path / "rollouts.bin").stat().st_size <= 2 * TOKENS * INT32 + 1000 * TURNS
     (read,) = read_rollouts(tmp_path / "rollouts.bin")
@@ -109,7 +109,7 @@ async def test_a_rollout_that_failed_is_written_once_too(tmp_path: Path) -> None
 def test_turns_whose_arrays_are_malformed_are_written_as_they_are(tmp_path: Path) -> None:
     turn = make_turn([1, 2], [3])
     object.__setattr__(turn, "prompt_ids", np.array([[1, 2]], dtype=np.int32))
-    (rollout,) = judged(make_rollout(turns=[turn, make_turn([1], [2])]))
+    (rollout,) = finalized(make_rollout(turns=[turn, make_turn([1], [2])]))
     assert rollout.error is not None
     assert "shape" in rollout.error
     write_rollouts(tmp_path / "rollouts.bin", [rollout])
@@ -125,7 +125,7 @@ async def test_branches_are_built_while_the_rollout_is_played_and_never_again(mo
         raise AssertionError("its branches were built while it was played")
 
     monkeypatch.setattr(trajectories.OpenBranches, "add", refuse)
-    (rollout,) = judged(played)
+    (rollout,) = finalized(played)
     (sample,) = merge_rollout(rollout)
     assert len(sample.token_ids_T) == TOKENS
     assert np.shares_memory(sample.token_ids_T, rollout.tokens)

@@ -92,7 +92,7 @@ class StraightforwardScheduler:
         else:
             group.failed += 1
         if not group.outstanding:
-            group.phase = "waiting" if group.interrupted else "judging"
+            group.phase = "waiting" if group.interrupted else "finalizing"
             if not group.interrupted:
                 yield FinalizeGroup(group.group_id)
 

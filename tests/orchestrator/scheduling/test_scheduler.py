@@ -51,7 +51,7 @@ def end(
 
 
 def play(scheduler: Scheduler, group_id: int, kept: int = 2, filtered: int = 0, version: int = 0) -> list[Instruction]:
-    """Completes and judges a group."""
+    """Completes and finalizes a group."""
     instructions = end(scheduler, group_id, version=version)
     return instructions + scheduler.handle(GroupFinalized(group_id, kept, filtered))
 
@@ -233,7 +233,7 @@ def test_what_is_awaited() -> None:
     assert scheduler.awaited() == "generation"
     end(scheduler, 0, "c")
     end(scheduler, 0, "c", first=1)
-    assert scheduler.awaited() == "judge"
+    assert scheduler.awaited() == "finalize"
     assert ShipBatch(1, (0,)) in scheduler.handle(GroupFinalized(0, 2, 0))
     scheduler.handle(BatchCommitted(1))
     assert scheduler.awaited() == "wait_trainer"

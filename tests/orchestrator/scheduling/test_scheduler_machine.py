@@ -60,7 +60,7 @@ class Played:
     started_version: int
     outstanding: set[str]
     versions: list[int] = field(default_factory=list)
-    judging: bool = False
+    finalizing: bool = False
     kept: int = 0
     filtered: int = 0
     ready: bool = False
@@ -158,8 +158,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             case FinalizeGroup(group_id):
                 group = self.world.groups[group_id]
                 assert not group.outstanding
-                assert not group.judging
-                group.judging = True
+                assert not group.finalizing
+                group.finalizing = True
             case ShipBatch():
                 self.ship(instruction)
             case Finish():
@@ -234,32 +234,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         group_id = self.in_flight[data.draw(st.sampled_from(sorted(self.in_flight)))]
         for rollout_id in sorted(rollout_id for rollout_id, owner in self.in_flight.items() if owner == group_id):
             self.end(rollout_id, True, 0)
-        if group_id in self.judging():
+        if group_id in self.finalizing():
             self.judge_keeping_all(group_id)
 
-    def judging(self) -> list[int]:
-        return sorted(group_id for group_id, group in self.world.groups.items() if group.judging)
+    def finalizing(self) -> list[int]:
+        return sorted(group_id for group_id, group in self.world.groups.items() if group.finalizing)
 
-    def judge(self, group_id: int, kept: int, filtered: int, *, dropped: bool) -> None:
+    def finalize(self, group_id: int, kept: int, filtered: int, *, dropped: bool) -> None:
         group = self.world.groups[group_id]
-        group.judging, group.ready = False, not dropped
+        group.finalizing, group.ready = False, not dropped
         group.kept, group.filtered = kept, filtered
         self.tell(GroupFinalized(group_id, kept, filtered, DropReason.FAILED if dropped else None))
 
     def judge_keeping_all(self, group_id: int) -> None:
         versions = self.world.groups[group_id].versions
-        self.judge(group_id, len(versions), 0, dropped=not versions)
+        self.finalize(group_id, len(versions), 0, dropped=not versions)
 
-    @precondition(lambda self: self.judging())
+    @precondition(lambda self: self.finalizing())
     @rule(data=st.data(), dropped=st.booleans())
     def a_group_is_judged(self, data: st.DataObject, dropped: bool) -> None:
-        group_id = data.draw(st.sampled_from(self.judging()))
+        group_id = data.draw(st.sampled_from(self.finalizing()))
         completed = len(self.world.groups[group_id].versions)
         if dropped or not completed:
-            self.judge(group_id, 0, 0, dropped=True)
+            self.finalize(group_id, 0, 0, dropped=True)
         else:
             kept = data.draw(st.integers(0, completed))
-            self.judge(group_id, kept, completed - kept, dropped=False)
+            self.finalize(group_id, kept, completed - kept, dropped=False)
 
     @precondition(lambda self: self.shipping is not None)
     @rule()
@@ -326,7 +326,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for rollout_id in sorted(self.in_flight):
             group_id = self.in_flight.pop(rollout_id)
             self.tell(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
-        for group_id in self.judging():
+        for group_id in self.finalizing():
             self.judge_keeping_all(group_id)
         assert self.version is not None
         self.resume(*self.capture(self.world.committed, ready=True), self.version)
@@ -362,7 +362,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def something_can_always_happen(self) -> None:
-        under_way = self.in_flight or self.more_to_start or self.judging() or self.shipping or self.trainable()
+        under_way = self.in_flight or self.more_to_start or self.finalizing() or self.shipping or self.trainable()
         assert under_way or self.finished or self.servers == 0, self.scheduler.snapshot()
         assert self.scheduler.snapshot().waiting_for
 
@@ -388,7 +388,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         playing: list[tuple[object, Callable[[], None]]] = [
             (self.more_to_start, self.the_groups_have_begun),
             (self.shipping, self.the_batch_is_committed),
-            (self.judging(), lambda: self.judge_keeping_all(self.judging()[0])),
+            (self.finalizing(), lambda: self.judge_keeping_all(self.finalizing()[0])),
             (rollouts, lambda: self.end(rollouts[0], True, 0)),
         ]
         ways = training + playing if eager_trainer else playing + training

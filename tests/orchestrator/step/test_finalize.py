@@ -1,4 +1,4 @@
-"""Judging a group: bad data fails its rollout with a reason, the siblings go on, and nothing raises."""
+"""Finalizing a group: bad data fails its rollout with a reason, the siblings go on, and nothing raises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.scheduling.events import GroupFinalized
 from orchestrator.scheduling.outcomes import DropReason
 from orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
-from orchestrator.step.finalize import Finalizer, finalize_group, judged
+from orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_thread
 from orchestrator.step.records import write_records
 from run.config import AdvantageConfig, ZeroAdvantageFilter
 from tests.support.rollouts import make_group, make_turn
@@ -31,17 +31,17 @@ zero_advantage = ZeroAdvantageFilter()
 
 def test_a_good_group_is_kept_with_its_advantages() -> None:
     group = make_group([1.0, 0.0])
-    judgement = finalize_group(group, group_mean, [zero_advantage])
-    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
+    outcome = finalize_group(group, group_mean, [zero_advantage])
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
     assert [rollout.advantage for rollout in group] == [0.5, -0.5]
 
 
 def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
     group = make_group([1.0, 0.0, 0.5])
-    judgement = finalize_group(group, group_mean, [zero_advantage])
-    assert judgement.event == GroupFinalized(5, kept=2, filtered=1)
+    outcome = finalize_group(group, group_mean, [zero_advantage])
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=1)
     assert [rollout.filtered_by for rollout in group] == [None, None, "zero_advantage"]
-    assert judgement.caught == {("zero_advantage", "words"): 1}
+    assert outcome.caught == {("zero_advantage", "words"): 1}
 
 
 class Body(bytearray):
@@ -66,13 +66,13 @@ def test_what_will_not_train_holds_no_answer_of_a_server(group_scoring: bool) ->
     group = make_group([1.0, 0.0, 0.5])
     group[1].error = "it failed"
     bodies = [from_server(rollout) for rollout in group]
-    judge = Finalizer(group_mean, [ZeroAdvantageFilter(mode="enforce")])
-    judgement = judge(group, group_scoring)
-    trains = {rollout.rollout_id for rollout in judgement.rollouts if not group_scoring and rollout.error is None}
-    assert len(trains) == judgement.event.kept
+    finalize = Finalizer(group_mean, [ZeroAdvantageFilter(mode="enforce")])
+    outcome = finalize(group, group_scoring)
+    trains = {rollout.rollout_id for rollout in outcome.rollouts if not group_scoring and rollout.error is None}
+    assert len(trains) == outcome.event.kept
     del group
-    assert [body() is not None for body in bodies] == [rollout.rollout_id in trains for rollout in judgement.rollouts]
-    for rollout in judgement.rollouts:
+    assert [body() is not None for body in bodies] == [rollout.rollout_id in trains for rollout in outcome.rollouts]
+    for rollout in outcome.rollouts:
         assert rollout.turns[0].log_probabilities.tolist() == make_group([0.0])[0].turns[0].log_probabilities.tolist()
 
 
@@ -152,9 +152,9 @@ def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
 ) -> None:
     group = make_group([1.0, 0.0, 0.25])
     spoil(group[2])
-    judgement = finalize_group(group, group_mean, [zero_advantage])
-    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
-    assert judgement.failed == 1
+    outcome = finalize_group(group, group_mean, [zero_advantage])
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
+    assert outcome.failed == 1
     assert group[2].error is not None
     assert reason in group[2].error
     assert [rollout.advantage for rollout in group[:2]] == [0.5, -0.5]
@@ -163,19 +163,19 @@ def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
 def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
     group = make_group([1.0, 0.0, 9.0])
     group[2].error = "the environment raised KeyError"
-    judgement = finalize_group(group, group_mean, [])
-    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
-    assert judgement.failed == 0
+    outcome = finalize_group(group, group_mean, [])
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
+    assert outcome.failed == 0
     assert group[2].error == "the environment raised KeyError"
 
 
 def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
     group = make_group([float("inf"), 1.0])
     group[1].error = "timed out"
-    judgement = finalize_group(group, group_mean, [])
-    assert judgement.event.kept == 0
-    assert judgement.event.dropped is DropReason.FAILED
-    assert judgement.event.detail == (
+    outcome = finalize_group(group, group_mean, [])
+    assert outcome.event.kept == 0
+    assert outcome.event.dropped is DropReason.FAILED
+    assert outcome.event.detail == (
         "no rollout of 2 survived; the first error: the reward is inf; expected a finite number"
     )
 
@@ -183,9 +183,9 @@ def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
 def test_a_failure_drops_a_group_that_is_scored_as_one() -> None:
     group = make_group([1.0, 0.0])
     group[1].error = "timed out"
-    judgement = finalize_group(group, group_mean, [], group_scoring=True)
-    assert judgement.event.dropped is DropReason.INCOMPLETE
-    assert judgement.event.detail == "scored as a group, and rollout 5-1 failed: timed out"
+    outcome = finalize_group(group, group_mean, [], group_scoring=True)
+    assert outcome.event.dropped is DropReason.INCOMPLETE
+    assert outcome.event.detail == "scored as a group, and rollout 5-1 failed: timed out"
 
 
 @pytest.mark.parametrize("group_scoring", [False, True])
@@ -204,9 +204,9 @@ def test_an_advantage_function_that_fails_drops_the_group_and_says_so() -> None:
     def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
         raise RuntimeError("no")
 
-    judgement = finalize_group(make_group([1.0]), Advantage("mine:function", failing), [])
-    assert judgement.event.dropped is DropReason.ADVANTAGE
-    assert judgement.event.detail.startswith("advantage function 'mine:function' raised RuntimeError: no (in failing, ")
+    outcome = finalize_group(make_group([1.0]), Advantage("mine:function", failing), [])
+    assert outcome.event.dropped is DropReason.ADVANTAGE
+    assert outcome.event.detail.startswith("advantage function 'mine:function' raised RuntimeError: no (in failing, ")
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
@@ -214,10 +214,12 @@ async def test_whatever_an_advantage_function_raises_costs_its_group(raised: Bas
     def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
         raise raised
 
-    judgement = await judged(Finalizer(Advantage("mine:function", failing), []), make_group([1.0, 0.0]), False)
-    assert judgement.event.dropped is DropReason.ADVANTAGE
-    assert f"'mine:function' raised {type(raised).__name__}" in judgement.event.detail
-    assert [rollout.error for rollout in judgement.rollouts] == [judgement.event.detail] * 2
+    outcome = await finalize_in_thread(
+        Finalizer(Advantage("mine:function", failing), []), make_group([1.0, 0.0]), False
+    )
+    assert outcome.event.dropped is DropReason.ADVANTAGE
+    assert f"'mine:function' raised {type(raised).__name__}" in outcome.event.detail
+    assert [rollout.error for rollout in outcome.rollouts] == [outcome.event.detail] * 2
 
 
 def nested(depth: int) -> Any:
@@ -236,12 +238,12 @@ def test_a_state_is_recorded_as_it_was_judged(tmp_path: Path) -> None:
     group = make_group([1.0, 0.0, 0.5])
     group[0].state["answer"], group[1].state["answer"] = nested(253), "short"
     group[2].state["answer"] = nested(254)
-    judgement = Finalizer(Advantage("mine:function", meddling), [])(group, False)
-    assert judgement.event == GroupFinalized(5, kept=2, filtered=0)
+    outcome = Finalizer(Advantage("mine:function", meddling), [])(group, False)
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
     for rollout in group:
         rollout.state["answer"], rollout.metrics["x"], rollout.reward = object(), float("nan"), None
-    write_records(tmp_path / "rollouts.jsonl", judgement.rollouts, {"words": ["answer"]})
-    write_rollouts(tmp_path / "rollouts.bin", judgement.rollouts)
+    write_records(tmp_path / "rollouts.jsonl", outcome.rollouts, {"words": ["answer"]})
+    write_rollouts(tmp_path / "rollouts.bin", outcome.rollouts)
     records = [orjson.loads(line) for line in (tmp_path / "rollouts.jsonl").read_bytes().splitlines()]
     assert [record["state"]["answer"] for record in records] == [nested(253), "short", None]
     assert "not JSON-serialisable: " in records[2]["error"]
@@ -259,11 +261,13 @@ async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() ->
         released.wait()
         return AdvantageOutputs([0.0] * len(inputs.rollouts))
 
-    judging = asyncio.create_task(judged(Finalizer(Advantage("tasks:hangs", hangs), []), make_group([1.0, 0.0]), False))
+    finalizing = asyncio.create_task(
+        finalize_in_thread(Finalizer(Advantage("tasks:hangs", hangs), []), make_group([1.0, 0.0]), False)
+    )
     try:
         async with asyncio.timeout(30):
             assert await asyncio.to_thread(called.wait)
             assert await run_cpu_bound(sum, [1, 2]) == 3
     finally:
         released.set()
-    assert (await judging).event == GroupFinalized(5, kept=2, filtered=0)
+    assert (await finalizing).event == GroupFinalized(5, kept=2, filtered=0)

@@ -16,7 +16,7 @@ from tests.orchestrator.daemons import STEPS, metrics_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 
 SECONDS = st.floats(0, 1e4)
-PHASES = st.sampled_from(["generation", "judge", "wait_trainer", "merge", "commit"])
+PHASES = st.sampled_from(["generation", "finalize", "wait_trainer", "merge", "commit"])
 
 
 @given(st.lists(st.tuples(SECONDS, PHASES | st.none()), min_size=1, max_size=30))
