@@ -362,8 +362,10 @@ def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[.
 
 
 SLOW_DISK = """
-import pathlib, time
+import itertools, threading, time
 import orchestrator.step.boundary as step
+timer, timers = threading.Timer, itertools.count()
+threading.Timer = lambda seconds, function: timer(seconds if next(timers) else 0.0, function)
 write = step.write_checkpoint
 def slowly(run_dir, checkpoint, keep):
     if checkpoint.step == 3:
@@ -378,7 +380,8 @@ step.write_checkpoint = slowly
 def test_a_commit_in_progress_is_waited_for_beyond_the_deadline(
     make_config: Callable[..., RunConfig],
 ) -> None:
-    config = make_config(shutdown_timeout_seconds=1.0)
+    """The deadline passes at once while step 3 is being committed, and begins anew afterwards."""
+    config = make_config(shutdown_timeout_seconds=60)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
         with started(config, SLOW_DISK) as process:
             wait_until((config.run_dir / "slow").exists, "the commit of step 3")
