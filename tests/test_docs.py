@@ -103,3 +103,29 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert not {page_of(page) for page in PAGES if page.parent == REPOSITORY / "docs"} - {
         page_of(path) for path in linked if path.is_relative_to(REPOSITORY)
     }
+
+
+def imports_of_code(path: Path) -> list[tuple[str, str]]:
+    """Module and name of each of our own that the page's blocks of Python import."""
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^from ([\w.]+) import ([\w, ]+)$", "".join(blocks), flags=re.MULTILINE)
+    return [
+        (module, name.strip())
+        for module, names in found
+        if module.split(".")[0] in PACKAGES
+        for name in names.split(",")
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if imports_of_code(page)], ids=page_of)
+def test_code_on_a_page_imports_what_exists(page: Path) -> None:
+    missing = []
+    for module, name in imports_of_code(page):
+        file = REPOSITORY / module.replace(".", "/")
+        source = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        exported = f'"{name}":' in source.read_text() or re.search(
+            rf"^from .* import .*\b{name}\b", source.read_text(), re.M
+        )
+        if name not in names_in(source) and not exported:
+            missing.append(f"from {module} import {name}")
+    assert not missing
