@@ -175,7 +175,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     listener.close()
     status = next(status for status in said if "discarded" in status)
     assert re.fullmatch(
-        r"step 0 of 5; \d+ rollouts discarded since step 0 \(\d+ failed\): no rollout of 4 survived; "
+        r"step 0 of 5; \d+ rollouts discarded since step 0 \(\d+ failed\): group \d+: no rollout of 4 survived; "
         r"the first error: ConnectionError: the sandbox is down \(in rollout, .*\)",
         status,
     )
