@@ -141,7 +141,7 @@ class Daemon:
             self._tasks = tasks
             resources.enter_context(self._blame)
             resources.push_async_callback(in_thread, self._decisions.flush)
-            self._run_beside(
+            self._run_in_background(
                 self._lag.run(),
                 self._watchdog.run(),
                 self._decisions.run(),
@@ -168,11 +168,11 @@ class Daemon:
         checkpoint = await in_thread(_resume, config) if config.resume else None
         loaded = await in_thread(_load, config)
         await in_thread(write_config, config)
-        self._run_beside(self._watch_control())  # from now on, a verdict is on this configuration
+        self._run_in_background(self._watch_control())  # from now on, a verdict is on this configuration
         merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
         self._assemble(loaded, checkpoint, merge_chunk, resources)
 
-        self._run_beside(self._sender.run())
+        self._run_in_background(self._sender.run())
         if self._all_committed:
             logger.info("all %d steps of run %s are committed; the trainer may lack some", config.steps, config.run_id)
             self._on_ready()
@@ -184,7 +184,7 @@ class Daemon:
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
         await policy.load_first(ready.next_step - 1)
-        self._run_beside(policy.run())
+        self._run_in_background(policy.run())
         freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
@@ -274,7 +274,7 @@ class Daemon:
             self._decisions.of_run(Decision.DRAINED, self._sender.newest_step)
             logger.info("drained; the run can be resumed after step %d", self._sender.newest_step)
 
-    def _run_beside(self, *coroutines: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, *coroutines: Coroutine[Any, Any, None]) -> None:
         self._background += [self._tasks.create_task(coroutine) for coroutine in coroutines]
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:

@@ -46,7 +46,7 @@ async def until_durable(sender: Sender, config: RunConfig, on_progress: Callable
                 logger.info("the trainer says nothing, but has left its checkpoint of the last step")
                 await sender.forget_up_to(config.steps)
                 return
-            unheard = time.monotonic() - max(since, sender.last_word)
+            unheard = time.monotonic() - max(since, sender.last_message_at)
             if unheard > config.trainer_timeout_seconds and not sender.had_trainer:
                 raise NoTrainerError(config.run_id, config.trainer_timeout_seconds)
     finally:

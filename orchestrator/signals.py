@@ -65,7 +65,7 @@ class ShutdownSignals:
                 self._commits -= 1
                 again, self._overdue = self._overdue and not self._commits, self._overdue and bool(self._commits)
             if again:
-                _ask_for(_EXTENSION_SECONDS + self._timeout_seconds)
+                _extend_timeout(_EXTENSION_SECONDS + self._timeout_seconds)
                 self._begin_deadline(self._timeout_seconds)
 
     def end_in_time(self, exit_code: int) -> None:
@@ -88,7 +88,7 @@ class ShutdownSignals:
 
     def _on_request(self, request: int, number: int) -> None:
         if request > 1:
-            _leave(f"a second signal ({signal.Signals(number).name}): leaving at once", 128 + number)
+            _exit_at_once(f"a second signal ({signal.Signals(number).name}): leaving at once", 128 + number)
         if self._deadline is None:
             self._begin_deadline(self._timeout_seconds)
         if self._waiting is not None:
@@ -100,43 +100,43 @@ class ShutdownSignals:
         if self._deadline is not None:
             self._deadline.cancel()
         # A thread, since what keeps the daemon from ending may well be a loop that does not run.
-        self._deadline = threading.Timer(seconds, self._too_late)
+        self._deadline = threading.Timer(seconds, self._on_deadline)
         self._deadline.daemon = True
         self._deadline.start()
 
-    def _too_late(self) -> None:
+    def _on_deadline(self) -> None:
         with self._lock:
             if not self._commits:
-                self._leave_behind()
+                self._give_up()
             self._overdue = True
-            _ask_for(_EXTENSION_SECONDS)
-            _say(
+            _extend_timeout(_EXTENSION_SECONDS)
+            _print(
                 f"warning: shutdown_timeout_seconds = {self._timeout_seconds:g} are over, but a step is being committed: "
                 f"waiting for {describe_waits()}"
             )
             self._begin_deadline(_EXTENSION_SECONDS / 2)
 
-    def _leave_behind(self) -> None:
+    def _give_up(self) -> None:
         running = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("environment"))
         threads = f" and for {len(running)} threads of environments ({running[0]}, ...)" if running else ""
-        _leave(
+        _exit_at_once(
             f"not ended within shutdown_timeout_seconds = {self._timeout_seconds:g}; still waiting for {describe_waits()}"
             f"{threads}. The last commit is intact",
             self._exit_code,
         )
 
 
-def _leave(message: str, code: int) -> None:
+def _exit_at_once(message: str, code: int) -> None:
     """Ends the process from any thread, whatever the others do. What is committed is on disk."""
-    _say(f"error: {message}")
+    _print(f"error: {message}")
     os._exit(code)
 
 
-def _ask_for(seconds: float) -> None:
+def _extend_timeout(seconds: float) -> None:
     """Asks the supervisor not to kill us for so long."""
     notify(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

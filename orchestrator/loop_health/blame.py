@@ -77,7 +77,7 @@ class LoopBlame:
         """The late moments of which the loop has noted the end. Only the loop changes it."""
         self._reported = Ended()
         """Those that the thread has dealt with."""
-        self._bell = threading.Lock()
+        self._wake_up = threading.Lock()
         """Released to wake the thread: cheaper, by several Python calls a beat, than an event."""
         self._stopping = False
         self._failed = False
@@ -97,7 +97,7 @@ class LoopBlame:
         self._clocks = ThreadClocks(threading.get_native_id())
         self._due = time.perf_counter() + self._period
         self._timer: asyncio.Handle = self._loop.call_soon(self._beat)
-        self._bell.acquire()
+        self._wake_up.acquire()
         self._thread = threading.Thread(target=self._run, name="blame", daemon=True)
         self._thread.start()
         return self
@@ -107,7 +107,7 @@ class LoopBlame:
     ) -> None:
         self._timer.cancel()
         self._stopping = True
-        self._ring()
+        self._wake_watcher()
         self._thread.join()
         self._clocks.close()
 
@@ -127,14 +127,14 @@ class LoopBlame:
             self._ended = self._ended.plus(late)
         self._due = now + self._period
         if late >= self._patience:
-            self._ring()
+            self._wake_watcher()
         if not self._runner_frames:
             self._runner_frames = len(stack_of(sys._getframe(1)))
         self._timer = self._loop.call_later(self._period, self._beat)
 
-    def _ring(self) -> None:
-        if self._bell.locked():
-            self._bell.release()
+    def _wake_watcher(self) -> None:
+        if self._wake_up.locked():
+            self._wake_up.release()
 
     # --- in the thread ---
 
@@ -150,17 +150,17 @@ class LoopBlame:
         calm = self._clocks.read()
         asked = self._due + self._patience
         while not self._stopping:
-            self._bell.acquire(timeout=max(0.0, asked - time.perf_counter()))
+            self._wake_up.acquire(timeout=max(0.0, asked - time.perf_counter()))
             woken = time.perf_counter()
             if (late := self._ended.seconds - self._reported.seconds) > 0:
                 self._report(self._look(calm, late, woken - asked, stuck=False)[0])
             elif woken >= self._due + self._patience:
-                self._attend(calm, woken - asked)
+                self._watch_stall(calm, woken - asked)
             self._clocks.watch(_WATCHED_THREADS)
             calm = self._clocks.read()
             asked = self._due + self._patience
 
-    def _attend(self, calm: Reading, overslept: float) -> None:
+    def _watch_stall(self, calm: Reading, overslept: float) -> None:
         """Looks at a loop that is overdue until it beats again."""
         due = since = self._due
         interval = self._patience
@@ -174,7 +174,7 @@ class LoopBlame:
             if now - due >= _ANNOUNCED_AFTER_SECONDS and not announced:
                 announced = True
                 self._log(_slow_spots(slices), slices, now - due, "has not answered for")
-            self._bell.acquire(timeout=interval)
+            self._wake_up.acquire(timeout=interval)
             overslept = time.perf_counter() - now - interval
             interval = min(2 * interval, _LONGEST_INTERVAL_SECONDS)
         self._report(slices, announced)

@@ -21,7 +21,7 @@ from run.config import LagConfig
 logger = logging.getLogger(__name__)
 
 
-MOST_SAMPLES = 100_000
+MAX_SAMPLES = 100_000
 """That one stall counts for, so that a process which was stopped for days is not held up again by counting them."""
 
 
@@ -30,7 +30,7 @@ def samples_of(lag: float, interval: float) -> list[float]:
 
     HdrHistogram leaves out the last one where it is less than `interval`; what was due then was late all the same.
     """
-    return [lag - number * interval for number in range(min(int(lag / interval) + 1, MOST_SAMPLES))]
+    return [lag - number * interval for number in range(min(int(lag / interval) + 1, MAX_SAMPLES))]
 
 
 @dataclass(frozen=True, slots=True)

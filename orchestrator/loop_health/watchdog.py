@@ -24,7 +24,7 @@ from cluster.notify import Heartbeat
 
 logger = logging.getLogger(__name__)
 
-TOLD_SHARE = 0.25
+TROUBLE_SHARE = 0.25
 """Of `stall_warning_seconds`, without progress, before the supervisor is told."""
 
 _REPORTED_WAITS = 12
@@ -140,10 +140,10 @@ class Watchdog:
 
     def _trouble(self, silent: float, idle: float) -> str:
         """For whoever looks at the job, long before it is worth a report in the log."""
-        if max(silent, idle) < self._warning_seconds * TOLD_SHARE:
+        if max(silent, idle) < self._warning_seconds * TROUBLE_SHARE:
             return ""
         since = (datetime.now() - timedelta(seconds=max(silent, idle))).strftime("%H:%M:%S")
-        if silent >= self._warning_seconds * TOLD_SHARE:
+        if silent >= self._warning_seconds * TROUBLE_SHARE:
             return f"its event loop has been blocked since {since}"
         awaited = waits()
         what = (

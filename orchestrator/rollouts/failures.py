@@ -16,7 +16,7 @@ PREFIX = "failures/"
 """Of a metric: `failures/<environment>/<kind>`, a number of rollouts."""
 
 MAX_KINDS = 20
-"""Most kinds that are told apart at once; `OTHER` stands for the rest."""
+"""Most kinds that are shown apart at once; `OTHER` stands for the rest."""
 
 OTHER = "other"
 
@@ -71,9 +71,9 @@ def failures_in_words(failures: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def _kinds_in_words(kinds: Mapping[str, int]) -> str:
-    told = [f"{count} {_printable(kind)}" for kind, count in kinds.items()]
-    rest = [f"and {len(told) - SHOWN_KINDS} kinds more"] if len(told) > SHOWN_KINDS else []
-    return ", ".join(told[:SHOWN_KINDS] + rest)
+    shown = [f"{count} {_printable(kind)}" for kind, count in kinds.items()]
+    rest = [f"and {len(shown) - SHOWN_KINDS} kinds more"] if len(shown) > SHOWN_KINDS else []
+    return ", ".join(shown[:SHOWN_KINDS] + rest)
 
 
 def _printable(text: str) -> str:

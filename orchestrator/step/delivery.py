@@ -68,7 +68,7 @@ class Delivery:
 
     # --- events ---
 
-    def hear(self, message: ToOrchestrator) -> None:
+    def receive(self, message: ToOrchestrator) -> None:
         """The trainer says something. Raises `EvictedError`, `RejectedError`, `MissingBatchError`."""
         match message:
             case Ready():

@@ -60,10 +60,10 @@ class DiscardedRollouts:
     """One run's. `tell` is called with a report when there is something to say, on the loop."""
 
     def __init__(
-        self, schedule: ScheduleConfig, tell: Callable[[Report], None], clock: Callable[[], float] = time.monotonic
+        self, schedule: ScheduleConfig, on_report: Callable[[Report], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._schedule = schedule
-        self._tell = tell
+        self._on_report = on_report
         self._clock = clock
         self.rollouts: list[Rollout] = []
         """For the next step's records."""
@@ -74,10 +74,10 @@ class DiscardedRollouts:
         self._step = 0
         self._reason = ""
         self._warn_at = WARN_BATCHES * schedule.rollouts_per_step
-        self._told_at = -REPORT_SECONDS
-        self._failed_in_a_row = self._unsaid = 0
+        self._reported_at = -REPORT_SECONDS
+        self._failed_in_a_row = self._unlogged = 0
         self._failures: Counter[str] = Counter()
-        self._said_at = -FAILURE_SECONDS
+        self._logged_at = -FAILURE_SECONDS
 
     # --- what happens ---
 
@@ -98,9 +98,9 @@ class DiscardedRollouts:
                 "%d rollouts have been discarded since step %d, which ships %d; the last: %s",
                 self._number, self._step, self._schedule.rollouts_per_step, reason,
             )  # fmt: skip
-        if self._is_notable() and self._clock() - self._told_at >= REPORT_SECONDS:
-            self._told_at = self._clock()
-            self._tell(self.report())
+        if self._is_notable() and self._clock() - self._reported_at >= REPORT_SECONDS:
+            self._reported_at = self._clock()
+            self._on_report(self.report())
 
     def rollout_failed(self, error: str) -> float:
         """Logs and counts a rollout that its environment failed; returns the seconds to wait before another may start."""
@@ -120,11 +120,11 @@ class DiscardedRollouts:
         kind = kind_of(error)
         kind = kind if kind in self._failures or len(self._failures) < MAX_KINDS else OTHER
         self._failures[kind] += 1
-        self._unsaid += 1
-        if self._failures[kind] <= FIRST_FAILURES or self._clock() - self._said_at >= FAILURE_SECONDS:
-            others = f" (and {self._unsaid - 1} others since the last such line)" if self._unsaid > 1 else ""
+        self._unlogged += 1
+        if self._failures[kind] <= FIRST_FAILURES or self._clock() - self._logged_at >= FAILURE_SECONDS:
+            others = f" (and {self._unlogged - 1} others since the last such line)" if self._unlogged > 1 else ""
             logger.warning("%s: %s%s", what, error, others)
-            self._unsaid, self._said_at = 0, self._clock()
+            self._unlogged, self._logged_at = 0, self._clock()
 
     def rollout_completed(self) -> None:
         """So it is not true that everything fails."""
@@ -197,9 +197,9 @@ def in_words(report: Report) -> str:
     )
     shown = reason if len(reason) <= 300 else f"{reason[:300]}..."
     failures = failures_in_words(sum_failures([report]))
-    told = f"{shown}; all failures: {failures}" if failures else shown
+    why = f"{shown}; all failures: {failures}" if failures else shown
     return (
-        f"{report['discarded']} rollouts discarded since step {report['step']}{f' ({kinds})' if kinds else ''}: {told}"
+        f"{report['discarded']} rollouts discarded since step {report['step']}{f' ({kinds})' if kinds else ''}: {why}"
     )
 
 

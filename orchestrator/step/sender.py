@@ -60,7 +60,7 @@ class Sender:
         self._on_waiting = on_waiting
         self._waiting = ""
         """Why the trainer last said that the run has to wait."""
-        self.last_word = time.monotonic()
+        self.last_message_at = time.monotonic()
         """When the trainer last said anything, or this was made."""
         self.had_trainer = False
         """Whether one has ever said READY."""
@@ -92,12 +92,12 @@ class Sender:
         the run yet says so again and again."""
         with awaiting("the trainer's READY", f"run {self._run_id}"):
             while (ready := self._delivery.session) is None:
-                left = self.last_word + patience - time.monotonic()
+                left = self.last_message_at + patience - time.monotonic()
                 try:
                     async with asyncio.timeout(max(left, 0.0)), self._changed:
                         await self._changed.wait()
                 except TimeoutError:
-                    if time.monotonic() - self.last_word >= patience:
+                    if time.monotonic() - self.last_message_at >= patience:
                         raise NoTrainerError(self._run_id, patience) from None
         return ready
 
@@ -148,13 +148,13 @@ class Sender:
     async def _listen(self) -> None:
         while True:
             message = await self._link.receive()
-            self.last_word = time.monotonic()
-            self._delivery.hear(message)
+            self.last_message_at = time.monotonic()
+            self._delivery.receive(message)
             match message:
                 case Ready():
                     self._on_ready(message)
                 case Waiting(reason):
-                    self._on_let_wait(reason)
+                    self._on_waiting_message(reason)
                 case Acknowledged(step, durable):
                     self._link.acknowledged(step)
                     await self._settle(durable)
@@ -173,7 +173,7 @@ class Sender:
         )  # fmt: skip
         self._waiting, self.had_trainer = "", True
 
-    def _on_let_wait(self, reason: str) -> None:
+    def _on_waiting_message(self, reason: str) -> None:
         if reason != self._waiting:
             self._waiting = reason
             logger.info("the trainer lets run %s wait: %s", self._run_id, reason)

@@ -182,7 +182,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def hear(self) -> None:
         message = self.inbox.popleft()
-        self.delivery.hear(message)  # raises at the first REJECTED that concerns us
+        self.delivery.receive(message)  # raises at the first REJECTED that concerns us
         if isinstance(message, Acknowledged):
             self.records = {step: batch for step, batch in self.records.items() if step > message.durable}
         self.held = {step: batch for step, batch in self.held.items() if step > self.delivery.acknowledged}

@@ -206,7 +206,7 @@ async def test_an_end_of_watching_does_not_look_healthy(
 
     monkeypatch.setattr(ThreadClocks, "watch", fail)
     with LoopBlame(THRESHOLD_SECONDS) as blame:
-        blame._ring()
+        blame._wake_watcher()
         blame._thread.join(DEADLINE_SECONDS)
         assert blame.take().metrics() == {"event_loop_blame": []}
         assert blame.take().metrics() == {"event_loop_blame": []}

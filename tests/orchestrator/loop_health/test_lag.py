@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.loop_health.lag import MOST_SAMPLES, EventLoopLagMonitor, LagDistribution, quantile, samples_of
+from orchestrator.loop_health.lag import MAX_SAMPLES, EventLoopLagMonitor, LagDistribution, quantile, samples_of
 from run.config import LagConfig
 
 BLOCKED_SECONDS = 0.15
@@ -105,7 +105,7 @@ def test_what_is_counted_is_what_one_sample_an_interval_would_have_found(stalls:
 
 
 def test_the_samples_of_one_stall_are_bounded() -> None:
-    assert len(samples_of(1e9, 0.001)) == MOST_SAMPLES
+    assert len(samples_of(1e9, 0.001)) == MAX_SAMPLES
 
 
 def test_a_distribution_has_a_metric_for_each_number() -> None:

@@ -51,12 +51,12 @@ class StraightforwardScheduler:
         self.next_step, self.next_group_id = state["next_step"], state["next_group_id"]
 
     def handle(self, event: Event) -> list[Instruction]:
-        instructions = list(self.take_in(event))
+        instructions = list(self.apply(event))
         for rule in (self.drop_stale, self.ship, self.drop_stale, self.start, self.finish):
             instructions.extend(rule())
         return instructions
 
-    def take_in(self, event: Event) -> Iterator[Instruction]:
+    def apply(self, event: Event) -> Iterator[Instruction]:
         match event:
             case RolloutEnded():
                 yield from self.rollout_ended(event)

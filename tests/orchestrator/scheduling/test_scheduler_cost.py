@@ -41,7 +41,7 @@ class Counted:
         self.costs: list[float] = []
         self._bytecodes = 0
 
-    def tell(self, event: Event) -> list[Instruction]:
+    def handle(self, event: Event) -> list[Instruction]:
         self._bytecodes = 0
         before = sys.gettrace()
         sys.settrace(self._trace)
@@ -62,15 +62,15 @@ class Counted:
 def costs(groups: int) -> list[float]:
     """Of a few steps: groups end in another order than they began, become ready, ship, and others start."""
     counted = Counted(groups)
-    counted.tell(PolicyUpdated(0))
+    counted.handle(PolicyUpdated(0))
     shipped = 0
     for group_id in [each for each in range(groups) if each % 2] + [each for each in range(groups) if each % 2 == 0]:
-        counted.tell(RolloutEnded(group_id, f"{group_id}-0", RolloutOutcome.COMPLETED, 0))
-        for instruction in counted.tell(GroupFinalized(group_id, 1, 0)):
+        counted.handle(RolloutEnded(group_id, f"{group_id}-0", RolloutOutcome.COMPLETED, 0))
+        for instruction in counted.handle(GroupFinalized(group_id, 1, 0)):
             if isinstance(instruction, ShipBatch):
                 shipped = instruction.step
-                counted.tell(BatchCommitted(shipped))
-                counted.tell(PolicyUpdated(shipped))
+                counted.handle(BatchCommitted(shipped))
+                counted.handle(PolicyUpdated(shipped))
         if shipped == STEPS:
             return counted.costs
     raise AssertionError("too few groups for the steps")

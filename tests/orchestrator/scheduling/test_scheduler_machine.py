@@ -126,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.saved: dict[str, Any] = self.scheduler.state()
         self.checkpoint = (self.saved, copy.deepcopy(self.world))
         self.pending = self.checkpoint
-        self.tell(PolicyUpdated(0))
+        self.handle(PolicyUpdated(0))
 
     def make_schedulers(self) -> None:
         starts = self.starts_an_event
@@ -136,7 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # --- the dispatcher ---
 
-    def tell(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         if isinstance(event, PolicyUpdated):
             self.version, self.loading = event.version, None
         instructions = self.scheduler.handle(event)
@@ -211,13 +211,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         group = self.world.groups.get(group_id)
         assert self.version is not None
         if group is None:
-            self.tell(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
+            self.handle(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
             return
         version = max(group.started_version, self.version - age)
         group.outstanding.remove(rollout_id)
         if completed:
             group.versions.append(version)
-        self.tell(
+        self.handle(
             RolloutEnded(
                 group_id, rollout_id, RolloutOutcome.COMPLETED if completed else RolloutOutcome.FAILED, version
             )
@@ -244,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         group = self.world.groups[group_id]
         group.finalizing, group.ready = False, not dropped
         group.kept, group.filtered = kept, filtered
-        self.tell(GroupFinalized(group_id, kept, filtered, DropReason.FAILED if dropped else None))
+        self.handle(GroupFinalized(group_id, kept, filtered, DropReason.FAILED if dropped else None))
 
     def judge_keeping_all(self, group_id: int) -> None:
         versions = self.world.groups[group_id].versions
@@ -268,13 +268,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.committed = self.shipping.step
         self.checkpoint = self.pending
         self.shipping = None
-        self.tell(BatchCommitted(self.world.committed))
+        self.handle(BatchCommitted(self.world.committed))
 
     @precondition(lambda self: self.more_to_start)
     @rule()
     def the_groups_have_begun(self) -> None:
         self.more_to_start = False
-        self.tell(GroupsBegun())
+        self.handle(GroupsBegun())
 
     def trainable(self) -> bool:
         return self.version is not None and self.version < min(self.world.committed, STEPS - 1)
@@ -284,7 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def new_weights_are_about_to_load(self) -> None:
         assert self.version is not None
         self.loading = self.version + 1
-        self.tell(PolicyUpdateStarting(self.loading))
+        self.handle(PolicyUpdateStarting(self.loading))
         limit = self.schedule.max_off_policy_steps
         for group in self.world.groups.values():
             if group.outstanding or group.ready:
@@ -295,7 +295,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def new_weights_are_loaded(self) -> None:
         assert self.loading is not None
-        self.tell(PolicyUpdated(self.loading))
+        self.handle(PolicyUpdated(self.loading))
 
     @rule(events=st.integers(1, 40), stragglers=st.booleans(), eager_trainer=st.booleans())
     def time_passes(self, events: int, stragglers: bool, eager_trainer: bool) -> None:
@@ -307,7 +307,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(rollouts=st.integers(0, 12))
     def servers_come_or_go(self, rollouts: int) -> None:
         self.servers = rollouts
-        self.tell(CapacityChanged(rollouts))
+        self.handle(CapacityChanged(rollouts))
 
     @rule(data=st.data(), really=st.integers(0, 3))
     def the_orchestrator_is_killed_and_resumed(self, data: st.DataObject, really: int) -> None:
@@ -322,10 +322,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if really:
             return
         self.draining = True
-        self.tell(DrainRequested())
+        self.handle(DrainRequested())
         for rollout_id in sorted(self.in_flight):
             group_id = self.in_flight.pop(rollout_id)
-            self.tell(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
+            self.handle(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
         for group_id in self.finalizing():
             self.judge_keeping_all(group_id)
         assert self.version is not None
@@ -342,7 +342,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_flight, self.shipping, self.finished, self.draining = {}, None, False, False
         self.servers = self.schedule.max_inflight_rollouts
         self.restarting = {entry["group_id"] for entry in state["groups"] if "ready" not in entry}
-        self.tell(PolicyUpdated(version))
+        self.handle(PolicyUpdated(version))
 
     # --- what holds ---
 

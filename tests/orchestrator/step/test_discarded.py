@@ -45,8 +45,8 @@ class Played:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.told: list[Report] = []
-        self.discarded = DiscardedRollouts(SCHEDULE, self.told.append, lambda: self.now)
+        self.reports: list[Report] = []
+        self.discarded = DiscardedRollouts(SCHEDULE, self.reports.append, lambda: self.now)
 
     def discard(self, groups: int, reason: str = "all 4 completed rollouts were filtered") -> None:
         for _ in range(groups):
@@ -104,13 +104,13 @@ def test_the_log_counts_up_and_says_it_ever_more_rarely(caplog: pytest.LogCaptur
 def test_reports_come_when_much_is_lost_and_not_too_often() -> None:
     played = Played()
     played.discard(WARN_BATCHES * BATCH // 4 - 1)
-    assert played.told == []
+    assert played.reports == []
     played.discard(10)
-    assert len(played.told) == 1
+    assert len(played.reports) == 1
     played.now += 60
     played.discard(1)
-    assert [report["discarded"] for report in played.told] == [WARN_BATCHES * BATCH, WARN_BATCHES * BATCH + 40]
-    words = in_words(played.told[-1])
+    assert [report["discarded"] for report in played.reports] == [WARN_BATCHES * BATCH, WARN_BATCHES * BATCH + 40]
+    words = in_words(played.reports[-1])
     assert words.startswith("104 rollouts discarded since step 0 (104 filtered): all 4 completed")
 
 
@@ -141,7 +141,7 @@ def test_what_inference_fails_is_held_against_no_environment(caplog: pytest.LogC
     pauses = {played.discarded.inference_failed("InferenceError: no answer") for _ in range(2000)}
     assert pauses == {PAUSE_SECONDS[0]}
     played.discard(1)
-    assert played.told == []
+    assert played.reports == []
     assert not played.discarded.report()["notable"]
     assert len(caplog.text.splitlines()) == FIRST_FAILURES
     assert "rollout failed" not in caplog.text
@@ -163,13 +163,13 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
     said: list[str] = []
 
-    def told() -> bool:
+    def is_counted_in_a_status() -> bool:
         while (message := listener.receive()) is not None:
             said.append(message.get("STATUS", ""))
         return any("discarded" in status for status in said)
 
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
-        wait_until(told, "a status that counts them")
+        wait_until(is_counted_in_a_status, "a status that counts them")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 143
     listener.close()

@@ -193,8 +193,8 @@ async def test_a_run_that_has_to_wait_is_patient_for_as_long_as_the_trainer_says
     async with running(tmp_path, on_waiting=heard.append) as (sender, link):
         ready = asyncio.create_task(sender.wait_ready(0.5))
         with caplog.at_level(logging.INFO):
-            began = sender.last_word
-            while sender.last_word - began < 1.0:
+            began = sender.last_message_at
+            while sender.last_message_at - began < 1.0:
                 await link.say(Waiting("all places are taken"))
                 await asyncio.sleep(0.01)
                 assert not ready.done()
