@@ -164,9 +164,8 @@ async def test_weights_change_under_requests_in_flight(moe_server: ServerProcess
         for turn in turns:
             by_old = disagreement(moe_server, 0, turn, PROMPT, 1.0) < TOLERANCE
             by_new = disagreement(moe_server, 1, turn, PROMPT, 1.0) < TOLERANCE
-            assert (by_old if turn.policy_version == 0 else by_new)[0], (
-                "the first token is by the weights it began with"
-            )
+            # The client labels a turn when it sends the request, and a load may overtake the request on its way to the engine.
+            assert by_new[0] or (turn.policy_version == 0 and by_old[0]), "a token is older than its turn's label"
             switched += turn.policy_version == 0 and not by_old.all()
             assert turn.routed_experts is not None
             assert len(turn.routed_experts) == len(PROMPT) + len(turn.completion_ids) - 1
