@@ -17,7 +17,7 @@ from trainer.lora.multi_lora import digest_adapter, export_adapter
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
 from trainer.runs.control_files import run_directory
-from trainer.runs.manager import Run
+from trainer.runs.run import Run
 from transport.files.atomic import publish_directory, published_steps, remove_directory
 
 _TOKENIZER_FILES = (

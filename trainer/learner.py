@@ -35,7 +35,8 @@ from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
 from trainer.rows import Rows, StepRow
 from trainer.runs import checkpoint
-from trainer.runs.manager import MultiRunManager, Run
+from trainer.runs.manager import MultiRunManager
+from trainer.runs.run import Run
 from trainer.step import OpenStep, finish, train_row
 from transport import codec
 from transport.files.atomic import as_bytes_view
@@ -60,9 +61,8 @@ class Learner:
         self.ranks = ranks
         self.manager = manager
         self.runs: dict[int, Run] = {}
-        """By index. A place whose run could not be made is in `failures` instead."""
+        """By index, what could be made; why another could not is in its record."""
         self.heartbeat_seconds = HEARTBEAT_SECONDS
-        self.failures: dict[int, str] = {}
         self._open: dict[int, OpenStep] = {}
         self._trained_in_full = False
         self._load_model()
@@ -201,15 +201,15 @@ class Learner:
         return True, ""
 
     def _create(self, index: int, run_id: str, config: RunConfig) -> None:
-        """Makes a run at the step that rank 0 has found. What is wrong with it is its own concern: `failures` on all ranks."""
+        """Makes a run at the step that rank 0 has found. An error concerns this run alone: all ranks note it in its record."""
+        occupancy = self.manager.registry.in_slot(index)
         try:
             parameters = self._full_weights() if config.training.lora is None else self._adapter(index)
             optimizer = Optimizer(parameters, config.training, config.steps)
-            progress = self.manager.progress[index]
-            run = Run(index, run_id, config, optimizer, load_loss(config.training.loss), progress)
-            if progress.step:
-                checkpoint.load(run, self.config.output_dir, progress.step, random_state=self.config.max_runs == 1)
-                self.manager.progress[index] = run.progress
+            run = Run(index, run_id, config, optimizer, load_loss(config.training.loss), occupancy.progress)
+            if step := run.progress.step:
+                checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
+                occupancy.progress = run.progress
             failure = ""
         except (ValueError, checkpoint.CheckpointError) as error:
             failure = str(error)
@@ -220,15 +220,14 @@ class Learner:
         failed = torch.tensor([float(bool(failure))], device=self.ranks.device)
         self.ranks.maximum(failed)
         if float(failed):
-            self.failures[index] = failure or "it could not be made on another rank, whose log says why"
-            logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, self.failures[index])
+            occupancy.failure = failure or "it could not be made on another rank, whose log says why"
+            logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, occupancy.failure)
         else:
             self.runs[index] = run
 
     def _delete(self, index: int, run_id: str) -> None:
         self._drop(index)
         self.runs.pop(index, None)
-        self.failures.pop(index, None)
         self.manager.release_run_parameters(index)
 
     def _adapter(self, index: int) -> dict[str, nn.Parameter]:
@@ -237,8 +236,9 @@ class Learner:
         for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
             self.manager.register_module(prefix, layer)
         self.manager.reset_run_parameters(index)
-        lora = self.manager.config[index].training.lora
-        if lora is not None and lora.start_from is not None and not self.manager.progress[index].step:
+        occupancy = self.manager.registry.in_slot(index)
+        lora = occupancy.config.training.lora
+        if lora is not None and lora.start_from is not None and not occupancy.progress.step:
             load_adapter(lambda: self.manager.get_state_dict_for_run(index), lora, lora.start_from)
         return self.manager.get_named_parameters_for_run(index)
 

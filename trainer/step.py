@@ -27,7 +27,7 @@ from trainer.model.load import log_probabilities
 from trainer.model.router_replay import RouterReplay
 from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, environment_names, pack, trained_samples
 from trainer.ranks import Ranks
-from trainer.runs.manager import Run
+from trainer.runs.run import Run
 from trainer.token_export import TokenExport
 from transport.records import Batch
 

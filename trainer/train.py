@@ -32,8 +32,9 @@ from trainer.model.load import choose_device
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint, control_files
-from trainer.runs.manager import HookError, Progress, Run, setup_multi_run_manager
-from trainer.runs.presence import Presence
+from trainer.runs.manager import HookError, MultiRunManager
+from trainer.runs.record import Occupancy, Progress, Stage
+from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
 from transport.files.atomic import published_steps
 from transport.process.permanent_errors import is_permanent
@@ -90,7 +91,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             device = choose_device(config.device)
             stop = stack.enter_context(StopSignals(end_at_second_request))
             group = stack.enter_context(ranks.join(config, device))
-            manager = setup_multi_run_manager(config.output_dir, config.max_runs, device, config.seed)
+            manager = MultiRunManager(config.output_dir, config.max_runs, device, config.seed)
             learner = Learner(config, group, manager)
             if group.index > 0:
                 return _follow(learner)
@@ -128,25 +129,22 @@ class Trainer:
         self._config = config
         self._learner = learner
         self._manager = learner.manager
-        self._presence = Presence()
-        self._sessions = Sessions(config, receiver, self._manager, self._presence)
+        self._registry = self._manager.registry
+        self._sessions = Sessions(config, receiver, self._manager)
         self._shares = FairShare(config.max_tokens, learner.ranks.count)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._broadcasters: dict[int, Broadcaster] = {}
-        """By index, of the runs that have been admitted to the end."""
-        self._waited: dict[int, float] = {}
-        """By index, how long the batch of a run's open step was waited for; no entry where none is open."""
-        self._idle_since: dict[int, float] = {}
-        self._looked = 0.0
-        self._look_again = True
-        """Whether a place is known to be about to change."""
+        """By index; each writes one run's directory, and holds a tensor of its last probe."""
+        self._discovered = 0.0
+        self._slots_change = True
+        """Whether a run is known to enter or leave a slot soon."""
         self._reported = self._kept_alive = time.monotonic()
         self._manager.register_discovered_hook(self._on_discovered)
         self._manager.register_forgotten_hook(self._on_forgotten)
         if config.resume:
             checkpoint.set_aside_deleted(config.output_dir)
             for finished in checkpoint.finished_runs(config.output_dir):
-                self._presence.finished(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
+                self._registry.finished_before(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
 
     def serve(self, stop: StopSignals) -> int:
         """Until the runs have ended, or `stop`; the exit code."""
@@ -156,103 +154,105 @@ class Trainer:
             self._open_steps()
             self._train_rows()
             self._finish_steps()
-        while self._waited:
+        while self._registry.open_slots:
             self._train_rows()
             self._finish_steps()
-        for run in self._learner.runs.values():
-            self._make_durable(run)
+        for slot, run in self._learner.runs.items():
+            self._make_durable(run, self._registry.in_slot(slot))
         steps = ", ".join(f"{run.run_id} at step {run.progress.step}" for run in self._learner.runs.values())
         logger.info("the trainer ends%s", f": {steps}" if steps else "")
         if stop.count and not self._over():
             return stop.exit_code
-        return EVICTED if self._presence.all_evicted() else 0
+        return EVICTED if self._registry.all_evicted() else 0
 
     def _over(self) -> bool:
-        expected = self._config.stay or self._manager.waiting or self._sessions.calls
-        return not expected and self._presence.over(time.monotonic())
+        expected = self._config.stay or self._registry.queue or self._sessions.has_news
+        return not expected and self._registry.over(time.monotonic())
 
     def _receive(self) -> None:
-        patience = 0.0 if self._waited else min(max(self._look_due() - time.monotonic(), 0.0), POLL_SECONDS)
-        for run, offence in self._sessions.take_in(patience):
-            self._evict(run, offence)
-        if not self._waited:
+        training = bool(self._registry.open_slots)
+        patience = 0.0 if training else min(max(self._discovery_due() - time.monotonic(), 0.0), POLL_SECONDS)
+        for run, reason in self._sessions.receive(patience):
+            self._evict(run, reason)
+        if not training:
             self._report_waiting()
 
     # --- runs come and go ---
 
-    def _look_due(self) -> float:
-        prompt = self._look_again or self._sessions.calls
-        return self._looked + (PROMPT_DISCOVERY_SECONDS if prompt else DISCOVERY_SECONDS)
+    def _discovery_due(self) -> float:
+        prompt = self._slots_change or self._sessions.has_news
+        return self._discovered + (PROMPT_DISCOVERY_SECONDS if prompt else DISCOVERY_SECONDS)
 
     def _discover_if_due(self) -> None:
         now = time.monotonic()
-        if now < self._look_due():
+        if now < self._discovery_due():
             return
-        self._look_again = False
-        if self._manager.discover_runs(self._presence.present(now)):
+        self._slots_change = False
+        if self._manager.discover_runs(self._registry.present(now)):
             self._learner.synchronize()
-            for index, reason in self._learner.failures.items():
-                self._manager.refuse_run(index, reason)
-                self._look_again = True
-            for index in self._learner.runs.keys() - self._broadcasters.keys():
-                self._admit(self._learner.runs[index])
+            for run in self._registry.at(Stage.ADMITTED):
+                if run.failure is None:
+                    self._admit(run)
+                else:
+                    self._manager.refuse_run(run.slot, run.failure)
+                    self._slots_change = True
         self._sessions.answer()
-        self._looked = time.monotonic()
+        self._discovered = time.monotonic()
 
     def _on_discovered(self, index: int, run_id: str, config: RunConfig) -> None:
-        self._manager.progress[index] = Progress(step=checkpoint.newest_step(self._config.output_dir, run_id))
+        self._registry.in_slot(index).progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
 
     def _on_forgotten(self, index: int, run_id: str) -> None:
-        self._sessions.dismiss(run_id)
         self._close_step(index)
         self._broadcasters.pop(index, None)
         if self._manager.is_deleted(index):
             logger.info("the directory of run %s was deleted: the run ends", run_id)
             checkpoint.set_aside(self._config.output_dir, run_id)
-            self._presence.removed(run_id, "deleted")
+            self._registry.end(run_id, Stage.DELETED)
             return
         if index in self._learner.runs:
             self._save(self._learner.runs[index])
         if control_files.eviction(self._config.output_dir, run_id) is not None:
-            self._presence.removed(run_id, "evicted")
+            self._registry.end(run_id, Stage.EVICTED)
         logger.info("run %s has no place any more", run_id)
 
-    def _admit(self, run: Run) -> None:
-        step = run.progress.step
-        broadcaster = Broadcaster(self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts)
-        self._broadcasters[run.index] = broadcaster
+    def _admit(self, run: Occupancy) -> None:
+        step, steps = run.progress.step, run.config.steps
+        self._broadcasters[run.slot] = Broadcaster(
+            self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts
+        )
         self._metrics.truncate(run.run_id, step)
         if not self._publish(run, anew=True):
             return
         run.durable_step = self._durable_step(run)
-        self._idle_since[run.index] = time.monotonic()
+        run.idle_since = time.monotonic()
         self._sessions.admit(run)
         if run.finished:
-            logger.info("run %s is trained to its end, step %d of %d", run.run_id, step, run.config.steps)
+            logger.info("run %s is trained to its end, step %d of %d", run.run_id, step, steps)
         else:
-            logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, run.config.steps)
+            logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, steps)
 
-    def _evict(self, run: Run, reason: str) -> None:
+    def _evict(self, run: Occupancy, reason: str) -> None:
         """Nothing more is taken from the run; what it has trained stays."""
-        self._close_step(run.index)
-        self._manager.evict_run(run.index, reason)
+        self._close_step(run.slot)
+        self._manager.evict_run(run.slot, reason)
         self._sessions.send_away(run.run_id, reason)
-        self._look_again = True
+        self._slots_change = True
 
     # --- steps ---
 
     def _open_steps(self) -> None:
-        for index, run in self._learner.runs.items():
-            if index in self._waited or run.finished or (batch := self._sessions.next_batch(run)) is None:
+        for run in self._registry.at(Stage.TRAINING):
+            if run.open_step is not None or (batch := self._sessions.next_batch(run)) is None:
                 continue
-            self._waited[index] = time.monotonic() - self._idle_since[index]
             try:
-                step = self._learner.open_step(index, batch)
+                step = self._learner.open_step(run.slot, batch)
             except InvalidBatch as error:
                 self._evict(run, f"step {batch.step}: {error}")
                 continue
             lengths = np.diff(batch.sample_offsets)
-            self._shares.add(index, run.config.training.weight, {each: int(lengths[each]) for each in step.samples})
+            samples = {each: int(lengths[each]) for each in step.samples}
+            self._shares.add(run.slot, run.config.training.weight, samples)
 
     def _train_rows(self) -> None:
         rows = self._shares.rows()
@@ -260,48 +260,49 @@ class Trainer:
             self._learner.train_rows(rows)
 
     def _finish_steps(self) -> None:
-        for index in [index for index in self._waited if not self._shares.left(index)]:
-            run = self._learner.runs[index]
+        for index in [index for index in self._registry.open_slots if not self._shares.left(index)]:
+            run = self._registry.in_slot(index)
             try:
                 metrics = self._learner.finish_step(index)
             except InvalidBatch as error:
                 self._evict(run, f"step {run.progress.step + 1}: {error}")
                 continue
-            metrics["phase/wait"] = self._waited.pop(index)
-            self._idle_since[index] = started = time.monotonic()
+            started = time.monotonic()
+            metrics["phase/wait"] = run.waited
+            self._registry.close_step(index, started)
             if not self._publish(run):
                 continue
             metrics["phase/broadcast"] = time.monotonic() - started
             self._report(run, metrics)
             if run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
-                self._make_durable(run)
-            self._sessions.trained(run)
+                self._make_durable(self._learner.runs[index], run)
+            self._registry.advance(index, time.monotonic())
 
     def _close_step(self, index: int) -> None:
         """Forgets the run's open step, if there is one."""
         self._shares.remove(index)
-        if self._waited.pop(index, None) is not None:
+        if self._registry.close_step(index, time.monotonic()):
             self._learner.drop_step(index)
 
     # --- the disk ---
 
-    def _publish(self, run: Run, anew: bool = False) -> bool:
+    def _publish(self, run: Occupancy, anew: bool = False) -> bool:
         """Whether the weights are published; if not, the run is on its way out. `anew`: what is there beyond them goes."""
-        broadcaster = self._broadcasters[run.index]
+        broadcaster = self._broadcasters[run.slot]
         try:
             with self._learner.kept_alive():
                 if anew:
                     broadcaster.remove_beyond(run.progress.step or -1)
-                broadcaster.publish(self._learner.model, self._learner.replay, run)
+                broadcaster.publish(self._learner.model, self._learner.replay, self._learner.runs[run.slot])
         except BrokenWeights as error:
             self._evict(run, str(error))
             return False
         except OSError as error:
             if error.errno in DISK_FAULTS:
                 raise
-            if not self._manager.is_deleted(run.index):  # not ours to write, or about to be deleted
+            if not self._manager.is_deleted(run.slot):  # not ours to write, or about to be deleted
                 self._evict(run, f"version {run.progress.step} of its weights cannot be published: {error}")
-            self._look_again = True
+            self._slots_change = True
             return False
         except Exception as error:
             if is_fatal(error) or isinstance(error, SafetensorError):
@@ -311,7 +312,7 @@ class Trainer:
             return False
         return True
 
-    def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
+    def _report(self, run: Occupancy, metrics: dict[str, MetricValue]) -> None:
         line: dict[str, MetricValue] = {"run_id": run.run_id, "step": run.progress.step, "time": time.time()}
         self._metrics.append(line | metrics)
         logger.info(
@@ -320,8 +321,8 @@ class Trainer:
             metrics["tokens_per_second"],
         )  # fmt: skip
 
-    def _make_durable(self, run: Run) -> None:
-        if self._save(run):
+    def _make_durable(self, trained: Run, run: Occupancy) -> None:
+        if self._save(trained):
             run.durable_step = self._durable_step(run)
             self._sessions.durable(run)
 
@@ -337,7 +338,7 @@ class Trainer:
             checkpoint.save(run, self._config.output_dir, self._config.keep_checkpoints)
         return True
 
-    def _durable_step(self, run: Run) -> int:
+    def _durable_step(self, run: Occupancy) -> int:
         """What its checkpoints make durable: at the end all, before only what the oldest of them covers."""
         if run.finished:
             return run.progress.step

@@ -168,7 +168,7 @@ class _Trainer:
                 (control / "orch.toml").write_text(tomli_w.dumps(self._run_config(f"run-{index}")))
         self._manager.discover_runs()
         self.learner.synchronize()
-        assert sorted(self.learner.runs) == list(range(runs)), self.learner.failures | self._manager.refused
+        assert sorted(self.learner.runs) == list(range(runs)), self._manager.registry.refused
 
     def _run_config(self, run_id: str) -> dict[str, object]:
         return {

@@ -18,6 +18,9 @@ from transformers import (
 )
 
 from run.config import RunConfig
+from trainer.runs.control_files import Sighting
+from trainer.runs.record import Occupancy
+from trainer.runs.registry import RunRegistry
 from transport.records import Batch, SampleInfo
 
 VOCABULARY = 96
@@ -123,3 +126,15 @@ def make_run_config(output_dir: Path, model: Path, steps: int = 4, **training: A
             "training": {"learning_rate": 1e-3, "checkpoint_interval": 2, **training},
         }
     )
+
+
+def occupy_slot(registry: RunRegistry, config: RunConfig, step: int = 0) -> Occupancy:
+    """Admits a run to slot 0 of a registry that has no other, with a directory and after `step`."""
+    config.run_dir.mkdir(exist_ok=True)
+    sighting = Sighting(config.run_id, config.run_dir.stat().st_ino, config=(0, 0, 0), evicted=False)
+    registry.sight({config.run_id: sighting}, {})
+    registry.accept(sighting, config)
+    assert registry.plan().admitted == {0: config.run_id}
+    occupancy = registry.occupy(0, config.run_id)
+    occupancy.progress.step = occupancy.durable_step = step
+    return occupancy

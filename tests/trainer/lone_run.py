@@ -17,7 +17,9 @@ from trainer.learner import Learner
 from trainer.metrics import MetricValue
 from trainer.ranks import Ranks
 from trainer.runs import checkpoint
-from trainer.runs.manager import MultiRunManager, Progress, Run
+from trainer.runs.manager import MultiRunManager
+from trainer.runs.record import Progress
+from trainer.runs.run import Run
 from transport.records import Batch
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
@@ -62,7 +64,7 @@ def make_lone_run(
     write_run(make_run_config(output_dir, model, **training))
     assert manager.discover_runs()
     if resume:
-        manager.progress[0] = Progress(step=checkpoint.newest_step(output_dir, "default"))
+        manager.registry.in_slot(0).progress = Progress(step=checkpoint.newest_step(output_dir, "default"))
     learner.synchronize()
-    assert not learner.failures
+    assert manager.registry.in_slot(0).failure is None
     return LoneRun(learner)

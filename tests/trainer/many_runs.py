@@ -18,7 +18,7 @@ from trainer.model.router_replay import RouterReplay
 from trainer.optimizer import Optimizer
 from trainer.packer import ModelLimits
 from trainer.ranks import Ranks
-from trainer.runs.manager import Run
+from trainer.runs.run import Run
 from trainer.step import OpenStep, finish, train_row
 from transport.records import Batch
 

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.runs.test_manager import write
-from trainer.runs.manager import MultiRunManager, Progress
+from trainer.runs.manager import MultiRunManager
+from trainer.runs.record import Progress
 from transport.files.atomic import write_atomically
 
 
@@ -30,12 +31,14 @@ def main(directory: Path) -> None:
     def meet(kind: str, index: int, run_id: str, *more: Any) -> None:
         total = torch.tensor([float(index + 10 * len(run_id))])
         dist.all_reduce(total)
-        progress = manager.progress[index].step if kind == "creation" else None
+        progress = manager.registry.in_slot(index).progress.step if kind == "creation" else None
         entries.append([kind, index, run_id, float(total), progress])
 
     manager.register_creation_hook(lambda *arguments: meet("creation", *arguments))
     manager.register_deletion_hook(lambda *arguments: meet("deletion", *arguments))
-    manager.register_discovered_hook(lambda i, r, c: manager.progress.__setitem__(i, Progress(step=len(r))))
+    manager.register_discovered_hook(
+        lambda i, r, c: setattr(manager.registry.in_slot(i), "progress", Progress(step=len(r)))
+    )
     if rank == 1:
         try:
             manager.discover_runs()
@@ -60,7 +63,10 @@ def main(directory: Path) -> None:
             assert manager.discover_runs()
         manager.synchronize_state()
         entries.append(
-            [sorted(manager.run_ids.items()), [manager.config[i].training.learning_rate for i in manager.run_ids]]
+            [
+                list(manager.registry.run_ids.items()),
+                [run.config.training.learning_rate for run in manager.registry.at()],
+            ]
         )
     (directory / f"rank_{rank}.json").write_text(json.dumps(entries))
     dist.destroy_process_group()

@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from orchestrator.step.delivery import Delivery, SendBatch
-from tests.trainer.runs.test_sessions import make_run
+from tests.trainer.conftest import make_run_config, occupy_slot
 from trainer.config import TrainerConfig
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.presence import Presence
 from trainer.runs.sessions import Sessions
 from transport import codec
 from transport.files.atomic import Buffer
@@ -34,7 +33,6 @@ from transport.wires.receiver import Arrival, Receiver
 
 STEPS = 9
 CREDIT = 3
-NOWHERE = Path("/nonexistent")
 
 
 def make_batch(step: int, life: int) -> Batch:
@@ -89,6 +87,9 @@ class Socket:
 
 class DeliveryMachine(RuleBasedStateMachine):
     """Random work and random harm."""
+
+    directory: Path
+    """The job's, in which nothing is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,15 +193,17 @@ class DeliveryMachine(RuleBasedStateMachine):
     def start_trainer(self) -> None:
         self.socket = Socket(self.wires)
         config = TrainerConfig.model_validate(
-            {"output_dir": NOWHERE, "model": "/model", "max_waiting_bytes": 120, "transport": {"credit": CREDIT}}
+            {"output_dir": self.directory, "model": "/model", "max_waiting_bytes": 120, "transport": {"credit": CREDIT}}
         )
-        manager = MultiRunManager(NOWHERE, 1, torch.device("cpu"))
-        self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager, Presence())
+        manager = MultiRunManager(self.directory, 1, torch.device("cpu"))
+        self.registry = manager.registry
+        self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager)
         self.admit()
 
     def admit(self) -> None:
-        self.run = make_run(NOWHERE)
-        self.run.progress.step = self.run.durable_step = self.checkpoint
+        self.run = occupy_slot(
+            self.registry, make_run_config(self.directory, self.directory, steps=100), self.checkpoint
+        )
         self.trained = {step: name_of(batch) for step, batch in self.committed.items() if step <= self.checkpoint}
         self.sessions.admit(self.run)
 
@@ -218,7 +221,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             return False
         wire = talking[which % len(talking)]
         self.socket.arrived.append(Arrival(wire.name, "here", wire.to_trainer.popleft()))
-        assert list(self.sessions.take_in(0.0)) == [], "the run is evicted"
+        assert list(self.sessions.receive(0.0)) == [], "the run is evicted"
         return True
 
     def train(self) -> bool:
@@ -230,7 +233,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert name_of(batch) == name_of(self.committed[batch.step]), "trained what was never committed"
         self.run.progress.step = batch.step
         self.trained[batch.step] = name_of(batch)
-        self.sessions.trained(self.run)
+        self.registry.close_step(self.run.slot, 0.0)
+        self.registry.advance(self.run.slot, 0.0)
         return True
 
     @rule()
@@ -285,7 +289,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def lose_the_place_and_get_it_back(self) -> None:
         """As when the run's configuration has changed: a new READY on the old connection."""
-        self.sessions.dismiss("default")
+        self.registry.vacate(self.run.slot)
         self.admit()
 
     # --- what must hold ---
@@ -319,6 +323,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_every_committed_batch_is_trained_once_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_committed_batch_is_trained_once_and_no_other(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.CRITICAL)  # thousands of refusals, which are as they should be
+    DeliveryMachine.directory = tmp_path
     run_state_machine_as_test(DeliveryMachine, settings=settings(max_examples=200, stateful_step_count=60))

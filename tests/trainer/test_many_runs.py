@@ -17,7 +17,7 @@ from tests.trainer.many_runs import ALONE, STEPS, Bench, gradients
 from trainer.loss import LossInputs, LossOutputs
 from trainer.metrics import MetricValue
 from trainer.packer import InvalidBatch
-from trainer.runs.manager import Run
+from trainer.runs.run import Run
 from trainer.step import finish
 from transport.records import Batch
 

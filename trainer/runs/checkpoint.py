@@ -20,7 +20,8 @@ from torch import Tensor
 
 from run.config import RunConfig
 from trainer.runs import control_files
-from trainer.runs.manager import Progress, Run
+from trainer.runs.record import Progress
+from trainer.runs.run import Run
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
 

@@ -1,8 +1,9 @@
-"""The runs of this trainer: which has which place, alike on every rank, and what is done when one comes or goes.
+"""Admits the runs of a job to this trainer's slots, alike on every rank, and calls the hooks when one is admitted or leaves.
 
-Rank 0 looks at the job's directory (`discover_runs`); then all ranks take over what it found (`synchronize_state`) and call
-their hooks in one order, so that collective calls inside hooks meet. `trainer/runs/admission.py` says which runs may come in,
-`trainer/runs/slot_plan.py` which of them get a place, and the hooks of `trainer/learner.py` make what a place holds.
+Rank 0 scans the job's directory (`discover_runs`); then all ranks take over its slots (`synchronize_state`) and call their hooks
+in one order, so that collective calls inside hooks meet. `trainer/runs/admission.py` checks which runs may be trained,
+`trainer/runs/registry.py` keeps the runs and decides which have a slot, and the hooks of `trainer/learner.py` make what torch
+holds of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,10 @@ from torch import Tensor, nn
 from run.config import LoraConfig, RunConfig
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import is_target, peft_state
-from trainer.loss import Loss
-from trainer.optimizer import Optimizer
 from trainer.runs import control_files
-from trainer.runs.admission import Admissible, Admission, ConfigValidationHook, hook_name
-from trainer.runs.slot_plan import plan
-from transport.records import Batch
+from trainer.runs.admission import Admission, ConfigValidationHook, hook_name
+from trainer.runs.record import Occupancy, Progress
+from trainer.runs.registry import RunRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -45,80 +44,20 @@ class HookError(RuntimeError):
     """A hook raised; the message names it, its run and what it raised."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far a run has been trained."""
-
-    step: int = 0
-    """The last step trained, which is the policy version of the weights."""
-    total_tokens: int = 0
-    total_samples: int = 0
-
-
-@dataclass(slots=True)
-class Run:
-    """One run with a place: its configuration, what is trained, and how far."""
-
-    index: int
-    """Its place among the trainer's `max_runs`."""
-    run_id: str
-    config: RunConfig
-    optimizer: Optimizer
-    loss: Loss
-    progress: Progress = field(default_factory=Progress)
-    intact: bool = True
-    """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
-    durable_step: int = 0
-    """Acknowledged as durable: the batches up to this step will not be asked for again."""
-    waiting: dict[int, Batch] = field(default_factory=dict)
-    """Batches received and not yet trained, by step; on rank 0."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether all its steps have been trained."""
-        return self.progress.step >= self.config.steps
-
-
 class MultiRunManager:
-    """The places of one trainer. `config` and `progress` are those of the runs that have one, by index."""
+    """The slots of one trainer: their runs in `registry`, their hooks, and their adapters in the model."""
 
     def __init__(self, output_dir: Path, max_runs: int, device: torch.device, seed: int = 0) -> None:
-        """`seed`: of every run's initial adapter, whatever its index, so that the result does not depend on it."""
+        """`seed`: of every run's initial adapter, whatever its slot, so that the result does not depend on it."""
         self.output_dir = output_dir
         self.max_runs = max_runs
         self.device = device
-        self.config: dict[int, RunConfig] = {}
-        self.progress: dict[int, Progress] = {}
-        """Set by rank 0's discovered hooks to where a run goes on, which all ranks then know."""
-        self.waiting: list[str] = []
-        """Runs without a place, in the order in which they get one; on rank 0."""
+        self.registry = RunRegistry(max_runs)
         self._seed = seed
-        self._ids: dict[int, str] = {}
-        self._admissions: dict[int, int] = {}
-        """By index, the number of the admission that its present run came by: two of one run are not the same."""
-        self._created: dict[int, tuple[int, str]] = {}
-        """What the creation hooks have been called for on this rank: index to admission and run id."""
-        self._admitted = self._synchronized = 0
-        self._admission = Admission(output_dir)
-        self._directories: dict[int, int] = {}
-        """By index, the inode of the run's directory when it was admitted."""
-        self._held: dict[int, int] = {}
-        """By index, a descriptor of that directory: while it is open, no other one is given the inode."""
-        self._given_up: set[int] = set()
-        """Indices of runs that were evicted or refused since: should they be let in again at once, they begin anew."""
+        self._synchronized = 0
+        self._admission = Admission(output_dir, self.registry)
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._modules: dict[str, MultiLora] = {}
-
-    # --- ids and indices ---
-
-    @property
-    def run_ids(self) -> dict[int, str]:
-        """Index to run id."""
-        return dict(self._ids)
-
-    def index_of(self, run_id: str) -> int | None:
-        """The index of a run; None where it has no place."""
-        return next((index for index, held in self._ids.items() if held == run_id), None)
 
     # --- hooks ---
 
@@ -170,84 +109,62 @@ class MultiRunManager:
             RuntimeError: called on another rank.
         """
         self._require_rank_zero("discover_runs")
-        found = self._admission.look()
-        places = self.run_ids
-        since = {run_id: admissible.sighting.since for run_id, admissible in found.items()}
-        renewed = {run_id for index, run_id in places.items() if self._is_renewed(index, found.get(run_id))}
-        changes = plan(places, since, max_runs=self.max_runs, renewed=renewed, present=present)
+        self._admission.scan()
+        before = self.registry.queue
+        changes = self.registry.plan(present)
         for index, run_id in changes.leaving.items():
             self._call("forgotten", index, run_id)
             self._vacate(index)
         for index, run_id in changes.admitted.items():
-            self._occupy(index, found[run_id])
-            self._call("discovered", index, run_id, self.config[index])
-        if changes.waiting and changes.waiting != self.waiting:
+            occupancy = self.registry.occupy(index, run_id, self._open_directory(run_id))
+            self._call("discovered", index, run_id, occupancy.config)
+        if changes.waiting and changes.waiting != before:
             logger.info("all %d places are taken; waiting, oldest first: %s", self.max_runs, ", ".join(changes.waiting))
-        self.waiting = changes.waiting
         return bool(changes.leaving or changes.admitted)
 
-    def _occupy(self, index: int, admissible: Admissible) -> None:
-        self._admitted += 1
-        self._ids[index], self._admissions[index] = admissible.sighting.run_id, self._admitted
-        self._directories[index] = admissible.sighting.directory
-        with suppress(FileNotFoundError):  # gone since it was seen, as the next look will find
-            directory = control_files.run_directory(self.output_dir, admissible.sighting.run_id)
-            self._held[index] = os.open(directory, os.O_PATH | os.O_CLOEXEC)
-        self.config[index], self.progress[index] = admissible.config, Progress()
+    def _open_directory(self, run_id: str) -> int | None:
+        with suppress(FileNotFoundError):  # deleted since the scan, as the next one finds out
+            return os.open(control_files.run_directory(self.output_dir, run_id), os.O_PATH | os.O_CLOEXEC)
+        return None
 
     def _vacate(self, index: int) -> None:
-        for held in (self._ids, self._admissions, self._directories, self.config, self.progress):
-            held.pop(index, None)
-        self._given_up.discard(index)
-        if (descriptor := self._held.pop(index, None)) is not None:
+        if (descriptor := self.registry.vacate(index).descriptor) is not None:
             os.close(descriptor)
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """Runs that get no place as they are, and why, for people; on rank 0, as of the last discovery."""
-        return self._admission.refused
 
     def is_deleted(self, idx: int) -> bool:
         """Whether the directory that the run was admitted from is gone, be there another in its place or not. On rank 0."""
+        occupancy = self.registry.in_slot(idx)
         try:
-            found = control_files.run_directory(self.output_dir, self._ids[idx]).lstat().st_ino  # a link is no run
+            found = control_files.run_directory(self.output_dir, occupancy.run_id).lstat().st_ino  # a link is no run
         except FileNotFoundError:
             return True
-        return found != self._directories[idx]
+        return found != occupancy.directory
 
     def evict_run(self, idx: int, reason: str) -> None:
         """Writes `control/evicted.txt`; the run loses its place at the next discovery. Where the file cannot be written, the run
         is refused until its configuration changes or the trainer starts anew. Rank 0 only."""
         self._require_rank_zero("evict_run")
-        logger.warning("run %s is evicted: %s", self._ids[idx], reason)
-        self._given_up.add(idx)
+        run_id = self.registry.in_slot(idx).run_id
+        logger.warning("run %s is evicted: %s", run_id, reason)
+        self.registry.leave(idx)
         try:
-            control_files.evict(self.output_dir, self._ids[idx], reason)
+            control_files.evict(self.output_dir, run_id, reason)
         except OSError as error:
             if not self.is_deleted(idx):
-                self._admission.refuse(self._ids[idx], f"{reason} ({error})")
+                self._admission.refuse(run_id, f"{reason} ({error})")
 
     def refuse_run(self, idx: int, reason: str) -> None:
         """Takes the run's configuration for invalid after all: as with any such, its orchestrator shows why, the run loses its
         place at the next discovery, and is looked at again when its file has changed. Rank 0 only."""
         self._require_rank_zero("refuse_run")
-        self._given_up.add(idx)
-        self._admission.refuse(self._ids[idx], reason)
+        self.registry.leave(idx)
+        self._admission.refuse(self.registry.in_slot(idx).run_id, reason)
 
     def _require_rank_zero(self, what: str) -> None:
         if _rank() != 0:
             raise RuntimeError(
                 f"{what} is rank 0's business, and this is rank {_rank()}: it follows by synchronize_state"
             )
-
-    def _is_renewed(self, index: int, found: Admissible | None) -> bool:
-        """Whether a run is to be admitted anew: it is another of the same name, or its configuration has changed in what the
-        trainer uses."""
-        return found is not None and (
-            index in self._given_up
-            or found.sighting.directory != self._directories[index]
-            or _used(found.config) != _used(self.config[index])
-        )
 
     # --- every rank ---
 
@@ -261,44 +178,34 @@ class MultiRunManager:
         self._synchronized += 1
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self._exchange(f"{_STORE_KEY}/{self._synchronized}")
-        for index, (admission, run_id) in sorted(self._created.items()):
-            if self._admissions.get(index) != admission:
-                self._call("deletion", index, run_id)
-                del self._created[index]
-        for index, admission in sorted(self._admissions.items()):
-            if index not in self._created:
-                self._call("creation", index, self._ids[index], self.config[index])
-                self._created[index] = (admission, self._ids[index])
+        for departed in self.registry.take_departed():
+            self._call("deletion", departed.slot, departed.run_id)
+        for occupancy in self.registry.at():
+            if not occupancy.created:
+                self._call("creation", occupancy.slot, occupancy.run_id, occupancy.config)
+                occupancy.created = True
 
     def _exchange(self, key: str) -> None:
         """Rank 0's state to all ranks by the process group's store, in msgpack. The last reader clears it away."""
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 0:
-            store.set(key, msgpack.packb([self._state_of(index) for index in sorted(self._ids)]))
+            store.set(key, msgpack.packb([_packed(occupancy) for occupancy in self.registry.at()]))
         else:
             self._take_over(msgpack.unpackb(store.get(key)))
         if store.add(f"{key}/read", 1) == dist.get_world_size():
             store.delete_key(key)
             store.delete_key(f"{key}/read")
 
-    def _state_of(self, index: int) -> dict[str, Any]:
-        return {
-            "index": index,
-            "run_id": self._ids[index],
-            "admission": self._admissions[index],
-            "config": json.dumps(self.config[index].model_dump(mode="json")),  # pydantic's own JSON has no infinity
-            "progress": asdict(self.progress[index]),
-        }
-
     def _take_over(self, state: list[dict[str, Any]]) -> None:
-        kept = {each["index"] for each in state if self._admissions.get(each["index"]) == each["admission"]}
-        for index in self._ids.keys() - kept:
-            self._vacate(index)
+        numbers = {each["index"]: each["admission"] for each in state}
+        for occupancy in self.registry.at():
+            if numbers.get(occupancy.slot) != occupancy.number:
+                self._vacate(occupancy.slot)
         for each in state:
-            if (index := each["index"]) not in kept:
-                self._ids[index], self._admissions[index] = each["run_id"], each["admission"]
-                self.config[index] = RunConfig.model_validate(json.loads(each["config"]))
-                self.progress[index] = Progress(**each["progress"])
+            if each["index"] not in self.registry.run_ids:
+                config = RunConfig.model_validate(json.loads(each["config"]))
+                progress = Progress(**each["progress"])
+                self.registry.adopt(each["index"], each["run_id"], each["admission"], config, progress)
 
     # --- adapters ---
 
@@ -338,9 +245,10 @@ class MultiRunManager:
         return lora.alpha / lora.rank
 
     def _lora(self, idx: int) -> LoraConfig:
-        lora = self.config[idx].training.lora
+        occupancy = self.registry.in_slot(idx)
+        lora = occupancy.config.training.lora
         if lora is None:
-            raise ValueError(f"run {self._ids[idx]!r} trains full weights: it has no adapter")
+            raise ValueError(f"run {occupancy.run_id!r} trains full weights: it has no adapter")
         return lora
 
 
@@ -367,6 +275,11 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _used(config: RunConfig) -> tuple[object, ...]:
-    """What the trainer uses of a configuration."""
-    return config.steps, config.training, config.trainer_timeout_seconds
+def _packed(occupancy: Occupancy) -> dict[str, Any]:
+    return {
+        "index": occupancy.slot,
+        "run_id": occupancy.run_id,
+        "admission": occupancy.number,
+        "config": json.dumps(occupancy.config.model_dump(mode="json")),  # pydantic's own JSON has no infinity
+        "progress": asdict(occupancy.progress),
+    }

@@ -18,8 +18,7 @@ from run.config import RunConfig
 from tests.trainer.conftest import make_run_config
 from trainer.lora.multi_lora import MultiLoraLinear
 from trainer.runs import control_files
-from trainer.runs import manager as manager_module
-from trainer.runs.manager import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
+from trainer.runs.manager import HookError, MultiRunManager
 from transport.files.atomic import write_atomically
 
 CPU = torch.device("cpu")
@@ -67,8 +66,8 @@ def test_runs_come_and_go_and_every_hook_is_called_in_its_order(tmp_path: Path) 
     for age, run_id in enumerate(("new", "middle", "old")):
         write(tmp_path, run_id, age)
     assert manager.discover_runs()
-    assert manager.run_ids == {0: "old", 1: "middle"}
-    assert manager.waiting == ["new"]
+    assert manager.registry.run_ids == {0: "old", 1: "middle"}
+    assert manager.registry.queue == ["new"]
     assert diary.take() == twice("discovered", 0, "old") + twice("discovered", 1, "middle")
     manager.synchronize_state()
     assert diary.take() == twice("creation", 0, "old") + twice("creation", 1, "middle")
@@ -79,11 +78,11 @@ def test_runs_come_and_go_and_every_hook_is_called_in_its_order(tmp_path: Path) 
     write_atomically(tmp_path / "run_old" / "control" / "evicted.txt", b"by hand")
     assert manager.discover_runs()
     assert diary.take() == twice("forgotten", 0, "old") + twice("discovered", 0, "new")
-    assert manager.run_ids == {0: "new", 1: "middle"}
-    assert manager.refused["old"].startswith("by hand (")
+    assert manager.registry.run_ids == {0: "new", 1: "middle"}
+    assert manager.registry.refused["old"].startswith("by hand (")
     manager.synchronize_state()
     assert diary.take() == twice("deletion", 0, "old") + twice("creation", 0, "new")
-    assert (manager.index_of("new"), manager.index_of("old")) == (0, None)
+    assert (manager.registry.slot_of("new"), manager.registry.slot_of("old")) == (0, None)
 
     for name in ("run_new", "run_middle"):
         (tmp_path / name).rename(tmp_path / f"deleted_{name}")
@@ -94,7 +93,8 @@ def test_runs_come_and_go_and_every_hook_is_called_in_its_order(tmp_path: Path) 
         *twice("forgotten", 0, "new"), *twice("forgotten", 1, "middle"),
         *twice("deletion", 0, "new"), *twice("deletion", 1, "middle"),
     ]  # fmt: skip
-    assert [manager.run_ids, manager.config, manager.progress] == [{}, {}, {}]
+    assert manager.registry.run_ids == {}
+    assert [record.run_id for record in manager.registry] == ["old"], "nothing of the others is left"
 
 
 def test_a_run_that_goes_and_comes_back_between_two_synchronizations_is_another(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_only_what_the_trainer_uses_of_a_configuration_renews_a_run(tmp_path: Pa
     assert not manager.discover_runs()
     write(tmp_path, "a", learning_rate=0.5)
     assert manager.discover_runs()
-    assert manager.config[0].training.learning_rate == 0.5
+    assert manager.registry.in_slot(0).config.training.learning_rate == 0.5
     write(tmp_path, "a", steps=99)
     assert manager.discover_runs()
-    assert manager.config[0].steps == 99
+    assert manager.registry.in_slot(0).config.steps == 99
 
 
 def test_an_evicted_run_that_is_let_in_again_at_once_begins_anew(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_an_invalid_configuration_is_explained_once_and_looked_at_again_when_it_
         assert not manager.discover_runs()
     assert asked == ["a"]
     assert complaint.read_text() == "the rank is odd\n"
-    assert manager.refused == {"a": "the rank is odd"}
+    assert manager.registry.refused == {"a": "the rank is odd"}
     write_atomically(path, b"steps = [broken")
     assert not manager.discover_runs()
     assert "orch.toml" in complaint.read_text()
@@ -163,10 +163,10 @@ def test_an_invalid_configuration_is_explained_once_and_looked_at_again_when_it_
     path.write_bytes(path.read_bytes().replace(b"[broken", b"'b'"))
     manager.discover_runs()
     assert "steps" in complaint.read_text()
-    assert manager.run_ids == {0: "b"}
+    assert manager.registry.run_ids == {0: "b"}
     write(tmp_path, "a", lora={"rank": 4})
     manager.discover_runs()
-    assert (manager.waiting, manager.refused) == (["a"], {})
+    assert (manager.registry.queue, manager.registry.refused) == (["a"], {})
     assert not complaint.exists(), "its orchestrator would end with it"
 
 
@@ -178,7 +178,7 @@ def test_a_verdict_of_a_former_life_goes_with_the_first_look(tmp_path: Path) -> 
     in_the_way.mkdir()
     manager = MultiRunManager(tmp_path, 2, CPU)
     assert manager.discover_runs()
-    assert manager.run_ids == {0: "a", 1: "b"}
+    assert manager.registry.run_ids == {0: "a", 1: "b"}
     assert not complaint.exists()
     complaint.write_text("by another hand")
     manager.discover_runs()
@@ -194,8 +194,8 @@ def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path
     write(tmp_path, "bad", steps=1)
     write(tmp_path, "good", steps=2)
     manager.discover_runs()
-    assert manager.run_ids == {0: "good"}
-    assert "divides failed: ZeroDivisionError" in manager.refused["bad"]
+    assert manager.registry.run_ids == {0: "good"}
+    assert "divides failed: ZeroDivisionError" in manager.registry.refused["bad"]
 
 
 @pytest.mark.parametrize("kind", ["discovered", "forgotten", "creation", "deletion"])
@@ -229,7 +229,7 @@ def test_names_that_are_no_ids_and_links_that_lead_elsewhere_are_no_runs(tmp_pat
     (job / "run_half" / "control" / "orch.toml").symlink_to(tmp_path / "elsewhere" / "run_a" / "control" / "orch.toml")
     manager = MultiRunManager(job, 9, CPU)
     manager.discover_runs()
-    assert manager.run_ids == {0: "good"}
+    assert manager.registry.run_ids == {0: "good"}
     assert not (tmp_path / "elsewhere" / "run_a" / "control" / "config_validation_error.txt").exists()
 
 
@@ -240,8 +240,8 @@ def test_a_link_to_another_run_is_no_run_and_says_nothing_in_its_name(tmp_path: 
     (tmp_path / "run_inner" / "control").symlink_to(control_of_good)
     manager = MultiRunManager(tmp_path, 9, CPU)
     manager.discover_runs()
-    assert manager.run_ids == {0: "good"}
-    assert manager.refused == {}
+    assert manager.registry.run_ids == {0: "good"}
+    assert manager.registry.refused == {}
     assert [path.name for path in control_of_good.iterdir()] == ["orch.toml"]
 
 
@@ -255,8 +255,8 @@ def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
     manager = MultiRunManager(tmp_path, 9, CPU)
     manager.register_config_validation_hook(lambda config: (config.run_id != "mute", "not today"))
     manager.discover_runs()
-    assert manager.run_ids == {0: "good", 1: "shut"}
-    assert manager.refused["mute"] == "not today"
+    assert manager.registry.run_ids == {0: "good", 1: "shut"}
+    assert manager.registry.refused["mute"] == "not today"
 
     def forbidden(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied", "evicted.txt")
@@ -265,8 +265,8 @@ def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
     manager.evict_run(1, "broken")
     for _ in range(2):
         manager.discover_runs()
-        assert manager.run_ids == {0: "good"}
-        assert manager.refused["shut"].startswith("broken ([Errno 13]")
+        assert manager.registry.run_ids == {0: "good"}
+        assert manager.registry.refused["shut"].startswith("broken ([Errno 13]")
 
 
 def as_bytes(content: bytes) -> Callable[[Path], object]:
@@ -296,9 +296,9 @@ def test_a_file_of_a_guest_that_is_not_what_it_should_be_costs_its_run_alone(
     write(tmp_path, "good")
     manager = MultiRunManager(tmp_path, 9, CPU)
     assert manager.discover_runs()
-    assert manager.run_ids == {0: "good"}
-    assert reason in manager.refused["bad"]
-    assert len(manager.refused["bad"]) < 5000
+    assert manager.registry.run_ids == {0: "good"}
+    assert reason in manager.registry.refused["bad"]
+    assert len(manager.registry.refused["bad"]) < 5000
     complaint = bad.with_name("config_validation_error.txt")
     assert complaint.exists() == (name == "orch.toml")
     if complaint.exists():
@@ -378,12 +378,12 @@ def test_discovery_while_directories_appear_change_and_go(tmp_path: Path) -> Non
     while not done.is_set():
         if manager.discover_runs():
             manager.synchronize_state()
-        assert manager.refused == {}
+        assert manager.registry.refused == {}
     watcher.join()
     manager.discover_runs()
     manager.synchronize_state()
-    assert sorted(manager.run_ids.values()) == ["a", "b", "c"]
-    assert {config.training.learning_rate for config in manager.config.values()} == {0.9}
+    assert sorted(manager.registry.run_ids.values()) == ["a", "b", "c"]
+    assert {run.config.training.learning_rate for run in manager.registry.at()} == {0.9}
     kinds = [entry[0] for entry in diary.entries if entry[1] == 1]
     assert kinds.count("creation") - kinds.count("deletion") == 3
 
@@ -414,13 +414,3 @@ def test_an_adapter_goes_and_the_next_ones_owner_finds_nothing_of_it(tmp_path: P
     again = manager.get_named_parameters_for_run(0)
     assert all(torch.equal(again[name], fresh[name]) for name in fresh)
     assert all(again[name] is not parameters[name] for name in fresh)
-
-
-def test_there_is_one_manager_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "_manager", None)
-    with pytest.raises(RuntimeError, match="call setup_multi_run_manager first"):
-        get_multi_run_manager()
-    manager = setup_multi_run_manager(tmp_path, 2, CPU)
-    assert get_multi_run_manager() is manager
-    with pytest.raises(RuntimeError, match=r"get_multi_run_manager\(\) returns it"):
-        setup_multi_run_manager(tmp_path, 2, CPU)

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.conftest import make_batch, make_run_config, occupy_slot
 from tests.trainer.runs.test_manager import write
 from trainer.config import TrainerConfig
-from trainer.loss import load_loss
-from trainer.optimizer import Optimizer
-from trainer.runs.manager import MultiRunManager, Run
-from trainer.runs.presence import Presence
+from trainer.runs.manager import MultiRunManager
+from trainer.runs.record import Occupancy
 from trainer.runs.sessions import MAX_CALLERS, Sessions
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.records import Batch
@@ -45,63 +42,67 @@ class Wire:
         """There is nothing to free."""
 
 
-def make_reception(directory: Path) -> tuple[Sessions, Wire]:
+def make_sessions(directory: Path) -> tuple[Sessions, MultiRunManager, Wire]:
     config = TrainerConfig(output_dir=directory, model="/model")
-    wire = Wire()
-    return Sessions(config, wire, MultiRunManager(directory, 1, torch.device("cpu")), Presence()), wire
+    wire, manager = Wire(), MultiRunManager(directory, 1, torch.device("cpu"))
+    return Sessions(config, wire, manager), manager, wire
 
 
-def make_run(directory: Path, run_id: str = "default") -> Run:
-    config = make_run_config(directory, directory, steps=100).model_copy(update={"run_id": run_id})
-    optimizer = Optimizer({"weight": nn.Parameter(torch.zeros(1))}, config.training, config.steps)
-    return Run(0, run_id, config, optimizer, load_loss(config.training.loss))
+def make_run(directory: Path, manager: MultiRunManager) -> Occupancy:
+    return occupy_slot(manager.registry, make_run_config(directory, directory, steps=100))
 
 
-def take_in(sessions: Sessions, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
+def train(manager: MultiRunManager, run: Occupancy) -> None:
+    """Ends the open step."""
+    assert run.open_step is not None
+    run.progress.step = run.open_step
+    manager.registry.close_step(run.slot, 0.0)
+    manager.registry.advance(run.slot, 0.0)
+
+
+def deliver(sessions: Sessions, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
     """Delivers messages of a run that does nothing wrong."""
     wire.coming += [(run_id, message) for message in messages]
-    assert list(sessions.take_in(0.0)) == []
+    assert list(sessions.receive(0.0)) == []
 
 
 def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_path: Path) -> None:
     """A step of many rows takes a while, and the orchestrator sends on as soon as it is acknowledged."""
-    sessions, wire = make_reception(tmp_path)
-    run = make_run(tmp_path)
-    take_in(sessions, wire, Hello("default", 0))
+    sessions, manager, wire = make_sessions(tmp_path)
+    run = make_run(tmp_path, manager)
+    deliver(sessions, wire, Hello("default", 0))
     sessions.admit(run)
     assert isinstance(wire.said[-1][1], Ready)
     credit = wire.said[-1][1].credit
-    take_in(sessions, wire, Commit(100, wire.said[-1][1].session))
-    take_in(sessions, wire, *(make_batch(step) for step in range(1, credit + 1)))
+    deliver(sessions, wire, Commit(100, wire.said[-1][1].session))
+    deliver(sessions, wire, *(make_batch(step) for step in range(1, credit + 1)))
     for step in range(1, 2 * credit):
         batch = sessions.next_batch(run)
         assert batch is not None
         assert wire.said[-1] == ("default", Acknowledged(step, 0))
-        take_in(sessions, wire, make_batch(step + credit))
+        deliver(sessions, wire, make_batch(step + credit))
         assert wire.said[-1] == ("default", Acknowledged(step, 0)), "the batch that there was room for is taken"
-        take_in(sessions, wire, make_batch(step + credit + 1))
+        deliver(sessions, wire, make_batch(step + credit + 1))
         assert isinstance(wire.said[-1][1], Rejected), "and the one after it is not"
-        run.progress.step = step
-        sessions.trained(run)
+        train(manager, run)
 
 
 def test_a_batch_is_trained_once_its_step_is_committed_and_forgotten_when_the_run_begins_anew(tmp_path: Path) -> None:
-    sessions, wire = make_reception(tmp_path)
-    run = make_run(tmp_path)
-    take_in(sessions, wire, Hello("default", 0))
+    sessions, manager, wire = make_sessions(tmp_path)
+    run = make_run(tmp_path, manager)
+    deliver(sessions, wire, Hello("default", 0))
     sessions.admit(run)
-    take_in(sessions, wire, make_batch(1), make_batch(2))
+    deliver(sessions, wire, make_batch(1), make_batch(2))
     assert sessions.next_batch(run) is None, "not committed"
-    take_in(sessions, wire, Commit(1, 0))
+    deliver(sessions, wire, Commit(1, 0))
     batch = sessions.next_batch(run)
     assert batch is not None
     assert batch.step == 1
-    run.progress.step = 1
-    sessions.trained(run)
+    train(manager, run)
     assert sessions.next_batch(run) is None
-    take_in(sessions, wire, Bye())
+    deliver(sessions, wire, Bye())
     assert run.waiting == {}, "its orchestrator ended before the commit of step 2"
-    take_in(sessions, wire, Hello("default", 1), make_batch(2), make_batch(3), Commit(2, 0), Hello("default", 1))
+    deliver(sessions, wire, Hello("default", 1), make_batch(2), make_batch(3), Commit(2, 0), Hello("default", 1))
     assert list(run.waiting) == [2], "step 3 belonged to an earlier session, and may never be committed"
     batch = sessions.next_batch(run)
     assert batch is not None
@@ -112,21 +113,17 @@ def test_a_run_made_anew_under_an_old_id_is_not_welcomed_as_the_old_one(tmp_path
     """Rows may take minutes, so its orchestrator may call before the deletion is discovered. A READY for the old run's next step
     would end that orchestrator."""
     write(tmp_path, "a")
-    config, wire = TrainerConfig(output_dir=tmp_path, model="/model"), Wire()
-    manager = MultiRunManager(tmp_path, 1, torch.device("cpu"))
+    sessions, manager, wire = make_sessions(tmp_path)
     manager.discover_runs()
-    sessions = Sessions(config, wire, manager, Presence())
-    old = make_run(tmp_path, "a")
-    old.progress.step = 5
-    sessions.admit(old)
+    manager.registry.in_slot(0).progress.step = 5
+    sessions.admit(manager.registry.in_slot(0))
     shutil.rmtree(tmp_path / "run_a")
     write(tmp_path, "a")
-    take_in(sessions, wire, Hello("a", 0), run_id="a")
+    deliver(sessions, wire, Hello("a", 0), run_id="a")
     assert wire.said == []
-    assert sessions.calls, "the directories are looked at promptly"
+    assert sessions.has_news, "the directories are scanned promptly"
     manager.discover_runs({"a"})
-    sessions.dismiss("a")
-    sessions.admit(make_run(tmp_path, "a"))
+    sessions.admit(manager.registry.in_slot(0))
     assert [message.next_step for _, message in wire.said if isinstance(message, Ready)] == [1]
 
 
@@ -134,12 +131,12 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    sessions, wire = make_reception(tmp_path)
+    sessions, _, wire = make_sessions(tmp_path)
     (tmp_path / "run_honest").mkdir()
     names = [f"name-{number}" for number in range(3 * MAX_CALLERS)]
     for name in names:
-        take_in(sessions, wire, Hello(name, 0), run_id=name)
-    take_in(sessions, wire, Hello("honest", 0), run_id="honest")
+        deliver(sessions, wire, Hello(name, 0), run_id=name)
+    deliver(sessions, wire, Hello("honest", 0), run_id="honest")
     assert {run_id for run_id, _ in wire.said} == set(names[MAX_CALLERS:])
     wire.said.clear()
     sessions.answer()
@@ -152,7 +149,7 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
     sessions.answer()
     assert wire.said == []
     monkeypatch.undo()
-    take_in(sessions, wire, Hello("late", 0), run_id="late")
+    deliver(sessions, wire, Hello("late", 0), run_id="late")
     sessions.answer()
     assert [run_id for run_id, message in wire.said if isinstance(message, Waiting)] == ["late"]
     assert len(caplog.records) < 50
@@ -160,21 +157,21 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
 
 def test_what_a_run_repeats_without_end_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    sessions, wire = make_reception(tmp_path)
-    run = make_run(tmp_path)
+    sessions, manager, wire = make_sessions(tmp_path)
+    run = make_run(tmp_path, manager)
     batch = make_batch(1)
-    take_in(sessions, wire, Hello("default", 0), *[batch] * 200)
+    deliver(sessions, wire, Hello("default", 0), *[batch] * 200)
     sessions.admit(run)
     run.progress.step = 1
-    take_in(sessions, wire, *[batch] * 200)
+    deliver(sessions, wire, *[batch] * 200)
     for _ in range(200):
-        take_in(sessions, wire, Bye(), Hello("default", 0))
+        deliver(sessions, wire, Bye(), Hello("default", 0))
     assert len(caplog.records) < 50
 
 
 def test_a_wire_that_never_runs_dry_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever calls without end keeps the trainer from its rows no longer than `INTAKE_SECONDS`."""
-    sessions, wire = make_reception(tmp_path)
+    sessions, _, wire = make_sessions(tmp_path)
     calls = 0
 
     def receive(timeout: float) -> tuple[str, Hello]:
@@ -184,5 +181,5 @@ def test_a_wire_that_never_runs_dry_is_left_in_time(tmp_path: Path, monkeypatch:
         return "nobody", Hello("nobody", 0)
 
     monkeypatch.setattr(wire, "receive", receive)
-    assert list(sessions.take_in(0.0)) == []
+    assert list(sessions.receive(0.0)) == []
     assert calls > 1

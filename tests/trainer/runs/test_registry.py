@@ -1,0 +1,329 @@
+"""The registry of runs: by examples for presence and the trainer's end, and by random histories for what always holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from run.config import RunConfig
+from tests.trainer.conftest import make_batch, make_run_config
+from trainer.runs.control_files import Sighting
+from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, Progress, RunRecord, Stage
+from trainer.runs.registry import RunRegistry
+
+NOWHERE = Path("/nonexistent")
+
+
+def make_config(run_id: str, steps: int = 3) -> RunConfig:
+    config = make_run_config(NOWHERE, NOWHERE, steps)
+    return config.model_copy(update={"run_id": run_id, "trainer_timeout_seconds": 50.0})
+
+
+names = st.sampled_from("abcd")
+CONFIGS = {(run_id, steps): make_config(run_id, steps) for run_id in "abcd" for steps in (1, 3)}
+
+
+def make_registry(*run_ids: str, max_runs: int = 3) -> RunRegistry:
+    """With these runs in the first slots, their batches taken since time 0."""
+    registry = RunRegistry(max_runs)
+    for sighting in registry.sight({run_id: Sighting(run_id, 1, (0, 0, 0), evicted=False) for run_id in run_ids}, {}):
+        registry.accept(sighting, CONFIGS[sighting.run_id, 3])
+    for slot, run_id in registry.plan().admitted.items():
+        registry.occupy(slot, run_id)
+        registry.advance(slot, 0.0)
+    return registry
+
+
+def finish(registry: RunRegistry, run_id: str, now: float) -> None:
+    slot = registry.slot_of(run_id)
+    assert slot is not None
+    registry.in_slot(slot).progress.step = 3
+    registry.advance(slot, now)
+
+
+def test_an_orchestrator_is_present_from_hello_to_bye_and_for_a_while_when_it_cannot_be_reached() -> None:
+    registry = RunRegistry(1)
+    registry.connected("a")
+    registry.connected("b")
+    assert registry.present(0.0) == {"a", "b"}
+    registry.disconnected("b", 1.0)
+    registry.unreachable("a", 10.0, patience=5.0)
+    registry.unreachable("a", 14.0, patience=5.0)
+    assert registry.present(15.0) == {"a"}
+    assert registry.present(15.1) == set()
+    registry.connected("a")
+    assert registry.present(99.0) == {"a"}
+
+
+def test_it_is_over_once_every_run_that_had_a_slot_has_ended() -> None:
+    assert not RunRegistry(1).over(0.0)
+    registry = make_registry("a", "b", "c")
+    registry.connected("waits for a slot")
+    assert not registry.over(0.0)
+    finish(registry, "a", now=50.0)
+    registry.end("b", Stage.EVICTED)
+    registry.end("c", Stage.DELETED)
+    assert not registry.over(99.0)
+    assert registry.over(100.0)
+    registry.disconnected("a", 50.0)
+    assert registry.over(50.0)
+    assert not registry.all_evicted()
+    registry.vacate(0)
+    registry.occupy(0, "a")
+    registry.advance(0, 60.0)
+    assert not registry.over(999.0), "it goes on with more steps"
+
+
+def test_a_run_that_pauses_is_waited_for() -> None:
+    registry = make_registry("a")
+    registry.connected("a")
+    registry.disconnected("a", 1.0)
+    assert not registry.over(1e9)
+
+
+def test_all_evicted_means_all() -> None:
+    assert not RunRegistry(1).all_evicted()
+    registry = make_registry("a", "b")
+    registry.end("a", Stage.EVICTED)
+    assert not registry.all_evicted()
+    registry.end("b", Stage.EVICTED)
+    assert registry.all_evicted()
+    assert registry.over(0.0)
+
+
+def test_a_finished_run_that_is_sent_away_is_waited_for() -> None:
+    """Its checkpoint was damaged, say: it is not done."""
+    registry = RunRegistry(1)
+    registry.finished_before("a", farewell_before=100.0)
+    registry.connected("a")
+    registry.sent_away("a")
+    assert registry.present(0.0) == set()
+    assert not registry.over(1e9)
+
+
+def test_a_run_is_deleted_until_there_is_a_directory_of_its_name_again() -> None:
+    registry = make_registry("a")
+    registry.sight({}, {})
+    assert registry.plan().leaving == {0: "a"}
+    registry.end("a", Stage.DELETED)
+    registry.vacate(0)
+    assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.DELETED)]
+    registry.connected("a")
+    registry.sight({"a": Sighting("a", 2, (0, 0, 0), evicted=False)}, {})
+    assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.SEEN)]
+
+
+def test_another_rank_has_the_runs_in_slots_and_no_others() -> None:
+    registry = RunRegistry(2)
+    for number, run_id in enumerate("ab", 1):
+        registry.adopt(number - 1, run_id, number, CONFIGS[run_id, 3], Progress(step=number))
+    assert [(run.run_id, run.number, run.progress.step) for run in registry.at(Stage.ADMITTED)] == [
+        ("a", 1, 1),
+        ("b", 2, 2),
+    ]
+    registry.in_slot(0).created = True
+    assert registry.vacate(0).run_id == "a"
+    assert [departed.run_id for departed in registry.take_departed()] == ["a"]
+    assert [record.run_id for record in registry] == ["b"]
+    registry.adopt(0, "a", 3, CONFIGS["a", 3], Progress())
+    assert registry.run_ids == {0: "a", 1: "b"}
+
+
+def test_of_a_name_that_connects_once_nothing_is_kept() -> None:
+    registry = RunRegistry(1)
+    for leave in (registry.sent_away, lambda name: registry.disconnected(name, 1.0)):
+        registry.connected("stranger")
+        registry.asked("stranger", 0.0)
+        assert registry.unanswered == 1
+        leave("stranger")
+        assert list(registry) == []
+
+
+class RegistryMachine(RuleBasedStateMachine):
+    """Directories, orchestrators and steps of up to four runs in two slots, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = RunRegistry(2)
+        self.now = 0.0
+        self.directories = {run_id: Sighting(run_id, 1, (1, 1, 0), evicted=False) for run_id in "abc"}
+        self.steps = dict.fromkeys("abc", 3)
+        self.created: dict[int, int] = {}
+        self.stages: dict[str, Stage] = {}
+        """Before the last rule."""
+        self.numbers: set[int] = set()
+
+    # --- directories ---
+
+    @rule(run_id=names, inode=st.integers(1, 2), changed=st.integers(1, 3), steps=st.sampled_from((1, 3)))
+    def write_directory(self, run_id: str, inode: int, changed: int, steps: int) -> None:
+        self.directories[run_id] = Sighting(run_id, inode, (changed, steps, 0), evicted=False)
+        self.steps[run_id] = steps
+
+    @precondition(lambda self: self.directories)
+    @rule(data=st.data())
+    def delete_directory(self, data: st.DataObject) -> None:
+        del self.directories[data.draw(st.sampled_from(sorted(self.directories)))]
+
+    @precondition(lambda self: self.directories)
+    @rule(data=st.data(), evicted=st.booleans())
+    def evict_by_hand(self, data: st.DataObject, evicted: bool) -> None:
+        run_id = data.draw(st.sampled_from(sorted(self.directories)))
+        self.directories[run_id] = replace(self.directories[run_id], evicted=evicted)
+
+    @rule(refuse=st.sets(names, max_size=1), unreadable=st.sets(names, max_size=1), pick=st.booleans())
+    def discover(self, refuse: set[str], unreadable: set[str], pick: bool) -> None:
+        registry, directories = self.registry, self.directories
+        for sighting in registry.sight(
+            directories, {name: "why" for name, each in directories.items() if each.evicted}
+        ):
+            if sighting.run_id in refuse:
+                registry.refuse(sighting.run_id, "bad", sighting)
+            elif sighting.run_id not in unreadable:
+                registry.accept(sighting, CONFIGS[sighting.run_id, self.steps[sighting.run_id]])
+        self.note()
+        changes = registry.plan(registry.present(self.now) if pick else None)
+        assert registry.queue == changes.waiting
+        for slot, run_id in changes.leaving.items():
+            occupancy = registry.in_slot(slot)
+            assert not occupancy.waiting
+            if run_id not in directories or directories[run_id].directory != occupancy.directory:
+                registry.end(run_id, Stage.DELETED)
+            self.note()
+            registry.vacate(slot)
+            self.note()
+        for slot, run_id in changes.admitted.items():
+            number = registry.occupy(slot, run_id).number
+            assert number not in self.numbers
+            self.numbers.add(number)
+        self.note()
+
+    @rule()
+    def synchronize(self) -> None:
+        for departed in self.registry.take_departed():
+            assert self.created.pop(departed.slot) == departed.number
+        for occupancy in self.registry.at():
+            if not occupancy.created:
+                occupancy.created = True
+                assert occupancy.slot not in self.created
+                self.created[occupancy.slot] = occupancy.number
+        assert self.created == {each.slot: each.number for each in self.registry.at()}
+
+    # --- training ---
+
+    @rule()
+    def admit(self) -> None:
+        for occupancy in self.registry.at(Stage.ADMITTED):
+            self.registry.advance(occupancy.slot, self.now)
+
+    @rule()
+    def receive_batches(self) -> None:
+        for occupancy in self.registry.at(*TAKES_BATCHES):
+            occupancy.waiting[occupancy.progress.step + 1] = make_batch(occupancy.progress.step + 1, (3,))
+
+    @rule()
+    def train(self) -> None:
+        for occupancy in self.registry.at(Stage.TRAINING):
+            step = occupancy.progress.step + 1
+            if occupancy.open_step is None:
+                self.registry.open_step(occupancy.slot, step, self.now)
+            else:
+                occupancy.progress.step = step
+                assert self.registry.close_step(occupancy.slot, self.now)
+                self.registry.advance(occupancy.slot, self.now)
+
+    @precondition(lambda self: self.registry.at())
+    @rule(data=st.data(), refused=st.booleans())
+    def end_a_run(self, data: st.DataObject, refused: bool) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.registry.run_ids)))
+        self.registry.leave(slot)
+        if refused:
+            self.registry.refuse(self.registry.in_slot(slot).run_id, "cannot be made")
+
+    # --- orchestrators ---
+
+    @rule(run_id=names)
+    def hello(self, run_id: str) -> None:
+        self.registry.connected(run_id)
+        if self.registry.taking(run_id) is None:
+            assert self.registry.asked(run_id, self.now) <= self.now
+
+    @rule(run_id=names)
+    def bye(self, run_id: str) -> None:
+        self.registry.disconnected(run_id, self.now)
+
+    @rule(run_id=names)
+    def send_away(self, run_id: str) -> None:
+        self.registry.sent_away(run_id)
+
+    @rule(seconds=st.floats(0.1, 60.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for occupancy in self.registry.at(*TAKES_BATCHES):
+            self.registry.unreachable(occupancy.run_id, self.now, patience=30.0)
+
+    # --- what must hold ---
+
+    def note(self) -> None:
+        """Compares each stage with the one before."""
+        for record in self.registry:
+            before = self.stages.get(record.run_id, Stage.SEEN)
+            assert record.stage is before or record.stage in TRANSITIONS[before]
+        self.stages = {record.run_id: record.stage for record in self.registry}
+
+    @invariant()
+    def stages_follow_each_other_as_they_may(self) -> None:
+        self.note()
+
+    @invariant()
+    def a_slot_has_one_run_and_a_run_one_slot(self) -> None:
+        registry = self.registry
+        held = [record.occupancy for record in registry if record.occupancy is not None]
+        assert {each.slot: each.run_id for each in held} == registry.run_ids
+        assert len(held) == len(registry.run_ids) == len(set(registry.run_ids.values()))
+        assert set(registry.run_ids) <= {0, 1}
+        for slot, run_id in registry.run_ids.items():
+            assert registry.slot_of(run_id) == slot
+            assert registry.in_slot(slot).run_id == run_id
+
+    @invariant()
+    def a_stage_tells_whether_there_is_a_slot(self) -> None:
+        for record in self.registry:
+            assert (record.occupancy is None) == (record.stage in WITHOUT_SLOT)
+            if record.stage is Stage.WAITING:
+                assert record.admissible
+            if record.stage is Stage.LEAVING:
+                assert record.occupancy is not None
+                assert not record.occupancy.waiting
+
+    @invariant()
+    def of_a_deleted_run_its_end_alone_is_left(self) -> None:
+        for record in self.registry:
+            if record.stage is Stage.DELETED:
+                bare = RunRecord(
+                    record.run_id, Stage.DELETED, had_slot=record.had_slot, ended=record.ended, presence=record.presence
+                )
+                assert record == bare
+
+    @invariant()
+    def nothing_is_kept_of_a_directory_that_is_gone(self) -> None:
+        for record in self.registry:
+            if record.sighting is None:
+                assert [record.checked, record.config, record.refusal, record.eviction] == [None] * 4
+
+    @invariant()
+    def no_stranger_is_kept(self) -> None:
+        for record in self.registry:
+            presence = record.presence
+            reasons = (record.sighting, record.occupancy, presence.unanswered_since)
+            assert presence.connected or record.had_slot or any(each is not None for each in reasons)
+
+
+@pytest.mark.slow
+def test_in_every_history_the_registry_holds_its_invariants() -> None:
+    run_state_machine_as_test(RegistryMachine, settings=settings(max_examples=400, stateful_step_count=50))

@@ -1,0 +1,161 @@
+"""One run as the trainer keeps it: its stage, what its directory says, its orchestrator's presence, and what its slot holds.
+
+Pure data. `trainer/runs/registry.py` has the records of all runs and the only functions that change their stages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from run.config import RunConfig
+from trainer.runs.control_files import Sighting
+from transport.records import Batch
+
+
+class Stage(Enum):
+    """How far a run has come at the trainer."""
+
+    SEEN = "seen"
+    """Its orchestrator has connected, or its directory is there; no configuration has been checked."""
+    REFUSED = "refused"
+    """Its configuration cannot be trained; it is checked again when the file changes."""
+    EVICTED = "evicted"
+    """`control/evicted.txt` is there, and the run has no slot."""
+    WAITING = "waiting"
+    """It may be trained and has no slot."""
+    ADMITTED = "admitted"
+    """It has a slot; its adapter and optimizer are made, and its first weights published."""
+    TRAINING = "training"
+    """It has a slot, and its batches are taken."""
+    FINISHED = "finished"
+    """It has a slot, and all its steps are trained."""
+    LEAVING = "leaving"
+    """It has a slot, which it loses at the next discovery; no batch is taken."""
+    DELETED = "deleted"
+    """Its directory was deleted while it had a slot, and there is none of that name."""
+
+
+WITHOUT_SLOT = frozenset({Stage.SEEN, Stage.REFUSED, Stage.EVICTED, Stage.WAITING, Stage.DELETED})
+TAKES_BATCHES = frozenset({Stage.TRAINING, Stage.FINISHED})
+
+TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+    **dict.fromkeys(WITHOUT_SLOT, WITHOUT_SLOT),
+    Stage.WAITING: WITHOUT_SLOT | {Stage.ADMITTED},
+    Stage.ADMITTED: TAKES_BATCHES | {Stage.LEAVING},
+    Stage.TRAINING: TAKES_BATCHES | {Stage.LEAVING},
+    Stage.FINISHED: frozenset({Stage.FINISHED, Stage.LEAVING}),
+    Stage.LEAVING: WITHOUT_SLOT | {Stage.LEAVING},
+}
+"""The stages that may follow each stage. Without a slot, a run is in the stage that its directory stands for."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has been trained."""
+
+    step: int = 0
+    """The last step trained, which is the policy version of the weights."""
+    total_tokens: int = 0
+    total_samples: int = 0
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """What the trainer keeps of a run in a slot, from its admission until it leaves. Nothing of it outlives that."""
+
+    slot: int
+    """The run's position among the trainer's `max_runs`."""
+    run_id: str
+    number: int
+    """Of the admission: two admissions of one run differ."""
+    config: RunConfig
+    """With which the run was admitted."""
+    directory: int = 0
+    """Inode of the run's directory at the admission; on rank 0."""
+    descriptor: int | None = None
+    """Open file descriptor of that directory: while it is open, no other directory gets the inode; on rank 0."""
+    progress: Progress = field(default_factory=Progress)
+    """Set by rank 0's discovered hooks to the step from which the run continues; all ranks then have it."""
+    created: bool = False
+    """Whether the creation hooks have been called on this rank."""
+    failure: str | None = None
+    """Why the run could not be made on the ranks."""
+    durable_step: int = 0
+    """Acknowledged as durable: the batches up to this step will not be asked for again."""
+    session: int | None = None
+    """The number sent with the last READY."""
+    committed: int = 0
+    """The last step that the orchestrator has reported as committed."""
+    refusals: int = 0
+    """Batches rejected because they were beyond the run's credit."""
+    waiting: dict[int, Batch] = field(default_factory=dict)
+    """Batches received and not yet trained, by step."""
+    open_step: int | None = None
+    """The step in training: its batch waits no more, and has not been trained."""
+    waited: float = 0.0
+    """Seconds for which the batch of the open step was awaited."""
+    idle_since: float = 0.0
+    """When the last step ended, or the run became ready."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its steps have been trained."""
+        return self.progress.step >= self.config.steps
+
+
+@dataclass(slots=True)
+class Presence:
+    """Whether a run's orchestrator is connected, and what it was last told. Times are of one monotonic clock, in seconds."""
+
+    connected: bool = False
+    """From `HELLO` to `BYE`."""
+    unreachable_since: float = math.inf
+    patience: float = math.inf
+    """Seconds for which an orchestrator that cannot be reached still counts as present."""
+    farewell_before: float = math.inf
+    """Of a run that is trained to its end: when the trainer stops waiting for its orchestrator's `BYE`."""
+    unanswered_since: float | None = None
+    """Since when an orchestrator whose run has no slot waits."""
+    last_answer: tuple[str, float] | None = None
+    """What an orchestrator whose run waits was last told, and when."""
+
+    def is_present(self, now: float) -> bool:
+        """Whether the orchestrator is connected and has not been unreachable for too long."""
+        return self.connected and now - self.unreachable_since <= self.patience
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """All that the trainer keeps of one run, except torch's state, which the learner has by slot."""
+
+    run_id: str
+    stage: Stage = Stage.SEEN
+    sighting: Sighting | None = None
+    """Its directory, as of the last discovery."""
+    checked: Sighting | None = None
+    """The sighting whose configuration was checked."""
+    config: RunConfig | None = None
+    """The configuration, where it passed."""
+    refusal: str | None = None
+    """Why the configuration was refused, where it was."""
+    eviction: str | None = None
+    """What `control/evicted.txt` says, where it is there."""
+    had_slot: bool = False
+    """Whether its batches have ever been taken: the trainer's end depends on such runs alone."""
+    ended: Literal[Stage.EVICTED, Stage.DELETED] | None = None
+    """How it ended after it had a slot; None until then, and again once it is admitted anew."""
+    presence: Presence = field(default_factory=Presence)
+    occupancy: Occupancy | None = None
+
+    @property
+    def admissible(self) -> bool:
+        """Whether the run may have a slot."""
+        return self.config is not None and self.eviction is None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run may not have a slot, for people; None where nothing is against it."""
+        return self.eviction or self.refusal

@@ -1,0 +1,345 @@
+"""The runs of a trainer, one record each, and every transition between their stages. Pure: no I/O, and times are passed in.
+
+What the directories and the wire show comes in by method calls; `trainer/runs/manager.py`, `trainer/runs/sessions.py` and
+`trainer/train.py` do the I/O and read the records. Rank 0's registry has all runs, that of another rank only the runs in slots.
+The model is the worker state machine of dask.distributed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
+
+from run.config import RunConfig
+from trainer.runs.control_files import Sighting
+from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, Occupancy, Progress, RunRecord, Stage
+from trainer.runs.slot_plan import Changes, plan
+
+
+class RunRegistry:
+    """The records by run id, and an index of them by slot."""
+
+    def __init__(self, max_runs: int) -> None:
+        self.max_runs = max_runs
+        self.queue: list[str] = []
+        """Runs that waited for a slot at the last `plan`, in the order in which they get one."""
+        self._records: dict[str, RunRecord] = {}
+        self._slots: dict[int, RunRecord] = {}
+        self._departed: list[Occupancy] = []
+        """Created on this rank and vacated since; their deletion hooks are still to be called."""
+        self._admissions = 0
+
+    # --- reading ---
+
+    def __iter__(self) -> Iterator[RunRecord]:
+        """The records in the order in which the runs were first seen."""
+        return iter(self._records.values())
+
+    def find(self, run_id: str) -> RunRecord | None:
+        """The record of a run; None for an unknown one."""
+        return self._records.get(run_id)
+
+    @property
+    def run_ids(self) -> dict[int, str]:
+        """Slot to run id."""
+        return {slot: record.run_id for slot, record in sorted(self._slots.items())}
+
+    def slot_of(self, run_id: str) -> int | None:
+        """The slot of a run; None where it has none."""
+        record = self._records.get(run_id)
+        return record.occupancy.slot if record is not None and record.occupancy is not None else None
+
+    def in_slot(self, slot: int) -> Occupancy:
+        """What the slot holds. Raises `KeyError` when it is free."""
+        occupancy = self._slots[slot].occupancy
+        assert occupancy is not None
+        return occupancy
+
+    def at(self, *stages: Stage) -> list[Occupancy]:
+        """The runs in slots that are in one of these stages, by slot; without stages, all."""
+        found = [record for _, record in sorted(self._slots.items()) if not stages or record.stage in stages]
+        return [record.occupancy for record in found if record.occupancy is not None]
+
+    def taking(self, run_id: str) -> Occupancy | None:
+        """What the slot of a run holds, where the run's batches are taken."""
+        record = self._records.get(run_id)
+        return record.occupancy if record is not None and record.stage in TAKES_BATCHES else None
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Runs that get no slot as they are, and why, for people."""
+        return {record.run_id: record.reason for record in self if record.reason is not None}
+
+    @property
+    def unanswered(self) -> int:
+        """How many orchestrators wait for an answer to their `HELLO`, or for a slot."""
+        return sum(record.presence.unanswered_since is not None for record in self)
+
+    # --- the directories ---
+
+    def sight(self, seen: Mapping[str, Sighting], evictions: Mapping[str, str]) -> list[Sighting]:
+        """Takes over what a scan of the job's directory found.
+
+        Args:
+            seen: by run id.
+            evictions: by run id, of those that are evicted, why.
+
+        Returns:
+            The sightings whose configurations are to be checked: `accept` or `refuse` follows.
+        """
+        for run_id, sighting in seen.items():
+            record = self._record(run_id)
+            record.sighting, record.eviction = sighting, evictions.get(run_id)
+            self._settle(record)
+        for record in list(self):
+            if record.run_id not in seen:
+                record.sighting = record.checked = record.config = record.refusal = record.eviction = None
+                self._settle(record)
+        return [
+            sighting
+            for run_id, sighting in seen.items()
+            if run_id not in evictions and self._records[run_id].checked != sighting
+        ]
+
+    def accept(self, sighting: Sighting, config: RunConfig) -> None:
+        """The configuration of a sighting can be trained."""
+        record = self._record(sighting.run_id)
+        record.checked, record.config, record.refusal = sighting, config, None
+        self._settle(record)
+
+    def refuse(self, run_id: str, reason: str, sighting: Sighting | None = None) -> None:
+        """The configuration of a sighting, or the one that was accepted, cannot be trained. The run leaves its slot, if it has
+        one, at the next discovery."""
+        record = self._record(run_id)
+        record.checked, record.config, record.refusal = sighting or record.checked, None, reason
+        self._settle(record)
+
+    # --- slots ---
+
+    def plan(self, present: Collection[str] | None = None) -> Changes:
+        """Decides which runs leave and which are admitted; `vacate` and `occupy` follow for each. Sets `queue`.
+
+        Args:
+            present: the runs whose orchestrators are present; no other gets a slot. None: every run does.
+        """
+        since = {
+            record.run_id: record.checked.since for record in self if record.admissible and record.checked is not None
+        }
+        renewed = {record.run_id for record in self._slots.values() if record.admissible and _is_renewed(record)}
+        changes = plan(self.run_ids, since, max_runs=self.max_runs, renewed=renewed, present=present)
+        for slot in changes.leaving:
+            self.leave(slot)
+        self.queue = changes.waiting
+        return changes
+
+    def occupy(self, slot: int, run_id: str, descriptor: int | None = None) -> Occupancy:
+        """Admits a waiting run to a free slot, with the configuration that was accepted last."""
+        record = self._records[run_id]
+        assert record.config is not None
+        assert record.checked is not None
+        self._admissions += 1
+        return self._put(Occupancy(slot, run_id, self._admissions, record.config, record.checked.directory, descriptor))
+
+    def adopt(self, slot: int, run_id: str, number: int, config: RunConfig, progress: Progress) -> None:
+        """Does on another rank what `occupy` did on rank 0."""
+        self._move(self._record(run_id), Stage.WAITING)
+        self._put(Occupancy(slot, run_id, number, config, progress=progress))
+
+    def leave(self, slot: int) -> None:
+        """Takes no more batches from the run in a slot; it loses the slot at the next discovery."""
+        occupancy = self.in_slot(slot)
+        self._move(self._slots[slot], Stage.LEAVING)
+        occupancy.session, occupancy.committed, occupancy.refusals = None, 0, 0
+        occupancy.waiting.clear()
+
+    def vacate(self, slot: int) -> Occupancy:
+        """Frees a slot. Returns what it held; its descriptor, if any, is the caller's to close."""
+        self.leave(slot)
+        occupancy, record = self.in_slot(slot), self._slots.pop(slot)
+        record.occupancy = None
+        if occupancy.created:
+            self._departed.append(occupancy)
+        self._settle(record)
+        return occupancy
+
+    def take_departed(self) -> list[Occupancy]:
+        """What this rank has created and is to delete, by slot; forgets it."""
+        departed, self._departed = sorted(self._departed, key=lambda occupancy: occupancy.slot), []
+        return departed
+
+    def end(self, run_id: str, how: Literal[Stage.EVICTED, Stage.DELETED]) -> None:
+        """A run that leaves its slot is not trained any more."""
+        self._record(run_id).ended = how
+
+    # --- training ---
+
+    def advance(self, slot: int, now: float) -> None:
+        """Marks the run as training, or as finished once all its steps are trained. An orchestrator that missed the last
+        acknowledgement, killed at that moment, then has `trainer_timeout_seconds` to come for it."""
+        record, occupancy = self._slots[slot], self.in_slot(slot)
+        finished = occupancy.finished
+        self._move(record, Stage.FINISHED if finished else Stage.TRAINING)
+        record.had_slot, record.ended = True, None
+        record.presence.farewell_before = now + occupancy.config.trainer_timeout_seconds if finished else math.inf
+
+    def open_step(self, slot: int, step: int, now: float) -> None:
+        """The batch of `step` is taken from those that wait, to be trained."""
+        occupancy = self.in_slot(slot)
+        assert occupancy.open_step is None, f"step {occupancy.open_step} of run {occupancy.run_id} is open"
+        occupancy.open_step, occupancy.waited = step, now - occupancy.idle_since
+
+    def close_step(self, slot: int, now: float) -> bool:
+        """The open step was trained or given up. Returns whether there was one."""
+        occupancy = self.in_slot(slot)
+        was_open, occupancy.open_step = occupancy.open_step is not None, None
+        if was_open:
+            occupancy.idle_since = now
+        return was_open
+
+    @property
+    def open_slots(self) -> list[int]:
+        """The slots that have an open step."""
+        return [occupancy.slot for occupancy in self.at() if occupancy.open_step is not None]
+
+    # --- the orchestrators ---
+
+    def connected(self, run_id: str) -> None:
+        """A `HELLO` was received."""
+        presence = self._record(run_id).presence
+        presence.connected, presence.unreachable_since, presence.last_answer = True, math.inf, None
+
+    def disconnected(self, run_id: str, now: float) -> None:
+        """A `BYE` was received. Batches that are not committed are dropped, since they may never be committed."""
+        record = self._record(run_id)
+        record.presence.connected = False
+        if record.presence.farewell_before < math.inf:
+            record.presence.farewell_before = now
+        self.drop_uncommitted(run_id)
+        self.answered(run_id)
+
+    def sent_away(self, run_id: str) -> None:
+        """The orchestrator was told that its run is not trained as it is, or cannot be reached to be told to wait; it may come
+        back."""
+        presence = self._record(run_id).presence
+        presence.connected, presence.farewell_before = False, math.inf
+        self.answered(run_id)
+
+    def unreachable(self, run_id: str, now: float, patience: float) -> None:
+        """A message did not reach the orchestrator; killed, it may come back. It counts as present for `patience` seconds."""
+        presence = self._record(run_id).presence
+        presence.unreachable_since = min(presence.unreachable_since, now)
+        presence.patience = patience
+
+    def asked(self, run_id: str, now: float) -> float:
+        """The orchestrator of a run without a slot awaits an answer. Returns since when; `now` the first time."""
+        presence = self._record(run_id).presence
+        if presence.unanswered_since is None:
+            presence.unanswered_since = now
+        return presence.unanswered_since
+
+    def repeats(self, run_id: str, answer: str, now: float, seconds: float) -> bool:
+        """Whether the same answer was given less than `seconds` ago; if not, it is noted as given."""
+        presence = self._record(run_id).presence
+        if (
+            presence.last_answer is not None
+            and presence.last_answer[0] == answer
+            and now - presence.last_answer[1] < seconds
+        ):
+            return True
+        presence.last_answer = (answer, now)
+        return False
+
+    def answered(self, run_id: str) -> None:
+        """The orchestrator no longer waits for an answer."""
+        record = self._record(run_id)
+        record.presence.unanswered_since = record.presence.last_answer = None
+        self._forget_stranger(record)
+
+    def finished_before(self, run_id: str, farewell_before: float) -> None:
+        """The run was trained to its end by an earlier process of this trainer."""
+        record = self._record(run_id)
+        record.had_slot, record.ended, record.presence.farewell_before = True, None, farewell_before
+
+    def drop_uncommitted(self, run_id: str) -> None:
+        """Drops the waiting batches that are not committed: those of the next session replace them."""
+        if (occupancy := self.taking(run_id)) is not None:
+            occupancy.waiting = {
+                step: batch for step, batch in occupancy.waiting.items() if step <= occupancy.committed
+            }
+
+    def present(self, now: float) -> set[str]:
+        """Runs whose orchestrators are present."""
+        return {record.run_id for record in self if record.presence.is_present(now)}
+
+    def over(self, now: float) -> bool:
+        """Whether every run that has had a slot has ended, and there was one."""
+        known = [record for record in self if record.had_slot]
+        return bool(known) and all(
+            record.ended is not None or now >= record.presence.farewell_before for record in known
+        )
+
+    def all_evicted(self) -> bool:
+        """Whether every run that has had a slot was evicted, and there was one."""
+        known = [record for record in self if record.had_slot]
+        return bool(known) and all(record.ended is Stage.EVICTED for record in known)
+
+    # --- how records change ---
+
+    def _record(self, run_id: str) -> RunRecord:
+        return self._records.setdefault(run_id, RunRecord(run_id))
+
+    def _put(self, occupancy: Occupancy) -> Occupancy:
+        record = self._records[occupancy.run_id]
+        assert occupancy.slot not in self._slots, f"slot {occupancy.slot} is taken"
+        assert 0 <= occupancy.slot < self.max_runs, f"slot {occupancy.slot} of {self.max_runs}"
+        self._move(record, Stage.ADMITTED)
+        record.occupancy = occupancy
+        self._slots[occupancy.slot] = record
+        return occupancy
+
+    def _move(self, record: RunRecord, stage: Stage) -> None:
+        assert stage in TRANSITIONS[record.stage], f"run {record.run_id} cannot go from {record.stage} to {stage}"
+        record.stage = stage
+
+    def _settle(self, record: RunRecord) -> None:
+        """Puts a run without a slot into the stage that its directory stands for."""
+        if record.occupancy is not None:
+            return
+        if record.eviction is not None:
+            self._move(record, Stage.EVICTED)
+        elif record.refusal is not None:
+            self._move(record, Stage.REFUSED)
+        elif record.config is not None:
+            self._move(record, Stage.WAITING)
+        elif record.ended is Stage.DELETED and record.sighting is None:
+            self._move(record, Stage.DELETED)
+        else:
+            self._move(record, Stage.SEEN)
+        self._forget_stranger(record)
+
+    def _forget_stranger(self, record: RunRecord) -> None:
+        """Removes the record of a run that has no directory, no connection and no past: any number of names may connect once."""
+        presence = record.presence
+        known = record.sighting is not None or record.occupancy is not None or record.had_slot
+        if not (known or presence.connected or presence.unanswered_since is not None):
+            self._records.pop(record.run_id, None)
+
+
+def _is_renewed(record: RunRecord) -> bool:
+    """Whether a run in a slot is to be admitted anew: it is leaving although it may stay, it is another run of the same name, or
+    its configuration has changed in what the trainer uses."""
+    occupancy, config, checked = record.occupancy, record.config, record.checked
+    assert occupancy is not None
+    assert config is not None
+    assert checked is not None
+    return (
+        record.stage is Stage.LEAVING
+        or checked.directory != occupancy.directory
+        or _used(config) != _used(occupancy.config)
+    )
+
+
+def _used(config: RunConfig) -> tuple[object, ...]:
+    """What the trainer uses of a configuration."""
+    return config.steps, config.training, config.trainer_timeout_seconds
