@@ -83,7 +83,7 @@ def _row(dtype: str, replay: str, staleness: int, mismatch: float, differing: fl
 
 def _learner(config: TrainerConfig, ranks: Ranks) -> Learner:
     """With the run in its first place, from the model as given."""
-    manager = MultiRunManager(config.output_dir, config.max_runs, ranks.device, config.seed)
+    manager = MultiRunManager(config.output_dir, config.max_runs, config.seed)
     learner = Learner(config, ranks, manager)
     manager.discover_runs()
     learner.synchronize()

@@ -91,7 +91,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             device = choose_device(config.device)
             stop = stack.enter_context(StopSignals(end_at_second_request))
             group = stack.enter_context(ranks.join(config, device))
-            manager = MultiRunManager(config.output_dir, config.max_runs, device, config.seed)
+            manager = MultiRunManager(config.output_dir, config.max_runs, config.seed)
             learner = Learner(config, group, manager)
             if group.index > 0:
                 return _follow(learner)

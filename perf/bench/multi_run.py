@@ -155,7 +155,7 @@ class _Trainer:
             max_tokens=MAX_TOKENS,
             router_replay=False,
         )
-        self._manager = MultiRunManager(directory, RUNS, _CPU)
+        self._manager = MultiRunManager(directory, RUNS)
         self.learner = Learner(config, Ranks(0, 1, _CPU, None), self._manager)
         self._directory = directory
 

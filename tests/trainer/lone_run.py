@@ -59,7 +59,7 @@ def make_lone_run(
 ) -> LoneRun:
     """From the model as given, or with `resume` from the newest checkpoint; `training` are keys of `[training]`."""
     config = TrainerConfig(output_dir=output_dir, model=str(model), threads=1, **(trainer or {}))
-    manager = MultiRunManager(output_dir, config.max_runs, ALONE.device, config.seed)
+    manager = MultiRunManager(output_dir, config.max_runs, config.seed)
     learner = Learner(config, ALONE, manager)
     write_run(make_run_config(output_dir, model, **training))
     assert manager.discover_runs()

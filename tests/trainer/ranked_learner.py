@@ -28,7 +28,7 @@ def main(directory: Path, model: str) -> None:
     device = torch.device("cpu")
     await_both(directory, "started", int(os.environ["RANK"]))
     with ranks.join(config, device) as group:
-        one = Learner(config, group, MultiRunManager(directory, 1, device))
+        one = Learner(config, group, MultiRunManager(directory, 1))
         one.heartbeat_seconds = TIMEOUT / 16
         await_both(directory, "loaded", group.index)
         if group.index > 0:

@@ -26,7 +26,7 @@ def main(directory: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, entries = dist.get_rank(), []
     job = directory / "job"
-    manager = MultiRunManager(job, 2, torch.device("cpu"))
+    manager = MultiRunManager(job, 2)
 
     def meet(kind: str, index: int, run_id: str, *more: Any) -> None:
         total = torch.tensor([float(index + 10 * len(run_id))])

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -195,7 +194,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         config = TrainerConfig.model_validate(
             {"output_dir": self.directory, "model": "/model", "max_waiting_bytes": 120, "transport": {"credit": CREDIT}}
         )
-        manager = MultiRunManager(self.directory, 1, torch.device("cpu"))
+        manager = MultiRunManager(self.directory, 1)
         self.registry = manager.registry
         self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager)
         self.admit()

@@ -47,11 +47,9 @@ class HookError(RuntimeError):
 class MultiRunManager:
     """The slots of one trainer: their runs in `registry`, their hooks, and their adapters in the model."""
 
-    def __init__(self, output_dir: Path, max_runs: int, device: torch.device, seed: int = 0) -> None:
+    def __init__(self, output_dir: Path, max_runs: int, seed: int = 0) -> None:
         """`seed`: of every run's initial adapter, whatever its slot, so that the result does not depend on it."""
-        self.output_dir = output_dir
-        self.max_runs = max_runs
-        self.device = device
+        self._output_dir = output_dir
         self.registry = RunRegistry(max_runs)
         self._seed = seed
         self._synchronized = 0
@@ -119,12 +117,14 @@ class MultiRunManager:
             occupancy = self.registry.occupy(index, run_id, self._open_directory(run_id))
             self._call("discovered", index, run_id, occupancy.config)
         if changes.waiting and changes.waiting != before:
-            logger.info("all %d places are taken; waiting, oldest first: %s", self.max_runs, ", ".join(changes.waiting))
+            logger.info(
+                "all %d places are taken; waiting, oldest first: %s", self.registry.max_runs, ", ".join(changes.waiting)
+            )
         return bool(changes.leaving or changes.admitted)
 
     def _open_directory(self, run_id: str) -> int | None:
         with suppress(FileNotFoundError):  # deleted since the scan, as the next one finds out
-            return os.open(control_files.run_directory(self.output_dir, run_id), os.O_PATH | os.O_CLOEXEC)
+            return os.open(control_files.run_directory(self._output_dir, run_id), os.O_PATH | os.O_CLOEXEC)
         return None
 
     def _vacate(self, index: int) -> None:
@@ -135,7 +135,7 @@ class MultiRunManager:
         """Whether the directory that the run was admitted from is gone, be there another in its place or not. On rank 0."""
         occupancy = self.registry.in_slot(idx)
         try:
-            found = control_files.run_directory(self.output_dir, occupancy.run_id).lstat().st_ino  # a link is no run
+            found = control_files.run_directory(self._output_dir, occupancy.run_id).lstat().st_ino  # a link is no run
         except FileNotFoundError:
             return True
         return found != occupancy.directory
@@ -148,7 +148,7 @@ class MultiRunManager:
         logger.warning("run %s is evicted: %s", run_id, reason)
         self.registry.leave(idx)
         try:
-            control_files.evict(self.output_dir, run_id, reason)
+            control_files.evict(self._output_dir, run_id, reason)
         except OSError as error:
             if not self.is_deleted(idx):
                 self._admission.refuse(run_id, f"{reason} ({error})")
@@ -210,11 +210,16 @@ class MultiRunManager:
     # --- adapters ---
 
     def register_module(self, prefix: str, module: MultiLora) -> None:
-        """A layer with an adapter a run, at module path `prefix`; replaces a former one of that path."""
+        """Adds a layer that holds adapters, at module path `prefix`; replaces a former layer of that path."""
         self._modules[prefix] = module
 
     def get_named_parameters_for_run(self, idx: int) -> dict[str, nn.Parameter]:
-        """The parameters of a run's adapter, by module path and name; float32."""
+        """Returns the leaf parameters of the adapter in a slot, which its optimizer owns.
+
+        Returns:
+            By module path and name (`model.layers.0.self_attn.q_proj.lora_A`): float32 A `[rank, in]` and B `[out, rank]`, and
+            for experts `[experts, rank, in]` and `[experts, out, rank]`. Empty for a free slot.
+        """
         return {
             f"{prefix}.{name}": parameter
             for prefix, module in self._modules.items()
@@ -222,11 +227,20 @@ class MultiRunManager:
         }
 
     def get_state_dict_for_run(self, idx: int) -> dict[str, Tensor]:
-        """A run's adapter as PEFT names it, and vLLM loads it; detached, on the trainer's device."""
+        """Returns the adapter in a slot under PEFT's names, which vLLM loads.
+
+        Returns:
+            `base_model.model.<module path>.lora_A.weight` `[rank, in]` and `.lora_B.weight` `[out, rank]`, float32, on the
+            trainer's device; detached, and in the memory of the parameters. Empty for a free slot.
+        """
         return peft_state(self._modules, idx)
 
     def reset_run_parameters(self, idx: int) -> None:
-        """Gives a run a fresh adapter on its target modules, whatever was in its slot before."""
+        """Puts a fresh adapter into a slot, on the target modules of the run's configuration, whatever the slot held before.
+
+        Raises:
+            ValueError: the run trains full weights.
+        """
         lora = self._lora(idx)
         generator = torch.Generator().manual_seed(self._seed)
         self.release_run_parameters(idx)
@@ -235,14 +249,9 @@ class MultiRunManager:
                 module.admit(idx, lora.rank, lora.alpha, generator)
 
     def release_run_parameters(self, idx: int) -> None:
-        """Empties the slot: nothing of the adapter remains."""
+        """Removes the adapter from a slot. A slot without an adapter stays empty."""
         for module in self._modules.values():
             module.release(idx)
-
-    def scaling_factor(self, idx: int) -> float:
-        """What a run's adapter is multiplied by: alpha over rank."""
-        lora = self._lora(idx)
-        return lora.alpha / lora.rank
 
     def _lora(self, idx: int) -> LoraConfig:
         occupancy = self.registry.in_slot(idx)
@@ -250,25 +259,6 @@ class MultiRunManager:
         if lora is None:
             raise ValueError(f"run {occupancy.run_id!r} trains full weights: it has no adapter")
         return lora
-
-
-_manager: MultiRunManager | None = None
-
-
-def setup_multi_run_manager(output_dir: Path, max_runs: int, device: torch.device, seed: int = 0) -> MultiRunManager:
-    """Makes this process's manager. Raises `RuntimeError` when there is one."""
-    global _manager
-    if _manager is not None:
-        raise RuntimeError("this process has its multi-run manager; get_multi_run_manager() returns it")
-    _manager = MultiRunManager(output_dir, max_runs, device, seed)
-    return _manager
-
-
-def get_multi_run_manager() -> MultiRunManager:
-    """This process's manager. Raises `RuntimeError` before `setup_multi_run_manager`."""
-    if _manager is None:
-        raise RuntimeError("there is no multi-run manager yet; call setup_multi_run_manager first")
-    return _manager
 
 
 def _rank() -> int:

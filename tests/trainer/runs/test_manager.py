@@ -21,8 +21,6 @@ from trainer.runs import control_files
 from trainer.runs.manager import HookError, MultiRunManager
 from transport.files.atomic import write_atomically
 
-CPU = torch.device("cpu")
-
 
 def write(output_dir: Path, run_id: str, age: float = 0.0, **training: Any) -> Path:
     """The run's `orch.toml`, by rename as an orchestrator writes it, `age` seconds old."""
@@ -60,7 +58,7 @@ def twice(kind: str, index: int, run_id: str) -> list[tuple[object, ...]]:
 
 
 def test_runs_come_and_go_and_every_hook_is_called_in_its_order(tmp_path: Path) -> None:
-    manager = MultiRunManager(tmp_path, 2, CPU)
+    manager = MultiRunManager(tmp_path, 2)
     diary = Diary(manager)
     assert not manager.discover_runs()
     for age, run_id in enumerate(("new", "middle", "old")):
@@ -98,7 +96,7 @@ def test_runs_come_and_go_and_every_hook_is_called_in_its_order(tmp_path: Path) 
 
 
 def test_a_run_that_goes_and_comes_back_between_two_synchronizations_is_another(tmp_path: Path) -> None:
-    manager = MultiRunManager(tmp_path, 1, CPU)
+    manager = MultiRunManager(tmp_path, 1)
     diary = Diary(manager)
     write(tmp_path, "a")
     manager.discover_runs()
@@ -113,7 +111,7 @@ def test_a_run_that_goes_and_comes_back_between_two_synchronizations_is_another(
 
 
 def test_only_what_the_trainer_uses_of_a_configuration_renews_a_run(tmp_path: Path) -> None:
-    manager = MultiRunManager(tmp_path, 1, CPU)
+    manager = MultiRunManager(tmp_path, 1)
     write(tmp_path, "a")
     manager.discover_runs()
     write(tmp_path, "a", age=-5)
@@ -127,7 +125,7 @@ def test_only_what_the_trainer_uses_of_a_configuration_renews_a_run(tmp_path: Pa
 
 
 def test_an_evicted_run_that_is_let_in_again_at_once_begins_anew(tmp_path: Path) -> None:
-    manager = MultiRunManager(tmp_path, 1, CPU)
+    manager = MultiRunManager(tmp_path, 1)
     diary = Diary(manager)
     write(tmp_path, "a")
     manager.discover_runs()
@@ -140,7 +138,7 @@ def test_an_evicted_run_that_is_let_in_again_at_once_begins_anew(tmp_path: Path)
 
 
 def test_an_invalid_configuration_is_explained_once_and_looked_at_again_when_it_changes(tmp_path: Path) -> None:
-    manager = MultiRunManager(tmp_path, 1, CPU)
+    manager = MultiRunManager(tmp_path, 1)
     asked: list[str] = []
 
     def rank_is_even(config: RunConfig) -> tuple[bool, str]:
@@ -176,7 +174,7 @@ def test_a_verdict_of_a_former_life_goes_with_the_first_look(tmp_path: Path) -> 
     complaint.write_text("of a trainer that had less room")
     in_the_way = write(tmp_path, "b").with_name("config_validation_error.txt")
     in_the_way.mkdir()
-    manager = MultiRunManager(tmp_path, 2, CPU)
+    manager = MultiRunManager(tmp_path, 2)
     assert manager.discover_runs()
     assert manager.registry.run_ids == {0: "a", 1: "b"}
     assert not complaint.exists()
@@ -189,7 +187,7 @@ def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path
     def divides(config: RunConfig) -> tuple[bool, str]:
         return 1 // (config.steps - 1) > -1, ""
 
-    manager = MultiRunManager(tmp_path, 2, CPU)
+    manager = MultiRunManager(tmp_path, 2)
     manager.register_config_validation_hook(divides)
     write(tmp_path, "bad", steps=1)
     write(tmp_path, "good", steps=2)
@@ -203,7 +201,7 @@ def test_a_hook_that_raises_is_named(tmp_path: Path, kind: str) -> None:
     def unlucky(*arguments: object) -> None:
         raise OSError("no luck")
 
-    manager = MultiRunManager(tmp_path, 1, CPU)
+    manager = MultiRunManager(tmp_path, 1)
     getattr(manager, f"register_{kind}_hook")(unlucky)
     write(tmp_path, "a")
 
@@ -227,7 +225,7 @@ def test_names_that_are_no_ids_and_links_that_lead_elsewhere_are_no_runs(tmp_pat
     (job / "run_file").write_text("")
     (job / "run_half" / "control").mkdir(parents=True)
     (job / "run_half" / "control" / "orch.toml").symlink_to(tmp_path / "elsewhere" / "run_a" / "control" / "orch.toml")
-    manager = MultiRunManager(job, 9, CPU)
+    manager = MultiRunManager(job, 9)
     manager.discover_runs()
     assert manager.registry.run_ids == {0: "good"}
     assert not (tmp_path / "elsewhere" / "run_a" / "control" / "config_validation_error.txt").exists()
@@ -238,7 +236,7 @@ def test_a_link_to_another_run_is_no_run_and_says_nothing_in_its_name(tmp_path: 
     (tmp_path / "run_whole").symlink_to(tmp_path / "run_good")
     (tmp_path / "run_inner").mkdir()
     (tmp_path / "run_inner" / "control").symlink_to(control_of_good)
-    manager = MultiRunManager(tmp_path, 9, CPU)
+    manager = MultiRunManager(tmp_path, 9)
     manager.discover_runs()
     assert manager.registry.run_ids == {0: "good"}
     assert manager.registry.refused == {}
@@ -252,7 +250,7 @@ def test_a_directory_that_cannot_be_read_or_written_costs_its_run_alone(
         write(tmp_path, name)
     (tmp_path / "run_loop").symlink_to(tmp_path / "run_loop")
     (tmp_path / "run_mute" / "control" / "config_validation_error.txt").mkdir()
-    manager = MultiRunManager(tmp_path, 9, CPU)
+    manager = MultiRunManager(tmp_path, 9)
     manager.register_config_validation_hook(lambda config: (config.run_id != "mute", "not today"))
     manager.discover_runs()
     assert manager.registry.run_ids == {0: "good", 1: "shut"}
@@ -294,7 +292,7 @@ def test_a_file_of_a_guest_that_is_not_what_it_should_be_costs_its_run_alone(
     bad.unlink(missing_ok=True)
     make(bad)
     write(tmp_path, "good")
-    manager = MultiRunManager(tmp_path, 9, CPU)
+    manager = MultiRunManager(tmp_path, 9)
     assert manager.discover_runs()
     assert manager.registry.run_ids == {0: "good"}
     assert reason in manager.registry.refused["bad"]
@@ -307,7 +305,7 @@ def test_a_file_of_a_guest_that_is_not_what_it_should_be_costs_its_run_alone(
 
 def test_a_directory_deleted_and_made_anew_at_once_is_of_another_run(tmp_path: Path) -> None:
     """Though many a file system gives the new one the inode of the old."""
-    manager = MultiRunManager(tmp_path, 1, CPU)
+    manager = MultiRunManager(tmp_path, 1)
     diary = Diary(manager)
     write(tmp_path, "a")
     manager.discover_runs()
@@ -323,7 +321,7 @@ def test_a_directory_deleted_and_made_anew_at_once_is_of_another_run(tmp_path: P
 @pytest.mark.parametrize("target", ["run_a", "elsewhere"])
 def test_a_directory_that_a_link_takes_the_place_of_is_deleted(tmp_path: Path, target: str) -> None:
     """A link to itself, too, which cannot be followed."""
-    manager = MultiRunManager(tmp_path, 1, CPU)
+    manager = MultiRunManager(tmp_path, 1)
     write(tmp_path, "a")
     manager.discover_runs()
     (tmp_path / "run_a").rename(tmp_path / "elsewhere")
@@ -334,7 +332,7 @@ def test_a_directory_that_a_link_takes_the_place_of_is_deleted(tmp_path: Path, t
 def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manager = MultiRunManager(tmp_path, 2, CPU)
+    manager = MultiRunManager(tmp_path, 2)
     path = write(tmp_path, "a")
     read = control_files.read_config
 
@@ -353,7 +351,7 @@ def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(
 @pytest.mark.slow
 def test_discovery_while_directories_appear_change_and_go(tmp_path: Path) -> None:
     """No look fails or takes a run for invalid, and the last one finds what there is in the end."""
-    manager = MultiRunManager(tmp_path, 4, CPU)
+    manager = MultiRunManager(tmp_path, 4)
     diary = Diary(manager)
     done = threading.Event()
 
@@ -391,14 +389,13 @@ def test_discovery_while_directories_appear_change_and_go(tmp_path: Path) -> Non
 def test_an_adapter_goes_and_the_next_ones_owner_finds_nothing_of_it(tmp_path: Path) -> None:
     layers = {f"layers.{n}.q_proj": MultiLoraLinear(torch.nn.Linear(8, 8), 2) for n in range(2)}
     other = MultiLoraLinear(torch.nn.Linear(8, 8), 2)
-    manager = MultiRunManager(tmp_path, 2, CPU, seed=3)
+    manager = MultiRunManager(tmp_path, 2, seed=3)
     for prefix, layer in layers.items():
         manager.register_module(prefix, layer)
     manager.register_module("layers.0.v_proj", other)
     write(tmp_path, "a", lora={"rank": 2, "alpha": 8, "target_modules": ["q_proj"]})
     manager.discover_runs()
     manager.reset_run_parameters(0)
-    assert manager.scaling_factor(0) == 4.0
     parameters = manager.get_named_parameters_for_run(0)
     assert sorted(parameters) == [f"layers.{n}.q_proj.lora_{part}" for n in range(2) for part in "AB"]
     fresh = {name: parameter.detach().clone() for name, parameter in parameters.items()}

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.trainer.conftest import make_batch, make_run_config, occupy_slot
 from tests.trainer.runs.test_manager import write
@@ -44,7 +43,7 @@ class Wire:
 
 def make_sessions(directory: Path) -> tuple[Sessions, MultiRunManager, Wire]:
     config = TrainerConfig(output_dir=directory, model="/model")
-    wire, manager = Wire(), MultiRunManager(directory, 1, torch.device("cpu"))
+    wire, manager = Wire(), MultiRunManager(directory, 1)
     return Sessions(config, wire, manager), manager, wire
 
 
