@@ -67,9 +67,9 @@ class Broadcaster:
                 self._copy_tokenizer(directory)
                 digests = digests_of(own_memory(model.state_dict()))
             else:
-                digests = digest_adapter(export_adapter(model, run.index, lora, self._base_model, directory), lora)
+                digests = digest_adapter(export_adapter(model, run.slot, lora, self._base_model, directory), lora)
             self._probed = write_probe(
-                model, replay, version, directory / "probe.json", run.index, digests, self._probed
+                model, replay, version, directory / "probe.json", run.slot, digests, self._probed
             )
         for old in published_steps(self.directory)[: -self._keep]:
             remove_directory(self.directory / f"step_{old}")

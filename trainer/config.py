@@ -44,7 +44,7 @@ class TrainerConfig(Config):
     """Route tokens in training to the experts inference chose, where the batch says which."""
 
     max_runs: int = Field(default=1, ge=1)
-    """Runs trained at once, each with an adapter over the one model; further ones wait for a place. Full weights need 1."""
+    """Runs trained at once, each with an adapter over the one model; further ones wait for a slot. Full weights need 1."""
 
     max_lora_rank: int = Field(default=64, ge=1)
     """Highest rank of a run's adapter."""

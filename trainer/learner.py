@@ -61,12 +61,12 @@ class Learner:
         self.ranks = ranks
         self.manager = manager
         self.runs: dict[int, Run] = {}
-        """By index, what could be made; why another could not is in its record."""
+        """By slot, what could be made; why another run could not be is in its record."""
         self.heartbeat_seconds = HEARTBEAT_SECONDS
         self._open: dict[int, OpenStep] = {}
         self._trained_in_full = False
         self._load_model()
-        manager.register_config_validation_hook(self._fits_the_places)
+        manager.register_config_validation_hook(self._fits_the_slots)
         manager.register_config_validation_hook(self._fits_the_model)
         manager.register_config_validation_hook(_has_a_loss)
         manager.register_creation_hook(self._create)
@@ -75,33 +75,33 @@ class Learner:
     # --- commands, on rank 0 ---
 
     def synchronize(self) -> None:
-        """Takes over the manager's places: runs that lost theirs go, and those that got one are made, at their checkpoints."""
+        """Takes over the manager's slots: removes the runs that lost theirs, and makes those that got one, at their steps."""
         self._command({"kind": "synchronize"})
         self.manager.synchronize_state()
 
-    def open_step(self, index: int, batch: Batch) -> OpenStep:
+    def open_step(self, slot: int, batch: Batch) -> OpenStep:
         """Opens the step of a run's batch. Raises `InvalidBatch` when it cannot be trained; nothing is open then."""
         check(batch, self.limits)
         if self.ranks.count > 1:
             frames = [as_bytes_view(frame) for frame in codec.encode(batch)]
-            self._command({"kind": "open", "index": index, "sizes": [frame.nbytes for frame in frames]})
+            self._command({"kind": "open", "slot": slot, "sizes": [frame.nbytes for frame in frames]})
             self.ranks.share(b"".join(frames))
-        return self._begin(index, batch)
+        return self._begin(slot, batch)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
-        """Trains one micro-batch on each rank: samples of open steps by index."""
+        """Trains one micro-batch on each rank: samples of open steps by slot."""
         self._command({"kind": "rows", "rows": rows})
         self._train(rows)
 
-    def finish_step(self, index: int) -> dict[str, MetricValue]:
+    def finish_step(self, slot: int) -> dict[str, MetricValue]:
         """Updates a run whose samples are trained; its metrics. Raises `InvalidBatch`: the run is as before its step."""
-        self._command({"kind": "finish", "index": index})
-        return finish(self._open.pop(index), self.ranks)
+        self._command({"kind": "finish", "slot": slot})
+        return finish(self._open.pop(slot), self.ranks)
 
-    def drop_step(self, index: int) -> None:
+    def drop_step(self, slot: int) -> None:
         """Forgets the run's open step, if it has one: the run is as before it."""
-        self._command({"kind": "drop", "index": index})
-        self._drop(index)
+        self._command({"kind": "drop", "slot": slot})
+        self._drop(slot)
 
     def keep_alive(self) -> None:
         """Lets the other ranks know that there is nothing to do, before their wait for a command runs out."""
@@ -146,37 +146,37 @@ class Learner:
                     self.manager.synchronize_state()
                 case "open":
                     frames = _split(self.ranks.share(None), command["sizes"])
-                    self._begin(command["index"], codec.decode(frames, self.config.transport.max_batch_bytes))
+                    self._begin(command["slot"], codec.decode(frames, self.config.transport.max_batch_bytes))
                 case "rows":
                     self._train(command["rows"])
                 case "finish":
                     try:
-                        finish(self._open.pop(command["index"]), self.ranks)
+                        finish(self._open.pop(command["slot"]), self.ranks)
                     except InvalidBatch as error:  # rank 0 meets the same and acts on it
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "drop":
-                    self._drop(command["index"])
+                    self._drop(command["slot"])
                 case "stop":
                     return
 
     # --- on every rank ---
 
-    def _begin(self, index: int, batch: Batch) -> OpenStep:
-        run = self.runs[index]
+    def _begin(self, slot: int, batch: Batch) -> OpenStep:
+        run = self.runs[slot]
         step = OpenStep(run, batch, self.ranks.device, self._export_directory(run))
-        self._open[index] = step
+        self._open[slot] = step
         return step
 
     def _train(self, rows: Sequence[Row]) -> None:
-        own = [(self._open[index], samples) for index, samples in rows[self.ranks.index]]
+        own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.index]]
         self._rows.train(own, self._train_row)
 
     def _train_row(self, row: StepRow) -> None:
         train_row(self.model, self.replay, self.limits, row)
 
-    def _drop(self, index: int) -> None:
-        if self._open.pop(index, None) is not None:
-            self.runs[index].optimizer.zero_grad()
+    def _drop(self, slot: int) -> None:
+        if self._open.pop(slot, None) is not None:
+            self.runs[slot].optimizer.zero_grad()
 
     def _export_directory(self, run: Run) -> Path | None:
         exported = run.config.training.token_export
@@ -184,7 +184,7 @@ class Learner:
 
     # --- what the manager's hooks do ---
 
-    def _fits_the_places(self, config: RunConfig) -> tuple[bool, str]:
+    def _fits_the_slots(self, config: RunConfig) -> tuple[bool, str]:
         if config.training.lora is None and self.config.max_runs > 1:
             return False, (
                 f"training.lora is not set: full weights are trained by a trainer with max_runs = 1, and this one has "
@@ -200,13 +200,13 @@ class Learner:
             return False, str(error)
         return True, ""
 
-    def _create(self, index: int, run_id: str, config: RunConfig) -> None:
+    def _create(self, slot: int, run_id: str, config: RunConfig) -> None:
         """Makes a run at the step that rank 0 has found. An error concerns this run alone: all ranks note it in its record."""
-        occupancy = self.manager.registry.in_slot(index)
+        occupancy = self.manager.registry.in_slot(slot)
         try:
-            parameters = self._full_weights() if config.training.lora is None else self._adapter(index)
+            parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
             optimizer = Optimizer(parameters, config.training, config.steps)
-            run = Run(index, run_id, config, optimizer, load_loss(config.training.loss), occupancy.progress)
+            run = Run(slot, run_id, config, optimizer, load_loss(config.training.loss), occupancy.progress)
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
                 occupancy.progress = run.progress
@@ -223,24 +223,24 @@ class Learner:
             occupancy.failure = failure or "it could not be made on another rank, whose log says why"
             logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, occupancy.failure)
         else:
-            self.runs[index] = run
+            self.runs[slot] = run
 
-    def _delete(self, index: int, run_id: str) -> None:
-        self._drop(index)
-        self.runs.pop(index, None)
-        self.manager.release_run_parameters(index)
+    def _delete(self, slot: int, run_id: str) -> None:
+        self._drop(slot)
+        self.runs.pop(slot, None)
+        self.manager.release_run_parameters(slot)
 
-    def _adapter(self, index: int) -> dict[str, nn.Parameter]:
+    def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
         if self._trained_in_full:
             self._load_model()
         for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
             self.manager.register_module(prefix, layer)
-        self.manager.reset_run_parameters(index)
-        occupancy = self.manager.registry.in_slot(index)
+        self.manager.reset_run_parameters(slot)
+        occupancy = self.manager.registry.in_slot(slot)
         lora = occupancy.config.training.lora
         if lora is not None and lora.start_from is not None and not occupancy.progress.step:
-            load_adapter(lambda: self.manager.get_state_dict_for_run(index), lora, lora.start_from)
-        return self.manager.get_named_parameters_for_run(index)
+            load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, lora.start_from)
+        return self.manager.get_named_parameters_for_run(slot)
 
     def _full_weights(self) -> dict[str, nn.Parameter]:
         if self._trained_in_full or not trainable_parameters(self.model):

@@ -40,14 +40,14 @@ def write_probe(
     replay: RouterReplay | None,
     version: int,
     path: Path,
-    index: int,
+    slot: int,
     digests: Mapping[str, Digest],
     previous: Tensor | None,
 ) -> Tensor:
     """Computes the probe of policy version `version` (temperature 1, no replay) and writes it as `docs/contracts.md` says.
 
     Args:
-        index: the slot of the run, through whose adapter the tokens go where the model has adapters.
+        slot: the slot of the run, through whose adapter the tokens go where the model has adapters.
         digests: of the weights, by the precision of a server.
         previous: what this returned for the version before, if it is known. Published by a float32 model alone.
 
@@ -63,7 +63,7 @@ def write_probe(
     together = CANDIDATES if can_pack(model) else 1
     answers: list[Tensor] = []
     rows: list[dict[int, Tensor]] = []
-    with torch.no_grad(), routing(model, [(index, together * TOKENS)]):
+    with torch.no_grad(), routing(model, [(slot, together * TOKENS)]):
         for row_CT in tokens_CT.to(device).split(together):
             observing: AbstractContextManager[dict[int, Tensor]]
             observing = replay.observing() if replay is not None else nullcontext({})

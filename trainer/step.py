@@ -85,7 +85,7 @@ def train_row(
 
     A loss that raises makes its step faulty, as `finish` will tell, and leaves the others of the row as they would be.
     """
-    row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.index)
+    row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.slot)
     if not row:
         return
     steps = [step for step, _ in row]
@@ -156,7 +156,7 @@ def _forward(
         if replay is not None and micro.routed_experts_TLK is not None
         else nullcontext()
     )
-    spans = [(step.run.index, part.tokens) for step, part in zip(steps, micro.parts, strict=True)]
+    spans = [(step.run.slot, part.tokens) for step, part in zip(steps, micro.parts, strict=True)]
     with replaying, routing(model, spans):
         return log_probabilities(
             model,

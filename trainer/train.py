@@ -1,11 +1,11 @@
 """The trainer: receives the batches of its runs, trains them side by side, publishes weights, and says what is durable.
 
-`Trainer.serve` reads like a table of contents. A run is admitted when its orchestrator calls and there is a place: its state is
-taken from the newest checkpoint, its weights published, and only then is it told `READY`. A step is opened when its batch's turn
-has come, trained in rows that it may share with other runs, and finished by itself. After it: weights, metrics line, then (at
-the interval and at the end) the checkpoint, and an acknowledgement that names as durable what the oldest of the checkpoints
-kept covers. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`). What is wrong
-with one run ends that run alone.
+`Trainer.serve` reads like a table of contents. A run is admitted when its orchestrator has connected and a slot is free: its
+state is loaded from the newest checkpoint, its weights are published, and only then `READY` is sent. A step is opened when its
+batch is committed, trained in rows that it may share with other runs, and finished by itself. Then follow the weights, the
+metrics line, and (at the interval and at the end) the checkpoint, with an acknowledgement of the steps that the oldest kept
+checkpoint makes durable. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`). An
+error of one run ends that run alone.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Trainer:
         self._shares = FairShare(config.max_tokens, learner.ranks.count)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._broadcasters: dict[int, Broadcaster] = {}
-        """By index; each writes one run's directory, and holds a tensor of its last probe."""
+        """By slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._discovered = 0.0
         self._slots_change = True
         """Whether a run is known to enter or leave a slot soon."""
@@ -199,22 +199,22 @@ class Trainer:
         self._sessions.answer()
         self._discovered = time.monotonic()
 
-    def _on_discovered(self, index: int, run_id: str, config: RunConfig) -> None:
-        self._registry.in_slot(index).progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
+    def _on_discovered(self, slot: int, run_id: str, config: RunConfig) -> None:
+        self._registry.in_slot(slot).progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
 
-    def _on_forgotten(self, index: int, run_id: str) -> None:
-        self._close_step(index)
-        self._broadcasters.pop(index, None)
-        if self._manager.is_deleted(index):
+    def _on_forgotten(self, slot: int, run_id: str) -> None:
+        self._close_step(slot)
+        self._broadcasters.pop(slot, None)
+        if self._manager.is_deleted(slot):
             logger.info("the directory of run %s was deleted: the run ends", run_id)
             checkpoint.set_aside(self._config.output_dir, run_id)
             self._registry.end(run_id, Stage.DELETED)
             return
-        if index in self._learner.runs:
-            self._save(self._learner.runs[index])
+        if slot in self._learner.runs:
+            self._save(self._learner.runs[slot])
         if control_files.eviction(self._config.output_dir, run_id) is not None:
             self._registry.end(run_id, Stage.EVICTED)
-        logger.info("run %s has no place any more", run_id)
+        logger.info("run %s has left its slot", run_id)
 
     def _admit(self, run: Occupancy) -> None:
         step, steps = run.progress.step, run.config.steps
@@ -260,29 +260,29 @@ class Trainer:
             self._learner.train_rows(rows)
 
     def _finish_steps(self) -> None:
-        for index in [index for index in self._registry.open_slots if not self._shares.left(index)]:
-            run = self._registry.in_slot(index)
+        for slot in [slot for slot in self._registry.open_slots if not self._shares.left(slot)]:
+            run = self._registry.in_slot(slot)
             try:
-                metrics = self._learner.finish_step(index)
+                metrics = self._learner.finish_step(slot)
             except InvalidBatch as error:
                 self._evict(run, f"step {run.progress.step + 1}: {error}")
                 continue
             started = time.monotonic()
             metrics["phase/wait"] = run.waited
-            self._registry.close_step(index, started)
+            self._registry.close_step(slot, started)
             if not self._publish(run):
                 continue
             metrics["phase/broadcast"] = time.monotonic() - started
             self._report(run, metrics)
             if run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
-                self._make_durable(self._learner.runs[index], run)
-            self._registry.advance(index, time.monotonic())
+                self._make_durable(self._learner.runs[slot], run)
+            self._registry.advance(slot, time.monotonic())
 
-    def _close_step(self, index: int) -> None:
+    def _close_step(self, slot: int) -> None:
         """Forgets the run's open step, if there is one."""
-        self._shares.remove(index)
-        if self._registry.close_step(index, time.monotonic()):
-            self._learner.drop_step(index)
+        self._shares.remove(slot)
+        if self._registry.close_step(slot, time.monotonic()):
+            self._learner.drop_step(slot)
 
     # --- the disk ---
 

@@ -1,4 +1,4 @@
-"""A learner in this process with one run in its first place, as a trainer would have it, and whole steps of that run."""
+"""A learner in this process with one run in its first slot, as a trainer would have it, and whole steps of that run."""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ class Bench:
         )
 
     def admit(
-        self, index: int, loss: Callable[[LossInputs], LossOutputs] | None = None, rate: float = 1e-3, **lora: object
+        self, slot: int, loss: Callable[[LossInputs], LossOutputs] | None = None, rate: float = 1e-3, **lora: object
     ) -> Run:
-        """A run in slot `index` with an adapter that depends on the slot alone."""
+        """A run in a slot with an adapter that depends on the slot alone."""
         adapter = LoraConfig.model_validate(lora)
         config = make_run_config(
             self.directory,
@@ -55,21 +55,21 @@ class Bench:
             lr_schedule="linear",
             warmup_steps=2,
         )
-        generator = torch.Generator().manual_seed(index)
+        generator = torch.Generator().manual_seed(slot)
         for name, layer in self.layers.items():
             if is_target(name, adapter):
-                layer.admit(index, adapter.rank, adapter.alpha, generator)
+                layer.admit(slot, adapter.rank, adapter.alpha, generator)
         return Run(
-            index, f"run-{index}", config, Optimizer(self.parameters(index), config.training, STEPS),
+            slot, f"run-{slot}", config, Optimizer(self.parameters(slot), config.training, STEPS),
             Loss(loss) if loss is not None else load_loss(config.training.loss),
         )  # fmt: skip
 
-    def parameters(self, index: int) -> dict[str, nn.Parameter]:
-        """Of slot `index`, by layer and name."""
+    def parameters(self, slot: int) -> dict[str, nn.Parameter]:
+        """Of slot `slot`, by layer and name."""
         return {
             f"{name}.{own}": parameter
             for name, layer in self.layers.items()
-            for own, parameter in layer.adapter_parameters(index).items()
+            for own, parameter in layer.adapter_parameters(slot).items()
         }
 
     def open(self, run: Run, batch: Batch) -> OpenStep:

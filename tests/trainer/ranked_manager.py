@@ -28,11 +28,11 @@ def main(directory: Path) -> None:
     job = directory / "job"
     manager = MultiRunManager(job, 2)
 
-    def meet(kind: str, index: int, run_id: str, *more: Any) -> None:
-        total = torch.tensor([float(index + 10 * len(run_id))])
+    def meet(kind: str, slot: int, run_id: str, *more: Any) -> None:
+        total = torch.tensor([float(slot + 10 * len(run_id))])
         dist.all_reduce(total)
-        progress = manager.registry.in_slot(index).progress.step if kind == "creation" else None
-        entries.append([kind, index, run_id, float(total), progress])
+        progress = manager.registry.in_slot(slot).progress.step if kind == "creation" else None
+        entries.append([kind, slot, run_id, float(total), progress])
 
     manager.register_creation_hook(lambda *arguments: meet("creation", *arguments))
     manager.register_deletion_hook(lambda *arguments: meet("deletion", *arguments))

@@ -286,7 +286,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.start_trainer()
 
     @rule()
-    def lose_the_place_and_get_it_back(self) -> None:
+    def lose_the_slot_and_get_it_back(self) -> None:
         """As when the run's configuration has changed: a new READY on the old connection."""
         self.registry.vacate(self.run.slot)
         self.admit()

@@ -44,19 +44,19 @@ def kind(request: pytest.FixtureRequest) -> tuple[Path, dict[int, dict[str, Any]
     return path, MIXTURE if request.param == "moe" else DENSE
 
 
-def batch_of(bench: Bench, index: int, step: int) -> Batch:
-    """The batch of a step of the run in slot `index`. For a mixture it has routing, except in slot 2."""
-    routed = bench.limits.layers > 0 and index != 2
-    return replace(make_batch(100 * index + step, LENGTHS[index], f"run-{index}", routed), step=step)
+def batch_of(bench: Bench, slot: int, step: int) -> Batch:
+    """The batch of a step of the run in a slot. For a mixture it has routing, except in slot 2."""
+    routed = bench.limits.layers > 0 and slot != 2
+    return replace(make_batch(100 * slot + step, LENGTHS[slot], f"run-{slot}", routed), step=step)
 
 
 def train_all(bench: Bench, runs: list[Run]) -> dict[int, list[dict[str, MetricValue]]]:
     """Trains `STEPS` steps of each run, side by side; the metrics by slot."""
-    metrics: dict[int, list[dict[str, MetricValue]]] = {run.index: [] for run in runs}
+    metrics: dict[int, list[dict[str, MetricValue]]] = {run.slot: [] for run in runs}
     for step in range(1, STEPS + 1):
-        steps = [bench.open(run, batch_of(bench, run.index, step)) for run in runs]
+        steps = [bench.open(run, batch_of(bench, run.slot, step)) for run in runs]
         for done, measured in bench.train_together(steps):
-            metrics[done.run.index].append(measured)
+            metrics[done.run.slot].append(measured)
     return metrics
 
 
@@ -64,25 +64,25 @@ def train_all(bench: Bench, runs: list[Run]) -> dict[int, list[dict[str, MetricV
 def test_a_run_beside_others_is_the_run_alone(kind: tuple[Path, dict[int, dict[str, Any]]]) -> None:
     directory, settings = kind
     bench = Bench(directory)
-    together = train_all(bench, [bench.admit(index, **given) for index, given in settings.items()])
-    for index, given in settings.items():
+    together = train_all(bench, [bench.admit(slot, **given) for slot, given in settings.items()])
+    for slot, given in settings.items():
         solitary = Bench(directory)
-        run = solitary.admit(index, **given)
-        initial = copies(solitary, index)
-        alone = train_all(solitary, [run])[index]
-        final = copies(solitary, index)
+        run = solitary.admit(slot, **given)
+        initial = copies(solitary, slot)
+        alone = train_all(solitary, [run])[slot]
+        final = copies(solitary, slot)
         assert max(float((final[name] - initial[name]).abs().max()) for name in final) > 1e-3
-        for name, parameter in copies(bench, index).items():
+        for name, parameter in copies(bench, slot).items():
             torch.testing.assert_close(parameter, final[name], rtol=0, atol=1e-5)
-        for ours, theirs in zip(together[index], alone, strict=True):
+        for ours, theirs in zip(together[slot], alone, strict=True):
             assert ours.keys() == theirs.keys()
             for name in ours.keys() - {"phase/train", "tokens_per_second"}:
-                assert ours[name] == pytest.approx(theirs[name], abs=1e-5, rel=1e-5), (index, name)
+                assert ours[name] == pytest.approx(theirs[name], abs=1e-5, rel=1e-5), (slot, name)
 
 
-def copies(bench: Bench, index: int) -> dict[str, Tensor]:
+def copies(bench: Bench, slot: int) -> dict[str, Tensor]:
     """The parameters of a slot as they are now."""
-    return {name: parameter.detach().clone() for name, parameter in bench.parameters(index).items()}
+    return {name: parameter.detach().clone() for name, parameter in bench.parameters(slot).items()}
 
 
 def raises(inputs: LossInputs) -> LossOutputs:
@@ -142,8 +142,8 @@ LOSSES: dict[Callable[[LossInputs], LossOutputs], str] = {
 
 def train_rows(bench: Bench, first: Run, others: list[Run], **changed: Any) -> tuple[Any, list[dict[str, Tensor]]]:
     """Two rows that the runs share: the open step of the first, on a batch with `changed` columns, and the others' gradients."""
-    steps = [bench.open(first, replace(batch_of(bench, first.index, 1), **changed))]
-    steps += [bench.open(run, batch_of(bench, run.index, 1)) for run in others]
+    steps = [bench.open(first, replace(batch_of(bench, first.slot, 1), **changed))]
+    steps += [bench.open(run, batch_of(bench, run.slot, 1)) for run in others]
     for half in (slice(0, 1), slice(1, 2)):
         bench.train([(step, step.samples[half]) for step in steps])
     return steps[0], [gradients(run) for run in others]
@@ -158,12 +158,12 @@ def test_a_broken_loss_is_its_own_runs_alone(
     expected = train_rows(bench, *admit_all(bench, settings))[1]
     bench = Bench(directory, max_tokens=200)
     first, others = admit_all(bench, settings, loss)
-    before = copies(bench, first.index)
+    before = copies(bench, first.slot)
     step, found = train_rows(bench, first, others)
     assert_equal(found, expected)
     with pytest.raises(InvalidBatch, match=LOSSES[loss]):
         finish(step, ALONE)
-    assert_equal([copies(bench, first.index)], [before])
+    assert_equal([copies(bench, first.slot)], [before])
     assert gradients(first) == {}
     assert first.progress.step == 0
 
@@ -174,12 +174,12 @@ def test_values_that_are_not_finite_stay_in_their_run(kind: tuple[Path, dict[int
     expected = train_rows(bench, *admit_all(bench, settings))[1]
     bench = Bench(directory, max_tokens=200)
     first, others = admit_all(bench, settings)
-    advantages = np.full_like(batch_of(bench, first.index, 1).advantages_T, np.nan)
+    advantages = np.full_like(batch_of(bench, first.slot, 1).advantages_T, np.nan)
     assert_equal(train_rows(bench, first, others, advantages_T=advantages)[1], expected)
     for run in others:
         run.optimizer.zero_grad()
     with torch.no_grad():
-        for parameter in bench.parameters(first.index).values():
+        for parameter in bench.parameters(first.slot).values():
             parameter.fill_(torch.nan)
     step, found = train_rows(bench, first, others)
     for ours, theirs in zip(found, expected, strict=True):
@@ -192,7 +192,7 @@ def test_values_that_are_not_finite_stay_in_their_run(kind: tuple[Path, dict[int
 def admit_all(bench: Bench, settings: dict[int, dict[str, Any]], loss: Any = None) -> tuple[Run, list[Run]]:
     """The run in slot 2, with this loss, and the others on either side of it."""
     first = bench.admit(2, loss, **settings[2])
-    return first, [bench.admit(index, **settings[index]) for index in (0, 5)]
+    return first, [bench.admit(slot, **settings[slot]) for slot in (0, 5)]
 
 
 def assert_equal(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:

@@ -109,7 +109,7 @@ async def test_two_runs_train_side_by_side_as_each_would_alone(dense_directory: 
     assert any(not torch.equal(adapter(together, "one", 4)[name], tensor) for name, tensor in found.items())
 
 
-async def test_a_run_beyond_the_places_is_told_and_has_the_place_of_one_that_pauses(
+async def test_a_run_beyond_the_slots_is_told_and_has_the_slot_of_one_that_pauses(
     dense_directory: Path, tmp_path: Path
 ) -> None:
     config = trainer(tmp_path, dense_directory, 1)
@@ -118,7 +118,7 @@ async def test_a_run_beyond_the_places_is_told_and_has_the_place_of_one_that_pau
     with trainer_process(config) as process:
         async with feeder(config, "first") as first, feeder(config, "second") as second:
             await first.until(Ready, next_step=1)
-            reason = "all 1 places (trainer.max_runs) are taken; it is number 1 of 1 that wait"
+            reason = "all 1 slots (trainer.max_runs) are taken; it is number 1 of 1 that wait"
             await second.until(Waiting, reason=reason)
             await first.train(make_batch(1, run_id="first"))
             await until_trained(tmp_path, "first", 1)

@@ -65,10 +65,10 @@ class MultiLoraExperts(MultiLora):
         shrunk_NR = functional.grouped_mm(rows_NI, lora_A, offs=ends)
         return output_NO + functional.grouped_mm(shrunk_NR, lora_B, offs=ends)
 
-    def adapter_state(self, index: int) -> dict[str, Tensor]:
+    def adapter_state(self, slot: int) -> dict[str, Tensor]:
         """An adapter for `gate_proj`, `up_proj` and `down_proj` of each expert, as vLLM takes them for most mixtures."""
         state: dict[str, Tensor] = {}
-        for prefix, product in self.adapters.get(index, {}).items():
+        for prefix, product in self.adapters.get(slot, {}).items():
             names = ("gate_proj", "up_proj") if prefix == GATE_UP else ("down_proj",)
             for expert, (lora_A, lora_B) in enumerate(
                 zip(product.lora_A.detach(), product.lora_B.detach(), strict=True)

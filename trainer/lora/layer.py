@@ -66,31 +66,31 @@ class MultiLora(nn.Module):
         self.adapters: dict[int, dict[str, LowRank]] = {}
         self._weights = dict(weights)
 
-    def admit(self, index: int, rank: int, alpha: float, generator: torch.Generator) -> None:
-        """Puts a fresh adapter into the free slot `index`: A random, B zero, so that it changes nothing until it is trained.
+    def admit(self, slot: int, rank: int, alpha: float, generator: torch.Generator) -> None:
+        """Puts a fresh adapter into the free slot: A random, B zero, so that it changes nothing until it is trained.
 
         `generator` is a CPU one, whatever the device, so that a seed means the same everywhere.
         """
-        assert 0 <= index < self.max_runs, f"slot {index} of {self.max_runs}"
-        assert index not in self.adapters, f"slot {index} is taken"
-        self.adapters[index] = {
+        assert 0 <= slot < self.max_runs, f"slot {slot} of {self.max_runs}"
+        assert slot not in self.adapters, f"slot {slot} is taken"
+        self.adapters[slot] = {
             prefix: _fresh(weight, rank, alpha, generator) for prefix, weight in self._weights.items()
         }
 
-    def release(self, index: int) -> None:
-        """Empties slot `index`: nothing of its adapter remains. One that is empty stays so."""
-        self.adapters.pop(index, None)
+    def release(self, slot: int) -> None:
+        """Removes the adapter from the slot. An empty slot stays empty."""
+        self.adapters.pop(slot, None)
 
-    def adapter_parameters(self, index: int) -> dict[str, nn.Parameter]:
-        """The leaf parameters of slot `index`, float32, by name; none where it has no adapter on this layer."""
+    def adapter_parameters(self, slot: int) -> dict[str, nn.Parameter]:
+        """The leaf parameters of the slot, float32, by name; none where it has no adapter on this layer."""
         parameters: dict[str, nn.Parameter] = {}
-        for prefix, product in self.adapters.get(index, {}).items():
+        for prefix, product in self.adapters.get(slot, {}).items():
             parameters |= {f"{prefix}lora_A": product.lora_A, f"{prefix}lora_B": product.lora_B}
         return parameters
 
     @abstractmethod
-    def adapter_state(self, index: int) -> dict[str, Tensor]:
-        """The weights of slot `index` under PEFT's names below the layer's own, such as `lora_A.weight`, as inference loads them;
+    def adapter_state(self, slot: int) -> dict[str, Tensor]:
+        """The weights of the slot under PEFT's names below the layer's own, such as `lora_A.weight`, as inference loads them;
         none where it has no adapter on this layer. They may share memory with the parameters."""
 
     def products(self, prefix: str) -> list[LowRank | None]:

@@ -36,8 +36,8 @@ class MultiLoraLinear(MultiLora):
         output = self.base(hidden)
         return output if self.routing is None else add_low_rank(output, hidden, self.routing, self.products(""))
 
-    def adapter_state(self, index: int) -> dict[str, Tensor]:
-        return {f"{name}.weight": parameter.detach() for name, parameter in self.adapter_parameters(index).items()}
+    def adapter_state(self, slot: int) -> dict[str, Tensor]:
+        return {f"{name}.weight": parameter.detach() for name, parameter in self.adapter_parameters(slot).items()}
 
 
 def wrap_linears(model: nn.Module, max_runs: int) -> dict[str, MultiLora]:
@@ -97,23 +97,23 @@ def routing(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterator[None
             layer.routing = None
 
 
-def peft_state(layers: Mapping[str, MultiLora], index: int) -> dict[str, Tensor]:
-    """The weights of slot `index` on all `layers`, by module path, under the names of PEFT; they may share memory."""
+def peft_state(layers: Mapping[str, MultiLora], slot: int) -> dict[str, Tensor]:
+    """The weights of the slot on all `layers`, by module path, under the names of PEFT; they may share memory."""
     return {
         f"base_model.model.{prefix}.{name}": tensor
         for prefix, layer in layers.items()
-        for name, tensor in layer.adapter_state(index).items()
+        for name, tensor in layer.adapter_state(slot).items()
     }
 
 
 def export_adapter(
-    model: nn.Module, index: int, config: LoraConfig, base_model: str, directory: Path
+    model: nn.Module, slot: int, config: LoraConfig, base_model: str, directory: Path
 ) -> dict[str, Tensor]:
-    """Writes `adapter_model.safetensors` and `adapter_config.json` of slot `index`, as PEFT names them, into `directory`, and
+    """Writes `adapter_model.safetensors` and `adapter_config.json` of the slot, as PEFT names them, into `directory`, and
     returns the tensors written, on the CPU."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
     # Each its own memory: safetensors refuses two names for one.
-    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, index).items()}
+    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, slot).items()}
     # Not save_file, whose errors do not say what the system's was.
     (directory / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     description = {

@@ -60,35 +60,35 @@ class MultiRunManager:
     # --- hooks ---
 
     def register_discovered_hook(self, hook: DiscoveredHook) -> None:
-        """Rank 0 calls it with index, id and configuration when a run gets a place."""
+        """Rank 0 calls it with slot, id and configuration when a run gets a slot."""
         self._register("discovered", hook)
 
     def register_forgotten_hook(self, hook: ForgottenHook) -> None:
-        """Rank 0 calls it with index and id when a run loses its place; what it holds is still there."""
+        """Rank 0 calls it with slot and id when a run loses its slot, which still holds what it held."""
         self._register("forgotten", hook)
 
     def register_creation_hook(self, hook: CreationHook) -> None:
-        """Every rank calls it with index, id and configuration in `synchronize_state`."""
+        """Every rank calls it with slot, id and configuration in `synchronize_state`."""
         self._register("creation", hook)
 
     def register_deletion_hook(self, hook: DeletionHook) -> None:
-        """Every rank calls it with index and id in `synchronize_state`, before any creation."""
+        """Every rank calls it with slot and id in `synchronize_state`, before any creation."""
         self._register("deletion", hook)
 
     def register_config_validation_hook(self, hook: ConfigValidationHook) -> None:
-        """Rank 0 calls it with every new configuration, before the run gets a place."""
+        """Rank 0 calls it with every new configuration, before the run gets a slot."""
         self._admission.hooks.append(hook)
 
     def _register(self, kind: str, hook: Callable[..., Any]) -> None:
         self._hooks.setdefault(kind, []).append(hook)
 
-    def _call(self, kind: str, index: int, run_id: str, *more: object) -> None:
+    def _call(self, kind: str, slot: int, run_id: str, *more: object) -> None:
         for hook in self._hooks.get(kind, []):
             try:
-                hook(index, run_id, *more)
+                hook(slot, run_id, *more)
             except Exception as error:
                 raise HookError(
-                    f"the {kind} hook {hook_name(hook)} failed for run {run_id!r} at index {index} on rank {_rank()}: {error!r}"
+                    f"the {kind} hook {hook_name(hook)} failed for run {run_id!r} in slot {slot} on rank {_rank()}: {error!r}"
                 ) from error
 
     # --- rank 0 ---
@@ -97,10 +97,10 @@ class MultiRunManager:
         """Looks at the job's directory, lets runs go and come, and calls the forgotten and the discovered hooks. Rank 0 only.
 
         Args:
-            present: the runs whose orchestrators are there; no other gets a place. None: every run does.
+            present: the runs whose orchestrators are there; no other gets a slot. None: every run does.
 
         Returns:
-            Whether any place changed, so that `synchronize_state` is due on every rank.
+            Whether any slot changed, so that `synchronize_state` is due on every rank.
 
         Raises:
             HookError: a hook raised.
@@ -110,15 +110,15 @@ class MultiRunManager:
         self._admission.scan()
         before = self.registry.queue
         changes = self.registry.plan(present)
-        for index, run_id in changes.leaving.items():
-            self._call("forgotten", index, run_id)
-            self._vacate(index)
-        for index, run_id in changes.admitted.items():
-            occupancy = self.registry.occupy(index, run_id, self._open_directory(run_id))
-            self._call("discovered", index, run_id, occupancy.config)
+        for slot, run_id in changes.leaving.items():
+            self._call("forgotten", slot, run_id)
+            self._vacate(slot)
+        for slot, run_id in changes.admitted.items():
+            occupancy = self.registry.occupy(slot, run_id, self._open_directory(run_id))
+            self._call("discovered", slot, run_id, occupancy.config)
         if changes.waiting and changes.waiting != before:
             logger.info(
-                "all %d places are taken; waiting, oldest first: %s", self.registry.max_runs, ", ".join(changes.waiting)
+                "all %d slots are taken; waiting, oldest first: %s", self.registry.max_runs, ", ".join(changes.waiting)
             )
         return bool(changes.leaving or changes.admitted)
 
@@ -127,38 +127,38 @@ class MultiRunManager:
             return os.open(control_files.run_directory(self._output_dir, run_id), os.O_PATH | os.O_CLOEXEC)
         return None
 
-    def _vacate(self, index: int) -> None:
-        if (descriptor := self.registry.vacate(index).descriptor) is not None:
+    def _vacate(self, slot: int) -> None:
+        if (descriptor := self.registry.vacate(slot).descriptor) is not None:
             os.close(descriptor)
 
-    def is_deleted(self, idx: int) -> bool:
+    def is_deleted(self, slot: int) -> bool:
         """Whether the directory that the run was admitted from is gone, be there another in its place or not. On rank 0."""
-        occupancy = self.registry.in_slot(idx)
+        occupancy = self.registry.in_slot(slot)
         try:
             found = control_files.run_directory(self._output_dir, occupancy.run_id).lstat().st_ino  # a link is no run
         except FileNotFoundError:
             return True
         return found != occupancy.directory
 
-    def evict_run(self, idx: int, reason: str) -> None:
-        """Writes `control/evicted.txt`; the run loses its place at the next discovery. Where the file cannot be written, the run
+    def evict_run(self, slot: int, reason: str) -> None:
+        """Writes `control/evicted.txt`; the run loses its slot at the next discovery. Where the file cannot be written, the run
         is refused until its configuration changes or the trainer starts anew. Rank 0 only."""
         self._require_rank_zero("evict_run")
-        run_id = self.registry.in_slot(idx).run_id
+        run_id = self.registry.in_slot(slot).run_id
         logger.warning("run %s is evicted: %s", run_id, reason)
-        self.registry.leave(idx)
+        self.registry.leave(slot)
         try:
             control_files.evict(self._output_dir, run_id, reason)
         except OSError as error:
-            if not self.is_deleted(idx):
+            if not self.is_deleted(slot):
                 self._admission.refuse(run_id, f"{reason} ({error})")
 
-    def refuse_run(self, idx: int, reason: str) -> None:
+    def refuse_run(self, slot: int, reason: str) -> None:
         """Takes the run's configuration for invalid after all: as with any such, its orchestrator shows why, the run loses its
-        place at the next discovery, and is looked at again when its file has changed. Rank 0 only."""
+        slot at the next discovery, and is looked at again when its file has changed. Rank 0 only."""
         self._require_rank_zero("refuse_run")
-        self.registry.leave(idx)
-        self._admission.refuse(self.registry.in_slot(idx).run_id, reason)
+        self.registry.leave(slot)
+        self._admission.refuse(self.registry.in_slot(slot).run_id, reason)
 
     def _require_rank_zero(self, what: str) -> None:
         if _rank() != 0:
@@ -169,7 +169,7 @@ class MultiRunManager:
     # --- every rank ---
 
     def synchronize_state(self) -> None:
-        """Takes over rank 0's places on every rank, which must all call it; then all deletion hooks are called, run by run and
+        """Takes over rank 0's slots on every rank, which must all call it; then all deletion hooks are called, run by run and
         in the order of their registration, and then all creation hooks. With one process nothing is communicated.
 
         Raises:
@@ -197,15 +197,15 @@ class MultiRunManager:
             store.delete_key(f"{key}/read")
 
     def _take_over(self, state: list[dict[str, Any]]) -> None:
-        numbers = {each["index"]: each["admission"] for each in state}
+        numbers = {each["slot"]: each["admission"] for each in state}
         for occupancy in self.registry.at():
             if numbers.get(occupancy.slot) != occupancy.number:
                 self._vacate(occupancy.slot)
         for each in state:
-            if each["index"] not in self.registry.run_ids:
+            if each["slot"] not in self.registry.run_ids:
                 config = RunConfig.model_validate(json.loads(each["config"]))
                 progress = Progress(**each["progress"])
-                self.registry.adopt(each["index"], each["run_id"], each["admission"], config, progress)
+                self.registry.adopt(each["slot"], each["run_id"], each["admission"], config, progress)
 
     # --- adapters ---
 
@@ -213,7 +213,7 @@ class MultiRunManager:
         """Adds a layer that holds adapters, at module path `prefix`; replaces a former layer of that path."""
         self._modules[prefix] = module
 
-    def get_named_parameters_for_run(self, idx: int) -> dict[str, nn.Parameter]:
+    def get_named_parameters_for_run(self, slot: int) -> dict[str, nn.Parameter]:
         """Returns the leaf parameters of the adapter in a slot, which its optimizer owns.
 
         Returns:
@@ -223,38 +223,38 @@ class MultiRunManager:
         return {
             f"{prefix}.{name}": parameter
             for prefix, module in self._modules.items()
-            for name, parameter in module.adapter_parameters(idx).items()
+            for name, parameter in module.adapter_parameters(slot).items()
         }
 
-    def get_state_dict_for_run(self, idx: int) -> dict[str, Tensor]:
+    def get_state_dict_for_run(self, slot: int) -> dict[str, Tensor]:
         """Returns the adapter in a slot under PEFT's names, which vLLM loads.
 
         Returns:
             `base_model.model.<module path>.lora_A.weight` `[rank, in]` and `.lora_B.weight` `[out, rank]`, float32, on the
             trainer's device; detached, and in the memory of the parameters. Empty for a free slot.
         """
-        return peft_state(self._modules, idx)
+        return peft_state(self._modules, slot)
 
-    def reset_run_parameters(self, idx: int) -> None:
+    def reset_run_parameters(self, slot: int) -> None:
         """Puts a fresh adapter into a slot, on the target modules of the run's configuration, whatever the slot held before.
 
         Raises:
             ValueError: the run trains full weights.
         """
-        lora = self._lora(idx)
+        lora = self._lora(slot)
         generator = torch.Generator().manual_seed(self._seed)
-        self.release_run_parameters(idx)
+        self.release_run_parameters(slot)
         for prefix, module in self._modules.items():
             if is_target(prefix, lora):
-                module.admit(idx, lora.rank, lora.alpha, generator)
+                module.admit(slot, lora.rank, lora.alpha, generator)
 
-    def release_run_parameters(self, idx: int) -> None:
+    def release_run_parameters(self, slot: int) -> None:
         """Removes the adapter from a slot. A slot without an adapter stays empty."""
         for module in self._modules.values():
-            module.release(idx)
+            module.release(slot)
 
-    def _lora(self, idx: int) -> LoraConfig:
-        occupancy = self.registry.in_slot(idx)
+    def _lora(self, slot: int) -> LoraConfig:
+        occupancy = self.registry.in_slot(slot)
         lora = occupancy.config.training.lora
         if lora is None:
             raise ValueError(f"run {occupancy.run_id!r} trains full weights: it has no adapter")
@@ -267,7 +267,7 @@ def _rank() -> int:
 
 def _packed(occupancy: Occupancy) -> dict[str, Any]:
     return {
-        "index": occupancy.slot,
+        "slot": occupancy.slot,
         "run_id": occupancy.run_id,
         "admission": occupancy.number,
         "config": json.dumps(occupancy.config.model_dump(mode="json")),  # pydantic's own JSON has no infinity

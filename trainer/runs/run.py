@@ -14,7 +14,7 @@ from trainer.runs.record import Progress
 class Run:
     """One run as it is trained. What rank 0 knows of it beside that is its record (`trainer/runs/record.py`)."""
 
-    index: int
+    slot: int
     """Its slot among the trainer's `max_runs`."""
     run_id: str
     config: RunConfig

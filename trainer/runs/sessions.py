@@ -205,7 +205,7 @@ class Sessions:
         if number is None:
             return "its control/orch.toml is not there yet"
         return (
-            f"all {self._config.max_runs} places (trainer.max_runs) are taken; it is number {number} of "
+            f"all {self._config.max_runs} slots (trainer.max_runs) are taken; it is number {number} of "
             f"{len(self._registry.queue)} that wait"
         )
 

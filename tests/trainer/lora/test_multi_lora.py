@@ -42,13 +42,13 @@ def wrapped(directory: Path) -> tuple[nn.Module, dict[str, MultiLora]]:
     return model, wrap_linears(model, 4)
 
 
-def admit(layers: dict[str, MultiLora], index: int, config: LoraConfig, spread: float = 0.1) -> None:
+def admit(layers: dict[str, MultiLora], slot: int, config: LoraConfig, spread: float = 0.1) -> None:
     """Gives a slot an adapter whose weights are all random, with this standard deviation."""
-    generator = torch.Generator().manual_seed(index)
+    generator = torch.Generator().manual_seed(slot)
     for name, layer in layers.items():
         if is_target(name, config):
-            layer.admit(index, config.rank, config.alpha, generator)
-            for parameter in layer.adapter_parameters(index).values():
+            layer.admit(slot, config.rank, config.alpha, generator)
+            for parameter in layer.adapter_parameters(slot).values():
                 torch.nn.init.normal_(parameter, std=spread, generator=generator)
 
 
@@ -78,17 +78,17 @@ def test_wrapping_freezes_and_changes_nothing_and_is_done_once(directory: Path) 
     assert not any(isinstance(layer.base, MultiLora) for layer in layers.values())
     assert torch.equal(run(model, tokens(), LENGTHS), expected)
     assert torch.equal(values(model, [(0, 7), (3, 16)]), expected), "slots without an adapter are the bare model"
-    for index in (0, 3):
+    for slot in (0, 3):
         for layer in layers.values():
-            layer.admit(index, 4, 8.0, torch.Generator().manual_seed(1))
+            layer.admit(slot, 4, 8.0, torch.Generator().manual_seed(1))
     torch.testing.assert_close(values(model, [(0, 7), (3, 16)]), expected, rtol=0, atol=5e-6)
 
 
 def test_a_slots_tokens_see_its_adapter_alone(directory: Path) -> None:
     model, layers = wrapped(directory)
     config = ALL if "mlp.experts" in " ".join(layers) else DENSE
-    for index in (0, 1, 3):
-        admit(layers, index, config if index else config.model_copy(update={"target_modules": ["q_proj"], "rank": 3}))
+    for slot in (0, 1, 3):
+        admit(layers, slot, config if slot else config.model_copy(update={"target_modules": ["q_proj"], "rank": 3}))
     together = values(model, [(3, 7), (0, 12), (1, 4)])
     apart = [values(model, [(slot, sum(LENGTHS))]) for slot in (3, 0, 1)]
     ends = (6, 6 + 11, 6 + 11 + 3)
@@ -277,18 +277,18 @@ def test_vllm_reads_the_adapters_of_experts(moe_directory: Path, tmp_path: Path)
 def test_a_probe_is_of_the_runs_own_adapter(directory: Path, tmp_path: Path) -> None:
     model, layers = wrapped(directory)
     replay = RouterReplay(model)
-    for index in (1, 2):
-        admit(layers, index, DENSE)
+    for slot in (1, 2):
+        admit(layers, slot, DENSE)
 
-    def probe(index: int) -> tuple[Tensor, Tensor]:
-        write_probe(model, replay, index + 5, tmp_path / "probe.json", index, {}, None)
+    def probe(slot: int) -> tuple[Tensor, Tensor]:
+        write_probe(model, replay, slot + 5, tmp_path / "probe.json", slot, {}, None)
         written = json.loads((tmp_path / "probe.json").read_text())
-        assert written["version"] == index + 5
+        assert written["version"] == slot + 5
         return torch.tensor(written["token_ids"]), torch.tensor(written["log_probabilities"])
 
-    for index in (0, 1, 2):
-        token_ids_T, found_P = probe(index)
-        with torch.no_grad(), routing(model, [(index, len(token_ids_T))]):
+    for slot in (0, 1, 2):
+        token_ids_T, found_P = probe(slot)
+        with torch.no_grad(), routing(model, [(slot, len(token_ids_T))]):
             expected_P = run(model, token_ids_T, [len(token_ids_T)])
         torch.testing.assert_close(found_P, expected_P, rtol=0, atol=5e-6)
     assert not torch.equal(probe(1)[1], probe(2)[1])

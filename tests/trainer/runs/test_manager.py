@@ -1,4 +1,4 @@
-"""The manager over real directories: who gets which place, every hook in its order, and what is said to those refused."""
+"""The manager over real directories: who gets which slot, every hook in its order, and what is said to those refused."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Diary:
             manager.register_creation_hook(partial(self._note, "creation", number))
             manager.register_discovered_hook(partial(self._note, "discovered", number))
 
-    def _note(self, kind: str, number: int, index: int, run_id: str, config: RunConfig | None = None) -> None:
+    def _note(self, kind: str, number: int, slot: int, run_id: str, config: RunConfig | None = None) -> None:
         assert config is None or config.run_id == run_id
-        self.entries.append((kind, number, index, run_id))
+        self.entries.append((kind, number, slot, run_id))
 
     def take(self) -> list[tuple[object, ...]]:
         taken, self.entries = self.entries, []
         return taken
 
 
-def twice(kind: str, index: int, run_id: str) -> list[tuple[object, ...]]:
-    return [(kind, 1, index, run_id), (kind, 2, index, run_id)]
+def twice(kind: str, slot: int, run_id: str) -> list[tuple[object, ...]]:
+    return [(kind, 1, slot, run_id), (kind, 2, slot, run_id)]
 
 
 def test_runs_come_and_go_and_every_hook_is_called_in_its_order(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_hook_that_raises_is_named(tmp_path: Path, kind: str) -> None:
         manager.discover_runs()
         manager.synchronize_state()
 
-    with pytest.raises(HookError, match=rf"the {kind} hook .*unlucky failed for run 'a' at index 0 on rank 0.*no luck"):
+    with pytest.raises(HookError, match=rf"the {kind} hook .*unlucky failed for run 'a' in slot 0 on rank 0.*no luck"):
         live()
 
 

@@ -1,4 +1,4 @@
-"""Who gets a place: by examples for each rule, and by random histories for what must hold in all of them."""
+"""Who gets a slot: by examples for each rule, and by random histories for what must hold in all of them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from trainer.runs.slot_plan import Changes, plan
 ids = st.sampled_from("abcdefgh")
 
 
-def test_places_are_taken_lowest_first_by_those_that_have_waited_longest() -> None:
+def test_slots_are_taken_lowest_first_by_those_that_have_waited_longest() -> None:
     assert plan({1: "x"}, {"x": 9, "late": 5, "early": 2, "next": 3}, max_runs=3) == Changes(
         {}, {0: "early", 2: "next"}, ["late"]
     )
     assert plan({}, {"b": 1, "a": 1}, max_runs=1) == Changes({}, {0: "a"}, ["b"])
 
 
-def test_a_run_without_a_valid_configuration_leaves_and_its_place_is_taken_at_once() -> None:
+def test_a_run_without_a_valid_configuration_leaves_and_its_slot_is_taken_at_once() -> None:
     assert plan({0: "x", 1: "gone"}, {"x": 1, "new": 2}, max_runs=2) == Changes({1: "gone"}, {1: "new"}, [])
 
 
-def test_a_renewed_run_comes_back_to_its_place_before_all_others() -> None:
+def test_a_renewed_run_comes_back_to_its_slot_before_all_others() -> None:
     assert plan({0: "x", 1: "y"}, {"x": 1, "y": 9, "z": 2}, max_runs=2, renewed={"y"}) == Changes(
         {1: "y"}, {1: "y"}, ["z"]
     )
 
 
-def test_only_those_present_get_a_place_and_those_away_yield_theirs_when_needed() -> None:
-    places, since = {0: "x", 1: "y", 2: "w"}, {"x": 3, "y": 2, "w": 1, "new": 4, "asleep": 0}
-    assert plan(places, since, max_runs=3, present={"x"}) == Changes({}, {}, [])
-    assert plan(places, since, max_runs=3, present={"w", "new"}) == Changes({1: "y"}, {1: "new"}, [])
-    assert plan(places, since, max_runs=3, present={"x", "y", "w", "new"}) == Changes({}, {}, ["new"])
+def test_only_those_present_get_a_slot_and_those_away_yield_theirs_when_needed() -> None:
+    slots, since = {0: "x", 1: "y", 2: "w"}, {"x": 3, "y": 2, "w": 1, "new": 4, "asleep": 0}
+    assert plan(slots, since, max_runs=3, present={"x"}) == Changes({}, {}, [])
+    assert plan(slots, since, max_runs=3, present={"w", "new"}) == Changes({1: "y"}, {1: "new"}, [])
+    assert plan(slots, since, max_runs=3, present={"x", "y", "w", "new"}) == Changes({}, {}, ["new"])
 
 
 @given(
@@ -42,26 +42,26 @@ def test_only_those_present_get_a_place_and_those_away_yield_theirs_when_needed(
     ),
     st.integers(1, 4),
 )
-def test_in_every_history_places_are_held_once_and_given_fairly(
+def test_in_every_history_slots_are_held_once_and_given_fairly(
     history: list[tuple[dict[str, int], set[str], set[str] | None]], max_runs: int
 ) -> None:
-    places: dict[int, str] = {}
+    slots: dict[int, str] = {}
     for since, renewed, present in history:
-        changes = plan(places, since, max_runs=max_runs, renewed=renewed, present=present)
-        before = dict(places)
-        for index, run_id in changes.leaving.items():
-            assert places.pop(index) == run_id
-        for index, run_id in changes.admitted.items():
-            assert index not in places
-            places[index] = run_id
-        held = list(places.values())
+        changes = plan(slots, since, max_runs=max_runs, renewed=renewed, present=present)
+        before = dict(slots)
+        for slot, run_id in changes.leaving.items():
+            assert slots.pop(slot) == run_id
+        for slot, run_id in changes.admitted.items():
+            assert slot not in slots
+            slots[slot] = run_id
+        held = list(slots.values())
         assert len(set(held)) == len(held) <= max_runs
-        assert all(0 <= index < max_runs for index in places)
+        assert all(0 <= slot < max_runs for slot in slots)
         assert set(held) <= set(since)
         assert not set(held) & set(changes.waiting)
-        for index, run_id in before.items():
+        for slot, run_id in before.items():
             if run_id in since and run_id not in renewed and (present is None or run_id in present):
-                assert places[index] == run_id, "one that is there keeps its place"
+                assert slots[slot] == run_id, "one that is there keeps its slot"
         if present is not None:
             newcomers = set(held) - set(before.values())
             assert newcomers | set(changes.waiting) <= present
@@ -70,6 +70,6 @@ def test_in_every_history_places_are_held_once_and_given_fairly(
         order = [(since[run_id], run_id) for run_id in changes.waiting]
         assert order == sorted(order)
         if changes.waiting:
-            assert len(places) == max_runs
+            assert len(slots) == max_runs
             newest = [(since[run_id], run_id) for run_id in held if run_id not in before.values()]
             assert not newest or max(newest) <= min(order)
