@@ -35,7 +35,7 @@ from models.tiny_models import write_untrained
 from run.config import LoraConfig
 from trainer.broadcast import own_memory
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import digest_adapter, export_adapter, is_target, routing, wrap_linears
+from trainer.lora.multi_lora import adapter_spans, digest_adapter, export_adapter, is_target, wrap_linears
 from trainer.model.load import load_model, log_probabilities
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
@@ -128,7 +128,7 @@ class Policy:
         tokens_T = torch.randint(0, self._model.config.vocab_size, (TOKENS + 1,), generator=self._generator)
         advantage_T = torch.randn(TOKENS, generator=self._generator)
         positions_T = torch.arange(TOKENS)
-        with routing(self._model, [(0, TOKENS)]):
+        with adapter_spans(self._model, [(0, TOKENS)]):
             values_T, _ = log_probabilities(
                 self._model, tokens_T[:-1], positions_T, [TOKENS], positions_T, tokens_T[1:], 1.0
             )

@@ -1,11 +1,11 @@
-"""The trainer: takes batches off the wire, trains each run's weights on them, and publishes the result for inference."""
+"""The trainer: receives batches, trains each run's weights on them, and publishes the weights for inference."""
 
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# OpenMP's threads spin while they wait for each other. Where inference shares the cores, the one waited for is not running, and a
-# step of 0.3 s was seen to take 10 s. OpenMP reads this when torch loads it, so it is set before anything here imports torch.
+# OpenMP's threads spin while they wait for each other. Where inference shares the cores, the awaited thread is not running, and a
+# step of 0.3 s took 10 s. OpenMP reads this when torch loads it, so it is set before any module here imports torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ _EXPORTS = {
     "LossInputs": "trainer.loss",
     "LossOutputs": "trainer.loss",
 }
-"""By name, the module that has it: imported when it is asked for, since torch comes with it."""
+"""By name, the module that defines it, imported at its first use, since it imports torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Publishing a run's weights for inference: `run_<id>/broadcast/step_N/`, in Hugging Face's format or as a PEFT adapter.
+"""Publishes a run's weights for inference: `run_<id>/broadcast/step_N/`, in Hugging Face's format or as a PEFT adapter.
 
-The directory carries its probe (`trainer/probe.py`) and appears whole, with `STABLE`, so that a watcher never sees half a
-model. The newest few are kept: a server may still be loading the one before.
+The directory has its probe (`trainer/probe.py`) and appears whole, with `STABLE`, so a watcher never sees half a model. The
+newest few are kept: a server may still load the version before.
 """
 
 from __future__ import annotations
@@ -31,34 +31,36 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""Copied beside full weights, so that a broadcast is a model one can serve."""
+"""Copied beside full weights, so that a broadcast can be served as a model."""
 
 
 class Broadcaster:
-    """Publishes the versions of one run's weights. On rank 0."""
+    """Publishes the versions of one run's weights; on rank 0."""
 
     def __init__(self, output_dir: Path, run_id: str, base_model: str, keep: int) -> None:
+        """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay."""
+        """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay."""
         self.directory = run_directory(output_dir, run_id) / "broadcast"
         self._base_model = base_model
         self._keep = keep
         self._begun = False
         self._probed: Tensor | None = None
-        """What the version published last answers to the probes."""
+        """float32 `[candidates, tokens - 1]`: the probe's log-probabilities under the version published last."""
 
     def publish(self, model: nn.Module, replay: RouterReplay | None, run: Run) -> None:
-        """Publishes the run's present weights, unless they are, and removes all but the newest versions.
+        """Publishes the run's weights unless they are published already, and removes all but the newest versions.
 
         Raises:
             OSError: disk full, no permission, or the run's directory is gone; nothing appears.
             BrokenWeights: the weights give results that are not finite; nothing appears.
         """
         version, lora = run.progress.step, run.config.training.lora
-        self._refuse_what_is_anothers()
+        self._check_directory()
         if version in published_steps(self.directory):
             return
-        self.directory.parent.stat()  # a run's directory that was deleted is not made again
-        # The disk is not waited for, as every run would wait: a version that a checkpoint goes back to is flushed with it, and
-        # the one that this life begins with, which may have its checkpoint already, at once.
+        self.directory.parent.stat()  # do not make a run's deleted directory again
+        # Not flushed, as all runs would wait for the disk: a version to which a checkpoint returns is flushed with it. Only the
+        # first version of this process, which may have its checkpoint already, is flushed at once.
         durable, self._begun = not self._begun, True
         with publish_directory(self.directory / f"step_{version}", durable) as directory:
             if lora is None:
@@ -75,15 +77,14 @@ class Broadcaster:
             remove_directory(self.directory / f"step_{old}")
 
     def remove_beyond(self, version: int) -> None:
-        """Removes what a former life published later than `version`: this one will publish it again. Raises `OSError`."""
-        self._refuse_what_is_anothers()
+        """Removes the versions later than `version`, which will be trained and published again. Raises `OSError`."""
+        self._check_directory()
         for newer in published_steps(self.directory):
             if newer > version:
                 remove_directory(self.directory / f"step_{newer}")
 
-    def _refuse_what_is_anothers(self) -> None:
-        """Raises `OSError` if the directory is a link to another place in this job's directory. A link to another disk is
-        allowed."""
+    def _check_directory(self) -> None:
+        """Raises `OSError` if the directory is a link into this job's directory. A link to another disk is allowed."""
         job, found = self.directory.parents[1].resolve(), self.directory.resolve()
         if found.is_relative_to(job) and found != job / self.directory.parent.name / self.directory.name:
             raise OSError(errno.ELOOP, f"leads to {found}; expected a directory of its own", str(self.directory))
@@ -96,13 +97,13 @@ class Broadcaster:
 
 
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without repetitions: of several names for the same memory only the first is kept, as in the written file."""
+    """Returns the tensors without repetitions: of several names for one memory the first is kept, as in the written file."""
     named = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     return {name: tensors[name] for name in named.values()}
 
 
 def _make_readable(directory: Path) -> None:
-    """Gives the weights the mode that any other file gets: safetensors writes them for their owner alone, whatever the umask."""
+    """Gives the weights the mode of any other new file: safetensors makes them readable by their owner alone."""
     mode = (directory / "config.json").stat().st_mode
     for weights in directory.glob("*.safetensors"):
         weights.chmod(mode)

@@ -1,4 +1,4 @@
-"""Configuration of the trainer's processes. What differs between runs is in a run's `[training]` (`run/config.py`)."""
+"""The configuration of the trainer's processes. The settings of each run are in its `[training]` (`run/config.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transport.config import Config, TransportConfig, machine_memory
 
 
 class TrainerConfig(Config):
-    """The trainer."""
+    """Settings of the trainer."""
 
     output_dir: Path
     """The job's directory."""
@@ -20,10 +20,10 @@ class TrainerConfig(Config):
     """A local directory, a hub name, or a model that `make-model` builds."""
 
     seed: int = 0
-    """Initial adapter weights and everything random in the trainer."""
+    """Seeds the initial adapter weights and all random numbers of the trainer."""
 
     resume: bool = False
-    """Go on from the newest checkpoint. False: the trainer's directory must not hold a checkpoint yet."""
+    """Continue from the newest checkpoint. False: the trainer's directory must not hold a checkpoint yet."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
@@ -32,7 +32,7 @@ class TrainerConfig(Config):
     """Precision of weights and activations; `auto` is bfloat16 on a GPU, float32 on a CPU. The optimizer's state is float32."""
 
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of one rank. Unset: torch decides."""
+    """CPU threads of one rank. Unset: torch's default."""
 
     processes: int = Field(default=1, ge=1)
     """Ranks, started by `torchrun` when more than one."""
@@ -41,7 +41,7 @@ class TrainerConfig(Config):
     """Tokens of one micro-batch of one rank. A longer sample is refused."""
 
     router_replay: bool = True
-    """Route tokens in training to the experts inference chose, where the batch says which."""
+    """Route tokens in training to the experts that inference chose, where the batch records them."""
 
     max_runs: int = Field(default=1, ge=1)
     """Runs trained at once, each with an adapter over the one model; further ones wait for a slot. Full weights need 1."""
@@ -50,15 +50,15 @@ class TrainerConfig(Config):
     """Highest rank of a run's adapter."""
 
     max_waiting_bytes: int | None = Field(default=None, gt=0)
-    """Memory for the waiting batches of all runs together; unset: half of this machine's. A run's share is this divided by
+    """Bytes for the waiting batches of all runs together. Unset: half of this machine's memory. A run's share is this divided by
     `max_runs`. A run may always send one batch, whatever its size; a run that otherwise exceeds its share is evicted."""
 
     stay: bool = False
-    """Stay when every run is finished, until told to stop: others may come. False: end by itself then."""
+    """Keep running when all runs are finished, until a stop signal: others may be admitted. False: exit then."""
 
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Checkpoints kept of each run. The batches after the oldest of them are kept as well, so that a damaged newer one can be
-    removed and done without."""
+    """Checkpoints kept of each run. The batches after the oldest of them are kept as well, so that training can continue from an
+    older checkpoint if a newer one is damaged."""
 
     keep_broadcasts: int = Field(default=3, ge=2)
     """Weight broadcasts kept of each run."""
@@ -68,5 +68,5 @@ class TrainerConfig(Config):
 
     @property
     def waiting_share(self) -> int:
-        """Bytes: one run's share of `max_waiting_bytes`."""
+        """One run's share of `max_waiting_bytes`, in bytes."""
         return (self.max_waiting_bytes or machine_memory() // 2) // self.max_runs

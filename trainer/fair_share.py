@@ -1,10 +1,10 @@
-"""Whose samples are trained next: deficit round-robin over the runs' open steps, by tokens, with weights. Pure.
+"""Decides whose samples are trained next: deficit round-robin over the runs' open steps, by tokens, with weights. Pure.
 
 Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round-Robin", IEEE/ACM Transactions on Networking 4(3),
-1996. A lap credits every run with its quantum, and a run is served while its credit lasts, so that between two runs that always
-have work the tokens served, each over its weight, never differ by more than a quantum and two of the longest samples. Here
-packets are samples and the link is a row of tokens on each rank; within a lap a run may be served before another whose
-next sample does not fit into what is left of the rows, but no lap begins before the last has been served.
+1996. A lap credits every run with its quantum, and a run is served while its credit lasts. So between two runs that always have
+work, the tokens served, divided by the weights, never differ by more than a quantum and two of the longest samples. Here packets
+are samples, and the link is a row of tokens on each rank. Within a lap a run may be served before another whose next sample
+does not fit into the rest of the rows, but no lap begins before the last run has been served.
 """
 
 from __future__ import annotations
@@ -19,32 +19,36 @@ Row = list[tuple[int, list[int]]]
 
 @dataclass(slots=True)
 class _Flow:
-    """A run's open step. Its samples ascend by length, so that the longest that fits is found by bisection."""
+    """A run's open step. Its samples ascend by length, so that bisection finds the longest that fits."""
 
     weight: float
     credit: float = 0.0
-    """Tokens that it may still be served in this lap."""
+    """Tokens for which the run may still be served in this lap."""
     lengths: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
 
     def longest(self, room: int) -> int | None:
-        """Where in `lengths` the longest sample of at most `room` tokens is."""
-        place = bisect_left(self.lengths, room + 1) - 1
-        return place if place >= 0 else None
+        """Returns where in `lengths` the longest sample of at most `room` tokens is; None where none fits."""
+        position = bisect_left(self.lengths, room + 1) - 1
+        return position if position >= 0 else None
 
 
 class FairShare:
-    """Plans rows of at most `max_tokens` tokens for each of `ranks`. Within a run, longest samples first, each to the rank with
-    the most room: within 4/3 of the best balance (Graham, 1969), and on one rank first fit decreasing."""
+    """Plans the rows of all ranks.
+
+    Within a run the longest samples come first, each to the rank with the most room: within 4/3 of the best balance (Graham,
+    1969), and on one rank first fit decreasing.
+    """
 
     def __init__(self, max_tokens: int, ranks: int) -> None:
+        """Plans rows of at most `max_tokens` tokens for each of `ranks` ranks."""
         self._max_tokens = max_tokens
         self._ranks = ranks
         self._flows: dict[int, _Flow] = {}
         """By slot, in the order of the round."""
 
     def add(self, slot: int, weight: float, lengths: Mapping[int, int]) -> None:
-        """Opens a step: sample to tokens, each at most `max_tokens`. A run whose last step has just ended keeps its credit."""
+        """Opens a step; `lengths`: sample to tokens, at most `max_tokens`. A run whose last step just ended keeps its credit."""
         flow = self._flows.get(slot)
         if flow is None:
             flow = self._flows[slot] = _Flow(
@@ -57,21 +61,21 @@ class FairShare:
             flow.lengths.append(length)
 
     def remove(self, slot: int) -> None:
-        """Forgets a run, with whatever it had open."""
+        """Removes a run and its open step, if there is one."""
         self._flows.pop(slot, None)
 
     def left(self, slot: int) -> int:
-        """Samples of a run's open step that no row has taken yet."""
+        """Returns how many samples of a run's open step no row has taken yet."""
         flow = self._flows.get(slot)
         return len(flow.samples) if flow is not None else 0
 
     def rows(self) -> list[Row]:
-        """The next row of each rank, empty where there is too little to do. What it takes is no longer left."""
+        """Takes the next row of each rank; a row is empty where too few samples are left."""
         self._flows = {slot: flow for slot, flow in self._flows.items() if flow.samples}
         room = [self._max_tokens] * self._ranks
         taken: list[dict[int, list[int]]] = [{} for _ in room]
         while any(flow.samples for flow in self._flows.values()):
-            # Who lacks not credit but room is first in the next rows.
+            # A run that has credit left but no room comes first in the next rows.
             crowded_out = [slot for slot, flow in self._flows.items() if self._serve(slot, flow, room, taken)]
             if crowded_out:
                 self._begin_with(crowded_out[0])
@@ -80,22 +84,22 @@ class FairShare:
         return [sorted(row.items()) for row in taken]
 
     def _serve(self, slot: int, flow: _Flow, room: list[int], taken: list[dict[int, list[int]]]) -> bool:
-        """Serves a run while its credit and the room last. Whether it is the room that ended it."""
+        """Serves a run while its credit and the room last. Returns whether the room ran out."""
         while flow.samples:
             rank = room.index(max(room))
-            place = flow.longest(room[rank])
-            if place is None:
+            position = flow.longest(room[rank])
+            if position is None:
                 return flow.lengths[0] <= flow.credit
-            if flow.lengths[place] > flow.credit:
+            if flow.lengths[position] > flow.credit:
                 return False
-            length = flow.lengths.pop(place)
-            taken[rank].setdefault(slot, []).append(flow.samples.pop(place))
+            length = flow.lengths.pop(position)
+            taken[rank].setdefault(slot, []).append(flow.samples.pop(position))
             flow.credit -= length
             room[rank] -= length
         return False
 
     def _credit_all(self) -> None:
-        """Begins a lap: the heaviest run gets a row's tokens. One whose step has no more samples cannot save up for ever."""
+        """Begins a lap: the heaviest run gets a row's tokens. The credit of a run without samples stays bounded."""
         heaviest = max(flow.weight for flow in self._flows.values())
         for flow in self._flows.values():
             flow.credit = min(flow.credit, self._max_tokens) + self._quantum(flow.weight, heaviest)
@@ -105,5 +109,5 @@ class FairShare:
 
     def _begin_with(self, first: int) -> None:
         order = list(self._flows)
-        place = order.index(first)
-        self._flows = {slot: self._flows[slot] for slot in order[place:] + order[:place]}
+        start = order.index(first)
+        self._flows = {slot: self._flows[slot] for slot in order[start:] + order[:start]}

@@ -1,4 +1,4 @@
-"""Tells errors that mean a lack of memory, and errors that end the process, from those that fail one run alone."""
+"""Distinguishes a lack of memory, and errors that end the process, from errors that fail one run alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error is a lack of memory, so that a smaller piece of work may succeed."""
+    """Returns whether the error is a lack of memory, so that a smaller piece of work may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether this process can no longer use the accelerator: after such an error every further call on it fails, too."""
+    """Returns whether this process can no longer use the accelerator: every further call would fail, too."""
     return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)

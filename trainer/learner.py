@@ -1,8 +1,8 @@
-"""What every rank holds and does alike: the model, the runs that are trained, and the commands about them.
+"""The part that every rank does alike: it holds the model and the runs' torch state, and carries out commands on them.
 
-Rank 0 is led by the wire (`trainer/train.py`) and leads the others: each command goes to all ranks first and is then carried out
-by all, so that collective calls inside meet. A command is msgpack, `{"kind": ...}`; a batch travels as its own wire frames.
-Which runs there are goes by the manager (`trainer/runs/manager.py`), whose hooks make and unmake here what a run consists of.
+Rank 0 (`trainer/train.py`) sends each command to all ranks, and then all carry it out, so that collective calls inside meet. A
+command is msgpack, `{"kind": ...}`; a batch is sent as its own wire frames. The manager (`trainer/runs/manager.py`) admits and
+removes runs, and its hooks here make and delete their torch state.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 
 
 class Learner:
-    """One rank's part. The methods that take a command's arguments are called on rank 0; the other ranks call `follow`."""
+    """The learner of one rank. Rank 0 calls the methods that are commands; the other ranks call `follow`."""
 
     def __init__(self, config: TrainerConfig, ranks: Ranks, manager: MultiRunManager) -> None:
-        """Loads the model, and lets the manager make and unmake runs here.
+        """Loads the model, and registers the hooks with the manager.
 
         Raises:
             ValueError: the model cannot be loaded or trained, or its router cannot be replayed.
@@ -61,7 +61,7 @@ class Learner:
         self.ranks = ranks
         self.manager = manager
         self.runs: dict[int, Run] = {}
-        """By slot, what could be made; why another run could not be is in its record."""
+        """By slot, the runs that could be made; the records of the others say why not."""
         self.heartbeat_seconds = HEARTBEAT_SECONDS
         self._open: dict[int, OpenStep] = {}
         self._trained_in_full = False
@@ -80,7 +80,7 @@ class Learner:
         self.manager.synchronize_state()
 
     def open_step(self, slot: int, batch: Batch) -> OpenStep:
-        """Opens the step of a run's batch. Raises `InvalidBatch` when it cannot be trained; nothing is open then."""
+        """Opens the step of a run's batch. Raises `InvalidBatch`, with nothing opened, when it cannot be trained."""
         check(batch, self.limits)
         if self.ranks.count > 1:
             frames = [as_bytes_view(frame) for frame in codec.encode(batch)]
@@ -89,27 +89,27 @@ class Learner:
         return self._begin(slot, batch)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
-        """Trains one micro-batch on each rank: samples of open steps by slot."""
+        """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
         self._command({"kind": "rows", "rows": rows})
         self._train(rows)
 
     def finish_step(self, slot: int) -> dict[str, MetricValue]:
-        """Updates a run whose samples are trained; its metrics. Raises `InvalidBatch`: the run is as before its step."""
+        """Updates a run whose samples are trained; returns its metrics. Raises `InvalidBatch`: the run is as before the step."""
         self._command({"kind": "finish", "slot": slot})
         return finish(self._open.pop(slot), self.ranks)
 
     def drop_step(self, slot: int) -> None:
-        """Forgets the run's open step, if it has one: the run is as before it."""
+        """Drops the run's open step, if it has one: the run is as before the step."""
         self._command({"kind": "drop", "slot": slot})
         self._drop(slot)
 
     def keep_alive(self) -> None:
-        """Lets the other ranks know that there is nothing to do, before their wait for a command runs out."""
+        """Sends the other ranks an empty command, before their wait for a command times out."""
         self._command({"kind": "wait"})
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """Calls `keep_alive` from time to time while the block runs, which may wait for the disk and must give no command."""
+        """Calls `keep_alive` every `heartbeat_seconds` while the block runs, which may wait for the disk but send no command."""
         done = threading.Event()
 
         def beat() -> None:
@@ -128,7 +128,7 @@ class Learner:
             heart.join()
 
     def stop(self) -> None:
-        """Lets the other ranks end."""
+        """Ends the other ranks' `follow`."""
         self._command({"kind": "stop"})
 
     def _command(self, command: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class Learner:
     # --- on every rank but 0 ---
 
     def follow(self) -> None:
-        """Carries out rank 0's commands until it says stop."""
+        """Carries out rank 0's commands until `stop`."""
         while True:
             command = msgpack.unpackb(self.ranks.share(None))
             match command["kind"]:
@@ -152,7 +152,7 @@ class Learner:
                 case "finish":
                     try:
                         finish(self._open.pop(command["slot"]), self.ranks)
-                    except InvalidBatch as error:  # rank 0 meets the same and acts on it
+                    except InvalidBatch as error:  # rank 0 has the same error and handles it
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "drop":
                     self._drop(command["slot"])
@@ -182,13 +182,13 @@ class Learner:
         exported = run.config.training.token_export
         return self.config.output_dir / "trainer" / "tokens" / run.run_id if exported else None
 
-    # --- what the manager's hooks do ---
+    # --- the manager's hooks ---
 
     def _fits_the_slots(self, config: RunConfig) -> tuple[bool, str]:
         if config.training.lora is None and self.config.max_runs > 1:
             return False, (
                 f"training.lora is not set: full weights are trained by a trainer with max_runs = 1, and this one has "
-                f"max_runs = {self.config.max_runs}; add [training.lora], or give the run a trainer of its own"
+                f"max_runs = {self.config.max_runs}; add [training.lora], or use another trainer for this run"
             )
         return True, ""
 
@@ -201,7 +201,7 @@ class Learner:
         return True, ""
 
     def _create(self, slot: int, run_id: str, config: RunConfig) -> None:
-        """Makes a run at the step that rank 0 has found. An error concerns this run alone: all ranks note it in its record."""
+        """Makes a run at the step that rank 0 has found. An error concerns this run alone; all ranks note it in the record."""
         occupancy = self.manager.registry.in_slot(slot)
         try:
             parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
@@ -213,14 +213,14 @@ class Learner:
             failure = ""
         except (ValueError, checkpoint.CheckpointError) as error:
             failure = str(error)
-        except Exception as error:  # memory, or whatever an adapter or optimizer may raise
+        except Exception as error:  # a lack of memory, or any error of an adapter or optimizer
             if is_fatal(error):
                 raise
             failure = f"{type(error).__name__}: {error}"
         failed = torch.tensor([float(bool(failure))], device=self.ranks.device)
         self.ranks.maximum(failed)
         if float(failed):
-            occupancy.failure = failure or "it could not be made on another rank, whose log says why"
+            occupancy.failure = failure or "it could not be made on another rank; see that rank's log"
             logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, occupancy.failure)
         else:
             self.runs[slot] = run
@@ -244,7 +244,7 @@ class Learner:
 
     def _full_weights(self) -> dict[str, nn.Parameter]:
         if self._trained_in_full or not trainable_parameters(self.model):
-            self._load_model()  # a former run has changed it, or put adapters into it
+            self._load_model()  # an earlier run has changed it, or put adapters into it
         self._trained_in_full = True
         return trainable_parameters(self.model)
 

@@ -1,7 +1,7 @@
-"""The policy-gradient loss, per token, and the contract of a custom one.
+"""The built-in policy-gradient loss, per token, and the contract of a custom loss.
 
-Built in: the ratio r = p_trainer / p_inference of each trained token corrects for the policy that sampled it being older, or of
-other precision, than the one trained. Per token the loss is -stop_gradient(min(r, ratio_clip)) * advantage * log p_trainer:
+Built in: the ratio r = p_trainer / p_inference of each trained token corrects for a sampling policy that is older, or of another
+precision, than the trained one. Per token the loss is -stop_gradient(min(r, ratio_clip)) * advantage * log p_trainer:
 a truncated importance weight on REINFORCE that, unlike PPO's clipping, keeps the gradient of every token it weighs (CISPO:
 MiniMax, "MiniMax-M1", 2025; truncated importance sampling: Yao et al., "Your Efficient RL Framework Secretly Brings You
 Off-Policy RL Training", 2025). Tokens whose ratio is outside [ratio_low, ratio_high] carry no gradient at all, since at such
@@ -28,7 +28,7 @@ from environments.import_path import import_advice
 from run.config import LossConfig
 
 TRIED_TOKENS = 8
-"""Of the made-up batch that a custom loss is called with when it is loaded."""
+"""Tokens of the made-up batch with which a custom loss is called when it is loaded."""
 
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -45,12 +45,12 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class LossOutputs:
-    """What a loss returns."""
+    """The result of a loss."""
 
     loss_P: Tensor
     """float32 `[P]`, not normalised; its sum is differentiated."""
     masked_P: Tensor
-    """bool `[P]`: trained tokens that the loss leaves out. For the metrics."""
+    """bool `[P]`: trained tokens that the loss leaves out; for the metrics."""
     metrics_P: dict[str, Tensor] = field(default_factory=dict)
     """The loss's own metrics, `[P]` each, without gradient; every call must return the same names. `trainer/metrics.jsonl` has
     their means over the step's trained tokens as `custom_loss/<name>`."""
@@ -65,9 +65,9 @@ class Loss:
     """Names of the metrics that it reports, in order."""
 
     def __call__(self, inputs: LossInputs, tokens: int = 1) -> tuple[LossOutputs, Tensor]:
-        """The outputs, and the gradient `[P]` of their sum, divided by `tokens`, by the trainer's log-probabilities.
+        """Returns the outputs, and the gradient `[P]` of their sum over `tokens` by the trainer's log-probabilities.
 
-        Raises whatever an operator's function raises, and `ValueError` or `TypeError` for invalid outputs.
+        Raises what an operator's function raises, and `ValueError` or `TypeError` for invalid outputs.
         """
         log_probabilities_P = inputs.trainer_log_probabilities_P
         outputs = self.function(inputs)
@@ -87,7 +87,7 @@ class Loss:
 
 
 def importance_ratio(inputs: LossInputs, *, ratio_low: float, ratio_high: float, ratio_clip: float) -> LossOutputs:
-    """The built-in loss; see the top of this file."""
+    """Computes the built-in loss; its formula and sources are at the top of this file."""
     with torch.no_grad():
         ratio_P = (inputs.trainer_log_probabilities_P - inputs.inference_log_probabilities_P).exp()
         masked_P = (ratio_P < ratio_low) | (ratio_P > ratio_high)
@@ -96,10 +96,10 @@ def importance_ratio(inputs: LossInputs, *, ratio_low: float, ratio_high: float,
 
 
 def load_loss(config: LossConfig) -> Loss:
-    """The loss that a run's configuration names. A custom one, `module:function`, is called with `LossInputs` and the
-    configuration's `args` as keywords, and returns `LossOutputs`.
+    """Loads the loss that a run's configuration names.
 
-    It is called once, with a made-up batch.
+    A custom loss, `module:function`, is called with `LossInputs` and the configuration's `args` as keywords, and returns
+    `LossOutputs`. It is called once here, with a made-up batch.
 
     Raises:
         ValueError: there is no such loss, it does not take these arguments, or it fails with the made-up batch.
@@ -128,7 +128,7 @@ def load_loss(config: LossConfig) -> Loss:
 
 
 def _tried(function: Callable[[LossInputs], LossOutputs], kind: str) -> Loss:
-    """An operator's loss, called once with `TRIED_TOKENS` made-up tokens. Raises `ValueError` for whatever goes wrong."""
+    """Calls an operator's loss once with `TRIED_TOKENS` made-up tokens. Raises `ValueError` for any error."""
     inference_P = -torch.linspace(0.1, 4.0, TRIED_TOKENS)
     advantages_P = torch.linspace(-1.0, 1.0, TRIED_TOKENS)
     inputs = LossInputs((inference_P - 0.05 * advantages_P).requires_grad_(), inference_P.clone(), advantages_P)

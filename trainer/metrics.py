@@ -1,4 +1,4 @@
-"""`trainer/metrics.jsonl`: one JSON object a trained step, of all runs of this trainer (metrics: `docs/training.md`)."""
+"""The file `trainer/metrics.jsonl`: one JSON object for each trained step of all runs (metrics: `docs/training.md`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MetricValue = float | int | str
 
 
 class MetricsFile:
-    """Append-only but for `truncate`. One writer."""
+    """The metrics of one trainer: appended to, except by `truncate`. One writer."""
 
     def __init__(self, path: Path) -> None:
+        """Writes to `path`, which need not exist yet."""
         self.path = path
 
     def append(self, line: dict[str, MetricValue]) -> None:
@@ -26,8 +27,11 @@ class MetricsFile:
         append_line(self.path, line)
 
     def truncate(self, run_id: str, step: int) -> None:
-        """Removes the lines of `run_id` beyond `step`, whose training will be repeated, and incomplete lines after its line of
-        `step`. Holds in memory only what was written since then. Raises `OSError`."""
+        """Removes the lines of `run_id` after `step`, whose training will be repeated.
+
+        Incomplete lines after its line of `step` are removed, too. Only the lines since then are held in memory. Raises
+        `OSError`.
+        """
         first = None
         for start, _, line in lines_from_end(self.path):
             if line is not None and line.get("run_id") == run_id and not _beyond(line, run_id, step):

@@ -1,8 +1,7 @@
-"""One run's optimizer: AdamW or SGD in float32 over its trainable parameters, its learning-rate schedule, and gradient clipping.
+"""One run's optimizer: AdamW or SGD in float32, its learning-rate schedule, and gradient clipping.
 
-Source of AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. Parameters of lower precision get a
-float32 master copy, and their gradients accumulate in float32: in bfloat16, an update of a thousandth of a weight would round
-to nothing.
+Source of AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. Parameters of lower precision have a
+float32 master copy, and their gradients accumulate in float32: in bfloat16 an update by a thousandth of a weight rounds to zero.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from run.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, steps: int, step: int) -> float:
-    """The rate of update `step` of `steps`, counted from 1: linear warm-up, then constant or falling to zero after the last."""
+    """Returns the rate of update `step` of `steps`, from 1: linear warm-up, then constant, or decaying to zero after the last."""
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.lr_schedule == "constant":
@@ -28,14 +27,14 @@ def learning_rate(config: TrainingConfig, steps: int, step: int) -> float:
 
 
 STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
-"""What each kind keeps of a parameter beside its value."""
+"""The state that each kind of optimizer has for a parameter."""
 
 
 class Optimizer:
-    """Owns the gradients of `parameters`: backward passes accumulate into it until `step` or `zero_grad`."""
+    """Owns the gradients of a run's parameters: backward passes accumulate into it until `step` or `zero_grad`."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], config: TrainingConfig, steps: int) -> None:
-        """Weight decay applies to matrices only; norms and biases are not decayed."""
+        """Optimizes `parameters`, by name, in `steps` updates. Weight decay applies to matrices only, not to norms and biases."""
         self.config = config
         self.steps = steps
         self.parameters = parameters
@@ -60,18 +59,18 @@ class Optimizer:
         return master
 
     def gradients(self) -> list[Tensor]:
-        """The accumulated gradients in the order of the parameters, float32; zeros where a parameter had no part."""
+        """Returns the accumulated gradients in the order of the parameters, float32; zeros where a parameter had no part."""
         for master in self.masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         return [master.grad for master in self.masters.values() if master.grad is not None]
 
     def gradient_norm(self) -> Tensor:
-        """The global 2-norm of the gradients, a float32 scalar."""
+        """Returns the global 2-norm of the gradients, a float32 scalar."""
         return torch.nn.utils.get_total_norm(self.gradients())
 
     def step(self, step: int, norm: Tensor) -> float:
-        """Clips the gradients, whose norm is `norm`, and applies update number `step`. Returns the learning rate it used."""
+        """Clips the gradients, whose norm is `norm`, and applies update number `step`. Returns the learning rate."""
         torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.config.max_grad_norm, norm)
         rate = learning_rate(self.config, self.steps, step)
         for group in self._optimizer.param_groups:
@@ -82,22 +81,22 @@ class Optimizer:
         return rate
 
     def zero_grad(self) -> None:
-        """Forgets what has accumulated."""
+        """Drops the accumulated gradients."""
         for tensor in (*self.masters.values(), *self.parameters.values()):
             tensor.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """All state as named tensors: `master.<name>`, and once stepped `<key>.<name>` for each of `STATE_KEYS` that there is."""
+        """Returns all state as tensors: `master.<name>`, and after the first step `<key>.<name>` for each of `STATE_KEYS`."""
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
             tensors[f"master.{name}"] = master.detach()
             for key, value in self._optimizer.state.get(master, {}).items():
-                if value is not None:  # as SGD's momentum is where it has none
+                if value is not None:  # SGD without momentum has None here
                     tensors[f"{key}.{name}"] = value
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Takes over what `state` returned, and sets the parameters from it.
+        """Restores what `state` returned, and sets the parameters from it.
 
         Raises:
             ValueError: a tensor is missing or of another shape: the state is of another model, adapter or optimizer.

@@ -1,7 +1,7 @@
-"""Batches into micro-batches: what cannot be trained is refused, and the samples that share a row become its tensors.
+"""Checks batches, and packs samples that share a row into the tensors of a micro-batch.
 
-Whose samples share a row is decided elsewhere (`trainer/fair_share.py`). Nothing is padded, and a sample is never split or
-seen by another (`trainer/model/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens,
+`trainer/fair_share.py` decides whose samples share a row. There is no padding, a sample is never split, and samples do not
+attend to each other (`trainer/model/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens,
 each predicted from the position before it.
 """
 
@@ -20,16 +20,16 @@ from transport.records import Batch, RoutingArray
 
 
 class InvalidBatch(ValueError):
-    """A batch that must not be trained; the message says which sample, which value, and what was expected."""
+    """A batch that must not be trained; the message names the sample, the value, and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a batch has to fit."""
+    """Limits of the model that a batch has to fit."""
 
     vocabulary: int
     max_tokens: int
-    """Of one sample, since it is never split."""
+    """Of one sample, which is never split."""
     layers: int
     """Of a routing record; 0 when routing is not replayed."""
     experts: int
@@ -38,18 +38,18 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One batch's samples in a row, which lie side by side."""
+    """The samples of one batch in a row, side by side."""
 
     batch: Batch
     samples: list[int]
     """Indices into the batch, in the order of the row."""
     sample_lengths: list[int]
     predictions: int
-    """How many of the row's trained tokens are its own."""
+    """How many of the row's trained tokens are in these samples."""
 
     @property
     def tokens(self) -> int:
-        """Of all its samples, trained or not."""
+        """Tokens of all its samples, trained or not."""
         return sum(self.sample_lengths)
 
 
@@ -76,7 +76,7 @@ class MicroBatch:
 
 
 def check(batch: Batch, limits: ModelLimits) -> None:
-    """Raises `InvalidBatch` unless every sample of a batch that `transport` has found well-formed fits the model."""
+    """Raises `InvalidBatch` unless every sample of the batch fits the model; `transport` has checked its form."""
     offsets = batch.sample_offsets
     lengths = np.diff(offsets)
     if (longest := int(lengths.max(initial=0))) > limits.max_tokens:
@@ -119,46 +119,46 @@ def _check_routing(sample: int, rollout_id: str, chunks: Sequence[RoutingArray],
 
 
 def trained_samples(batch: Batch) -> list[int]:
-    """The samples that have a trained token; the others have no gradient."""
+    """Returns the samples that have a trained token; the others have no gradient."""
     trained_before = np.concatenate(([0], np.cumsum(batch.loss_mask_T, dtype=np.int64)))
     counts_S = np.diff(trained_before[batch.sample_offsets])
     return [int(sample) for sample in np.flatnonzero(counts_S)]
 
 
 def environment_names(batch: Batch) -> list[str]:
-    """The environments of the batch, sorted: what `MicroBatch.environments_P` indexes."""
+    """Returns the environments of the batch, sorted, which `MicroBatch.environments_P` indexes."""
     return sorted({sample.environment for sample in batch.samples})
 
 
 def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, device: torch.device) -> MicroBatch:
-    """The row of the chosen samples of checked batches, on `device`."""
+    """Packs the chosen samples of checked batches into a row on `device`."""
     columns = [_columns(batch, samples) for batch, samples in choices]
     parts = [part for part, _ in columns]
     joined = {name: np.concatenate([own[name] for _, own in columns]) for name in columns[0][1]}
     trained = np.flatnonzero(joined["mask_T"])
     routed_experts, has_record = _routing(parts, limits)
 
-    def place(array: npt.NDArray[Any]) -> Tensor:
+    def to_device(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return MicroBatch(
         parts=parts,
         sample_lengths=[length for part in parts for length in part.sample_lengths],
-        token_ids_T=place(joined["token_ids_T"]),
-        position_ids_T=place(joined["position_ids_T"]),
-        predicting_P=place(trained - 1),
-        targets_P=place(joined["token_ids_T"][trained]),
-        inference_log_probabilities_P=place(joined["log_probabilities_T"][trained]),
-        advantages_P=place(joined["advantages_T"][trained]),
-        environments_P=place(joined["environments_T"][trained]),
-        temperatures_P=place(joined["temperatures_T"][trained]),
-        routed_experts_TLK=None if routed_experts is None else place(routed_experts),
-        has_record_T=place(has_record),
+        token_ids_T=to_device(joined["token_ids_T"]),
+        position_ids_T=to_device(joined["position_ids_T"]),
+        predicting_P=to_device(trained - 1),
+        targets_P=to_device(joined["token_ids_T"][trained]),
+        inference_log_probabilities_P=to_device(joined["log_probabilities_T"][trained]),
+        advantages_P=to_device(joined["advantages_T"][trained]),
+        environments_P=to_device(joined["environments_T"][trained]),
+        temperatures_P=to_device(joined["temperatures_T"][trained]),
+        routed_experts_TLK=None if routed_experts is None else to_device(routed_experts),
+        has_record_T=to_device(has_record),
     )
 
 
 def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.NDArray[Any]]]:
-    """What `samples` of a batch bring to a row, all tokens of them in order."""
+    """Returns the columns of `samples` of a batch, all their tokens in order."""
     spans = [slice(int(batch.sample_offsets[index]), int(batch.sample_offsets[index + 1])) for index in samples]
     lengths = [span.stop - span.start for span in spans]
     names = environment_names(batch)
@@ -178,7 +178,10 @@ def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.
 
 
 def _routing(parts: Sequence[Part], limits: ModelLimits) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.bool_]]:
-    """The routing rows of a row, and which tokens have one: all but the last of each sample that came with any."""
+    """Returns the routing records `[T, layers, top_k]` of a row, and which tokens have one, bool `[T]`.
+
+    The tokens with a record are all but the last of each sample that has routing.
+    """
     has_record_T = np.zeros(sum(part.tokens for part in parts), dtype=np.bool_)
     if not limits.layers or not any(any(part.batch.routed_experts) for part in parts):
         return None, has_record_T

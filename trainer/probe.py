@@ -1,11 +1,10 @@
-"""The proof of a broadcast: a digest of the published weights, and a probe, a few tokens with the log-probabilities that these
-weights give them.
+"""Writes the proof of a broadcast: a digest of the weights, and a probe, which is a few tokens with their log-probabilities.
 
 A server that has loaded the weights must show the digest and reproduce the probe before it takes traffic; `docs/inference.md`
 says what each of them detects. The previous version's log-probabilities are published, too, to detect a server whose kernels
-still compute with that version; a model in bfloat16 publishes none, since rounding changes its log-probabilities as much as a
-step does. The tokens come from a fixed set of seeded random sequences. For a mixture of experts, the sequence with the clearest
-routing is chosen: if two experts are nearly equal, rounding alone may route a token differently in another engine, and right
+still compute with that version. A bfloat16 model publishes none, since rounding changes its log-probabilities as much as a step
+does. The tokens come from a fixed set of seeded random sequences. For a mixture of experts, the sequence with the clearest
+routing is chosen: where two experts are nearly equal, rounding may route a token differently in another engine, and correct
 weights would fail the probe.
 """
 
@@ -20,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from inference.plugin.digest import Digest
-from trainer.lora.multi_lora import routing
+from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack
 from trainer.model.router_replay import RouterReplay
 
 
 class BrokenWeights(RuntimeError):
-    """The weights give results that are not finite; they must not be published."""
+    """Weights whose results are not finite; they must not be published."""
 
 
 CANDIDATES = 8
@@ -44,18 +43,22 @@ def write_probe(
     digests: Mapping[str, Digest],
     previous: Tensor | None,
 ) -> Tensor:
-    """Computes the probe of policy version `version` (temperature 1, no replay) and writes it as `docs/contracts.md` says.
+    """Computes the probe of a policy version at temperature 1, without replay, and writes it as `docs/contracts.md` says.
 
     Args:
-        slot: the slot of the run, through whose adapter the tokens go where the model has adapters.
+        model: with the weights of `version`.
+        replay: of the model's router; None without it.
+        version: the policy version.
+        path: of the file.
+        slot: of the run, whose adapter computes the tokens where the model has adapters.
         digests: of the weights, by the precision of a server.
-        previous: what this returned for the version before, if it is known. Published by a float32 model alone.
+        previous: the result for the version before, if known. Only a float32 model publishes it.
 
     Returns:
         float32 `[CANDIDATES, TOKENS - 1]`, on the CPU: the log-probabilities of all candidates.
 
     Raises:
-        BrokenWeights: they give a log-probability that is not finite.
+        BrokenWeights: a log-probability is not finite.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(_SEED)
@@ -63,7 +66,7 @@ def write_probe(
     together = CANDIDATES if can_pack(model) else 1
     answers: list[Tensor] = []
     rows: list[dict[int, Tensor]] = []
-    with torch.no_grad(), routing(model, [(slot, together * TOKENS)]):
+    with torch.no_grad(), adapter_spans(model, [(slot, together * TOKENS)]):
         for row_CT in tokens_CT.to(device).split(together):
             observing: AbstractContextManager[dict[int, Tensor]]
             observing = replay.observing() if replay is not None else nullcontext({})
@@ -90,7 +93,7 @@ def write_probe(
 
 
 def _forward(model: nn.Module, tokens_CT: Tensor) -> Tensor:
-    """The log-probabilities of the candidates in one row, `[C * (TOKENS - 1)]`."""
+    """Returns the log-probabilities of the candidates `[C, TOKENS]` in one row, `[C * (TOKENS - 1)]`."""
     candidates, device = len(tokens_CT), tokens_CT.device
     positions_T = torch.arange(TOKENS, device=device).repeat(candidates)
     predicting_CP = torch.arange(candidates * TOKENS, device=device).view(candidates, TOKENS)[:, :-1]
@@ -108,7 +111,7 @@ def _forward(model: nn.Module, tokens_CT: Tensor) -> Tensor:
 
 
 def _clearest(probabilities: dict[int, Tensor], top_k: int) -> int:
-    """The candidate whose smallest gap between the last expert chosen and the first one not is the largest."""
+    """Returns the candidate with the largest minimum gap between the last chosen expert and the next one."""
     if not probabilities or next(iter(probabilities.values())).shape[-1] <= top_k:
         return 0
     gaps_C = torch.full((CANDIDATES,), torch.inf)

@@ -1,4 +1,4 @@
-"""`python -m trainer.rank_process`: what `trainer/ranks.py` starts: first torchrun, and then, as torchrun's child, each rank."""
+"""The command that `trainer/ranks.py` starts (`python -m trainer.rank_process`): torchrun, and then each rank as its child."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _rank_main(file: Path) -> int:
     return code
 
 
-def _torchrun_main(parent: int, processes: str, file: str, meeting_place: str) -> None:
+def _torchrun_main(parent: int, processes: str, file: str, meeting_directory: str) -> None:
     from torch.distributed.run import main
 
     die_with_parent(signal.SIGTERM, parent)
-    rendezvous = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting_place}"]
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting_directory}"]
     main([*rendezvous, f"--nproc-per-node={processes}", "-m", "trainer.rank_process", file])
 
 

@@ -1,11 +1,11 @@
-"""The processes that train one step together: what they share, and how they are started.
+"""Starts the processes that train one step together, and communicates between them.
 
 Every rank holds the whole model and trains its share of each step's micro-batches; gradients and metric sums are added
-across ranks, so that every rank then takes the same step. Rank 0 owns the wire, the disk and all decisions; the others follow
-its commands, which travel as bytes (msgpack and the wire's own frames, never pickled objects). With `processes = 1` nothing
-here communicates. Collectives on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo. All ranks are on this
-machine: they find each other through files, since torch's store over TCP would listen on every interface, and connect over
-the loopback interface.
+over the ranks, so every rank then takes the same step. Rank 0 owns the wire, the disk and all decisions; the others follow its
+commands, which are bytes (msgpack and the wire's own frames, never pickled objects). With `processes = 1` nothing here
+communicates. Collective calls on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo. All ranks are on this
+machine: they find each other through files, since torch's TCP store would listen on every interface, and connect over the
+loopback interface.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from transport.process.stop_requests import StopSignals, end_at_second_request
 logger = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""A rank that keeps the others waiting longer than this in a collective is lost, and the job of ranks ends. Rank 0 sends a
-command at least every `HEARTBEAT_SECONDS`, so only a step's own work counts against it."""
+"""If a rank keeps the others waiting longer than this in a collective call, all ranks end. Rank 0 sends a command at least every
+`HEARTBEAT_SECONDS`, so only a step's own work counts."""
 
 HEARTBEAT_SECONDS = 30.0
 
 TORCHRUN_STOP_SECONDS = 60.0
-"""torchrun itself kills ranks that have not ended 30 s after it was told to."""
+"""torchrun itself kills ranks that have not ended 30 s after its SIGTERM."""
 
 _STORE = "RANKS_STORE"
-"""Environment variable: the file through which the ranks meet."""
+"""Environment variable: the file of the ranks' store."""
 
 _FAULT_BYTES = 1024
-"""Most bytes of the message about a fault that a rank sends to the others; the wire has the same limit."""
+"""Most bytes of a fault that a rank sends to the others; the wire has the same limit."""
 
 _BUCKET_ELEMENTS = 2**24
-"""Gradients are added in buffers of this many float32, 64 MiB: few calls, little memory."""
+"""Elements of a buffer in which gradients are added: 64 MiB of float32, for few calls and little memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the ranks."""
+    """One rank's position among the ranks, and its communication."""
 
     index: int
     count: int
@@ -65,7 +65,7 @@ class Ranks:
     commands: dist.ProcessGroup | None
 
     def share(self, data: bytes | None) -> bytes:
-        """Rank 0's `data`, on every rank; the others pass None and wait for it."""
+        """Returns rank 0's `data` on every rank; the others pass None and wait for it."""
         if self.count == 1:
             assert data is not None
             return data
@@ -80,7 +80,7 @@ class Ranks:
         return payload.numpy().tobytes()
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Adds each tensor over all ranks, in place; same shapes, dtypes and order on every rank."""
+        """Adds each tensor over all ranks, in place; shapes, dtypes and order are the same on every rank."""
         if self.count == 1:
             return
         for bucket in _buckets(tensors):
@@ -90,7 +90,7 @@ class Ranks:
                 tensor.copy_(summed.view_as(tensor))
 
     def faults(self, own: str | None) -> list[str]:
-        """The faults of all ranks, in the same order on every rank; `own` is this rank's, None if it has none."""
+        """Returns the faults of all ranks, in the same order on every rank; `own` is this rank's, None if it has none."""
         if self.count == 1:
             return [own] if own is not None else []
         data = torch.zeros(_FAULT_BYTES, dtype=torch.uint8)
@@ -103,7 +103,7 @@ class Ranks:
         return [text for text in texts if text]
 
     def maximum(self, tensor: Tensor) -> None:
-        """The elementwise maximum over all ranks, in place."""
+        """Takes the elementwise maximum over all ranks, in place."""
         if self.count > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
@@ -120,19 +120,19 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def inside_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started."""
+    """Returns whether torchrun started this process as a rank."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
 def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
-    """This process's place among `config.processes` ranks; leaves the process group at the end."""
+    """Joins `config.processes` ranks; leaves the process group at the end."""
     if config.processes == 1:
         yield Ranks(0, 1, device, None)
         return
     rank = int(os.environ["RANK"])
     store = dist.FileStore(os.environ[_STORE], config.processes)
-    place: dict[str, Any] = {
+    group: dict[str, Any] = {
         "store": store,
         "rank": rank,
         "world_size": config.processes,
@@ -140,9 +140,9 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
     }
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, **place)
+        dist.init_process_group("nccl", device_id=device, **group)
     else:
-        dist.init_process_group("gloo", **place)
+        dist.init_process_group("gloo", **group)
     try:
         commands = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands)
@@ -151,27 +151,27 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
 
 
 def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
-    """Runs the trainer as `config.processes` ranks under torchrun on this machine, until they end; rank 0's exit code.
+    """Runs the trainer as `config.processes` ranks under torchrun, until they end; returns rank 0's exit code.
 
-    A stop signal goes on to rank 0 alone, which finishes its step and leads the others out: torchrun would kill them all. If
-    this process dies, the kernel takes torchrun down, and torchrun its ranks.
+    A stop signal is forwarded to rank 0 alone, which finishes its step and ends the others' loops: torchrun would kill them all.
+    If this process dies, the kernel ends torchrun, and torchrun ends its ranks.
     """
     directory = config.output_dir / "trainer"
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "ranks.json"
     write_atomically(file, config.model_dump_json().encode())
-    meeting_place = Path(tempfile.mkdtemp(prefix="counterpoint-ranks-"))
+    meeting_directory = Path(tempfile.mkdtemp(prefix="counterpoint-ranks-"))
     socket = NotifySocket()
     command = [sys.executable, "-P", "-m", "trainer.rank_process", str(os.getpid()), str(config.processes), str(file)]
-    command.append(str(meeting_place / "torchrun"))
+    command.append(str(meeting_directory / "torchrun"))
     environment = os.environ | {
         "NOTIFY_SOCKET": socket.address,
-        _STORE: str(meeting_place / "store"),
+        _STORE: str(meeting_directory / "store"),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(config.threads or 1),
-        "PYTHONSAFEPATH": "1",  # of the ranks, as -P is of torchrun
+        "PYTHONSAFEPATH": "1",  # for the ranks, as -P for torchrun
     }
     torchrun = subprocess.Popen(command, env=environment, process_group=0)
     try:
@@ -187,7 +187,7 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
                 torchrun.kill()
                 torchrun.wait()
         socket.close()
-        shutil.rmtree(meeting_place, ignore_errors=True)
+        shutil.rmtree(meeting_directory, ignore_errors=True)
 
 
 def _supervise(
@@ -206,7 +206,7 @@ def _supervise(
             if message.get("READY") == "1" and not ready:
                 ready = True
                 on_ready()
-            if message.get("WATCHDOG") == "1":  # its heart, not ours: this process only waits
+            if message.get("WATCHDOG") == "1":  # rank 0's heartbeat: this process only waits
                 heartbeat.beat()
             if "EXIT_STATUS" in message:
                 code = int(message["EXIT_STATUS"])
@@ -216,7 +216,7 @@ def _supervise(
                 logger.info("stopped before the ranks had started")
                 torchrun.terminate()
             else:
-                with suppress(ProcessLookupError):  # it has died, and torchrun is about to notice
+                with suppress(ProcessLookupError):  # it has died, and torchrun will notice
                     os.kill(rank_zero, signal.SIGTERM)
     if code is None and forwarded and rank_zero is None:
         return stop.exit_code

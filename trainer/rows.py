@@ -1,10 +1,10 @@
 """Trains rows so that an exception caused by one run's samples fails only that run's step.
 
-A row that raises may leave a part of its gradients behind. So the steps in it begin anew on this rank: their gradients and
-sums are cleared, and their earlier rows are trained again. The row itself is tried again in smaller pieces, until the run that
-fails is found: in pieces of half its tokens after a lack of memory, otherwise run by run. A step gets a fault if a single sample
-does not fit into memory or a row of its own samples raises; `trainer/step.py` tells all ranks of it when the step is finished.
-Each rank does this by itself: no collective call lies between two rows.
+A row that raises may leave a part of its gradients behind. So its steps begin anew on this rank: their gradients and sums are
+cleared, and their earlier rows are trained again. The row itself is tried again in smaller pieces until the failing run is
+found: in pieces of half its tokens after a lack of memory, otherwise run by run. A step gets a fault if a single sample does not
+fit into memory or a row of its own samples raises; `trainer/step.py` sends it to all ranks when the step is finished. Each rank
+does this alone: there is no collective call between two rows.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class Rows:
     """The rows of one rank."""
 
     def __init__(self, max_tokens: int) -> None:
+        """Starts with rows of at most `max_tokens` tokens."""
         self.max_tokens = self._most = max_tokens
-        """Most tokens of one row; halved if memory does not suffice. A longer sample is tried alone."""
+        """Most tokens of one row; halved after a lack of memory. A longer sample is tried alone."""
 
     def train(self, row: StepRow, train_row: Callable[[StepRow], None]) -> None:
-        """Trains a row by `train_row`, in one or more pieces; steps with a fault are left out.
+        """Trains a row by `train_row`, in one or more pieces, without the steps that have a fault.
 
         Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator.
         """
@@ -58,7 +59,7 @@ class Rows:
             waiting.extend(smaller for part in again for smaller in self._pieces([part]))
 
     def _smaller(self, piece: StepRow, failure: _Failure) -> list[StepRow]:
-        """The pieces to try instead of one that failed; none if the run that fails is found, whose step then gets a fault."""
+        """Returns the pieces to try instead of a failed one; none if the failing run is found, whose step then gets a fault."""
         lengths = [step.length(sample) for step, samples in piece for sample in samples]
         if failure.out_of_memory and len(lengths) > 1:
             self.max_tokens = min(self.max_tokens, sum(lengths) // 2)
@@ -70,14 +71,14 @@ class Rows:
         if len(piece) > 1:
             return [[part] for part in piece]
         ((step, _),) = piece
-        if failure.out_of_memory:  # no row but this sample's has been shown not to fit
+        if failure.out_of_memory:  # only the row of this sample is known not to fit
             self.max_tokens = max(self.max_tokens, min(lengths[0] - 1, self._most))
         what = f"a sample of {lengths[0]} tokens does not fit into memory:" if failure.out_of_memory else "a row raised"
         step.fault = f"training step {step.batch.step}: {what} {failure.reason}"
         return []
 
     def _pieces(self, row: StepRow) -> list[StepRow]:
-        """The row in its order, in pieces of at most `max_tokens`, or of one sample."""
+        """Splits the row, in its order, into pieces of at most `max_tokens` tokens, or of one sample."""
         pieces: list[dict[OpenStep, list[int]]] = []
         room = 0
         for step, samples in row:
@@ -91,10 +92,10 @@ class Rows:
 
 
 def _attempt(piece: StepRow, train_row: Callable[[StepRow], None]) -> _Failure | None:
-    """Trains a piece. The exception is released before this returns, and with it the memory that its frames held."""
+    """Trains a piece; returns the failure, if any. The exception and the memory of its frames are released before."""
     try:
         train_row(piece)
-    except Exception as error:  # whatever a model, or an operator's loss, may raise
+    except Exception as error:  # any error of a model or an operator's loss
         if is_fatal(error):
             raise
         out_of_memory = is_out_of_memory(error)

@@ -1,4 +1,4 @@
-"""The training steps of several runs side by side: a step is opened, its samples are trained in rows, and it is finished.
+"""Trains the steps of several runs side by side: opens a step, trains its samples in rows, and finishes it.
 
 A row may hold samples of several runs: one forward and one backward pass of the frozen model for all of them, with each
 run's own adapter and loss over its own tokens, at the temperature that each sample was generated at. Steps are finished one by
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.faults import is_fatal, is_out_of_memory
-from trainer.lora.multi_lora import routing
+from trainer.lora.multi_lora import adapter_spans
 from trainer.loss import LossInputs, LossOutputs
 from trainer.metrics import MetricValue
 from trainer.model.load import log_probabilities
@@ -39,7 +39,7 @@ environment; the columns of the loss's own metrics and the number of tokens foll
 
 
 class OpenStep:
-    """One run's step under way on this rank: what it is about, and what has accumulated beside the gradients."""
+    """One run's step in progress on this rank: its batch, and the sums that accumulate beside the gradients."""
 
     def __init__(self, run: Run, batch: Batch, device: torch.device, export_directory: Path | None = None) -> None:
         """Opens the step of a batch that `packer.check` has passed.
@@ -49,9 +49,9 @@ class OpenStep:
         self.run = run
         self.batch = batch
         self.trained_tokens = int(batch.loss_mask_T.sum())
-        """Of the whole batch, on all ranks: what the loss is normalised by."""
+        """Of the whole batch, on all ranks; the loss is divided by it."""
         self.samples = trained_samples(batch)
-        """Indices of the samples to train, those that have a trained token. Which still are is for the caller to know."""
+        """Indices of the samples with a trained token, whether trained by now or not."""
         self.fault: str | None = None
         """Why the step must be refused; None otherwise. The samples of a step with a fault are no longer trained."""
         self.trained_rows: list[Sequence[int]] = []
@@ -69,7 +69,7 @@ class OpenStep:
         return int(self.batch.sample_offsets[sample + 1] - self.batch.sample_offsets[sample])
 
     def begin_anew(self) -> list[Sequence[int]]:
-        """Forgets what this rank has trained, gradients included; the rows that are to be trained again."""
+        """Drops what this rank has trained, gradients included; returns the rows to train again."""
         self.run.optimizer.zero_grad()
         self.sums_EM.zero_()
         self.highest_E.zero_()
@@ -83,7 +83,7 @@ def train_row(
 ) -> None:
     """Adds the gradients and metrics of one micro-batch, samples of one or more steps, each of another run.
 
-    A loss that raises makes its step faulty, as `finish` will tell, and leaves the others of the row as they would be.
+    A loss that raises gives its step a fault, which `finish` raises; the other steps of the row are not affected.
     """
     row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.slot)
     if not row:
@@ -95,7 +95,7 @@ def train_row(
     for step, part in zip(steps, micro.parts, strict=True):
         own = slice(first_P, first_P := first_P + part.predictions)
         inputs = LossInputs(
-            # A copy, with a graph of its own: what an operator's loss does to it, or raises, is then no one else's concern.
+            # A copy with its own graph: an operator's loss then cannot affect the other runs.
             trainer_P[own].detach().clone().requires_grad_(),
             micro.inference_log_probabilities_P[own],
             micro.advantages_P[own],
@@ -117,7 +117,7 @@ def train_row(
 def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     """Adds gradients and sums over the ranks, updates the weights and the progress of the step's run, and returns the metrics.
 
-    A step without any trained token leaves the weights as they are, and counts all the same.
+    A step without any trained token counts, and leaves the weights as they are.
 
     Raises:
         InvalidBatch: on every rank, when the step has a fault on any, or the loss or its gradient is not finite. The run is
@@ -150,14 +150,14 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
 def _forward(
     model: nn.Module, replay: RouterReplay | None, steps: Sequence[OpenStep], micro: MicroBatch
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities, with gradient, and entropies of the row's trained tokens, `[P]` each."""
+    """Returns log-probabilities, with gradient, and entropies of the row's trained tokens, float32 `[P]` each."""
     replaying = (
         replay.replaying(micro.routed_experts_TLK, micro.has_record_T)
         if replay is not None and micro.routed_experts_TLK is not None
         else nullcontext()
     )
     spans = [(step.run.slot, part.tokens) for step, part in zip(steps, micro.parts, strict=True)]
-    with replaying, routing(model, spans):
+    with replaying, adapter_spans(model, spans):
         return log_probabilities(
             model,
             micro.token_ids_T,
@@ -170,9 +170,9 @@ def _forward(
 
 
 def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs | None, Tensor]:
-    """What the run's loss makes of its tokens of a row, and the gradient `[P]` of the step's loss by their log-probabilities.
+    """Returns the loss of the run's tokens in a row, and the gradient `[P]` of the step's loss by their log-probabilities.
 
-    A loss that raises, or returns something else than it must, is the step's fault; then None, and no gradient.
+    A loss that raises, or returns invalid outputs, gives the step a fault; the result is then None and a zero gradient.
     """
     try:
         outputs, gradient_P = step.run.loss(inputs, step.trained_tokens)
@@ -180,7 +180,7 @@ def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs 
             raise ValueError(
                 f"metrics_P has {', '.join(names)}; expected {', '.join(step.run.loss.metrics)}, as when it was loaded"
             )
-    except (Exception, SystemExit) as error:  # an operator's loss may fail in any way
+    except (Exception, SystemExit) as error:  # an operator's loss may raise anything
         if is_out_of_memory(error):
             raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
@@ -190,7 +190,7 @@ def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs 
 
 
 def _columns(inputs: LossInputs, outputs: LossOutputs, entropy_P: Tensor) -> dict[str, Tensor]:
-    """What the trained tokens came to, `[P]` each, without gradient."""
+    """Returns the values of the trained tokens by name, `[P]` each, without gradient."""
     return {
         "loss": outputs.loss_P.detach(),
         "entropy": entropy_P,
@@ -235,12 +235,12 @@ def _accumulate(
 def _update(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     """Adds gradients and sums over the ranks, and updates the weights if both are finite.
 
-    What one rank raises by itself is settled between the collective calls, so that all ranks make the same ones.
+    An error of one rank is exchanged between the collective calls, so that all ranks make the same calls.
     """
     run, number = step.run, step.batch.step
     try:
         gradients = run.optimizer.gradients()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks have to know
+    except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
         step.fault = step.fault or _described(error, f"the gradients of step {number}")
     _refuse_if_any(ranks, step.fault)
     ranks.add(gradients)
@@ -259,7 +259,7 @@ def _update(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
 
 
 def _apply(step: OpenStep) -> dict[str, MetricValue]:
-    """The update, from sums and gradients that are the same on all ranks. Raises `InvalidBatch` before anything has changed."""
+    """Updates from sums and gradients that are the same on all ranks. Raises `InvalidBatch` before anything has changed."""
     run, number = step.run, step.batch.step
     norm = run.optimizer.gradient_norm()
     if not bool(step.sums_EM[:, 0].isfinite().all()):
@@ -267,13 +267,15 @@ def _apply(step: OpenStep) -> dict[str, MetricValue]:
             f"the loss of step {number} is not finite; its weights, or its log-probabilities, are broken"
         )
     if not math.isfinite(float(norm)):
-        raise InvalidBatch(f"the gradient of step {number} is not finite (norm {float(norm)}); the step is not taken")
+        raise InvalidBatch(
+            f"the gradient of step {number} is not finite (norm {float(norm)}); the weights are unchanged"
+        )
     rate = run.optimizer.step(number, norm)
     return {"learning_rate": rate, "grad_norm": float(norm)}
 
 
 def _refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:
-    """Raises `InvalidBatch` on every rank if any has a fault; `updated` is a run that has been updated on this one."""
+    """Raises `InvalidBatch` on every rank if any has a fault; `updated` is the run, where it was updated on this rank."""
     if faults := ranks.faults(fault):
         if updated is not None:
             updated.intact = False
@@ -281,7 +283,7 @@ def _refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) 
 
 
 def _described(error: Exception, what: str) -> str:
-    """The fault that `error` is; raises it if nothing works after it."""
+    """Returns the message of a fault; raises `error` if nothing works after it."""
     if is_fatal(error):
         raise error
     logger.warning("%s failed", what, exc_info=error)
@@ -289,7 +291,7 @@ def _described(error: Exception, what: str) -> str:
 
 
 def _means(means: Sequence[str], sums_EM: Tensor, highest_E: Tensor, names: list[str]) -> dict[str, MetricValue]:
-    """The metrics of the whole step under their plain names, and of each environment under `<name>/<environment>`."""
+    """Returns the metrics of the whole step under their plain names, and of each environment under `<name>/<environment>`."""
     metrics: dict[str, MetricValue] = {}
     rows = [("", sums_EM.sum(0), highest_E.max() if names else torch.zeros(()))]
     rows += [(f"/{name}", sums_EM[index], highest_E[index]) for index, name in enumerate(names)]

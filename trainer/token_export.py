@@ -1,7 +1,7 @@
-"""Debugging aid (`training.token_export`): every trained token with its probabilities, as JSON Lines.
+"""Exports every trained token with its probabilities as JSON Lines, for debugging (`training.token_export`).
 
-`trainer/tokens/<run_id>/step_N.rank_R.jsonl` has one object a sample: who it was, and a list per quantity over its trained
-tokens. Each rank writes the samples it trained.
+`trainer/tokens/<run_id>/step_N.rank_R.jsonl` has one object a sample: its identity, and a list per quantity over its trained
+tokens. Each rank writes the samples that it trained.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ class TokenExport:
     """The lines of one step on one rank."""
 
     def __init__(self) -> None:
+        """Starts without lines."""
         self._lines: list[bytes] = []
 
     def add(self, part: Part, predicting_P: Tensor, columns: dict[str, Tensor]) -> None:
         """Adds the samples of one batch in a row.
 
         Args:
-            part: these samples.
-            predicting_P: counted from the first of them, the positions whose next token is trained.
-            columns: name to tensor `[P]`, over these trained tokens.
+            part: the samples.
+            predicting_P: int64, the positions whose next token is trained, counted from the first token of `part`.
+            columns: name to tensor `[P]`, over the trained tokens.
         """
         batch = part.batch
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in columns.items()}
@@ -53,6 +54,6 @@ class TokenExport:
             start += length
 
     def write(self, directory: Path, step: int, rank: int) -> None:
-        """Writes what was added, replacing what a former life wrote for the step."""
+        """Writes the added lines; replaces a file of the same step from before a resume. Raises `OSError`."""
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / f"step_{step}.rank_{rank}.jsonl", *self._lines)

@@ -1,4 +1,4 @@
-"""An adapter in PEFT's format, read into a run's slot: what `training.lora.start_from` names.
+"""Reads an adapter in PEFT's format into a run's slot (`training.lora.start_from`).
 
 The file is not trusted: its names and shapes are compared with those of the run's own adapter before a tensor is read, and
 nothing in it is executed.
@@ -36,12 +36,12 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
     """Copies the adapter in `directory` into a run's.
 
     Args:
-        state: gives the run's adapter by PEFT's names, in the memory of its parameters.
-        config: the run's; its rank and alpha must be the file's.
+        state: returns the run's adapter by PEFT's names, in the memory of its parameters.
+        config: of the run; its rank and alpha must be those of the file.
         directory: with `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
-        ValueError: there is no adapter, or this run could not have written it; the message says what differs.
+        ValueError: there is no adapter, or it does not fit the run; the message says what differs.
     """
     try:
         _check_description(read_json(directory / "adapter_config.json", MAX_DESCRIPTION_BYTES), config)
@@ -71,7 +71,7 @@ def _check_description(description: Mapping[str, Any], config: LoraConfig) -> No
 
 
 def _read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the file, which are those of `own` by name and shape."""
+    """Reads the tensors of the file, whose names and shapes must be those of `own`."""
     open_regular(path).close()  # safetensors would wait for a FIFO
     with safe_open(path, "pt") as file:
         found = set(file.keys())

@@ -1,9 +1,9 @@
-"""Adapters on the fused experts of a mixture: a low-rank product for each expert and run, beside `trainer/lora/multi_lora.py`.
+"""Adapters on the fused experts of a mixture: a low-rank product for each expert and slot.
 
 Transformers keeps all experts of a layer in two parameters and computes them by grouped products over tokens sorted by
-expert. The update enters between the two, so that it cannot be added to what the module returns: the layer computes both
-over tokens sorted by expert and then by span of the row, with the module's own weights and activation. gate_proj and
-up_proj, which the model has as one matrix, have an A in common. Suffixes: `N` for the `T * K` pairs of token and expert.
+expert. The update enters between the two products, so it cannot be added to the module's output. Instead the layer computes both
+products over tokens sorted by expert and then by span of the row, with the module's own weights and activation. gate_proj and
+up_proj, one matrix in the model, share an A. Suffixes: `N` for the `T * K` pairs of token and expert.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ GATE_UP, DOWN = "gate_up_proj.", "down_proj."
 
 
 def can_adapt(module: nn.Module) -> bool:
-    """Whether `module` is the experts of a layer as Qwen3-MoE, Mixtral and most others have them: weights `[E, out, in]`, gate
-    over up, no bias, all experts on this device."""
+    """Returns whether `module` is the experts of a layer as in Qwen3-MoE, Mixtral and most others.
+
+    They have weights `[E, out, in]`, gate over up, no bias, and all experts on this device.
+    """
     return (
         hasattr(module, "_apply_gate")  # transformers' `use_experts_implementation` has been applied to its class
         and bool(module.has_gate and module.is_concatenated)
@@ -29,30 +31,30 @@ def can_adapt(module: nn.Module) -> bool:
 
 
 class MultiLoraExperts(MultiLora):
-    """Experts of which each adds, to both of its products, the low-rank one of the token's slot."""
+    """Experts that add, to both of their products, the low-rank product of the token's slot."""
 
     def __init__(self, base: nn.Module, max_runs: int) -> None:
-        """`base`: experts that `can_adapt` has passed."""
+        """Wraps `base`, for which `can_adapt` is true, with `max_runs` slots."""
         super().__init__(base, {GATE_UP: base.gate_up_proj, DOWN: base.down_proj}, max_runs)
 
     def forward(self, hidden_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        """`[T, H]` to `[T, H]`: the sum of each token's experts, weighted; tokens in the order of the row."""
-        if self.routing is None or not any(self.products(DOWN)):
+        """Maps `[T, H]` to `[T, H]`: the weighted sum of each token's experts; tokens in the order of the row."""
+        if self.spans is None or not any(self.products(DOWN)):
             return self.base(hidden_TH, expert_TK, weight_TK)
-        spans, top_k = len(self.routing.slots), expert_TK.shape[-1]
-        group_N = (expert_TK * spans + self.routing.span_T[:, None]).flatten()
+        spans, top_k = len(self.spans.slots), expert_TK.shape[-1]
+        group_N = (expert_TK * spans + self.spans.span_T[:, None]).flatten()
         order_N = group_N.argsort(stable=True)
         counts = torch.bincount(group_N, minlength=len(self.base.gate_up_proj) * spans)
         ends = counts.cumsum(0, dtype=torch.int32)
         gate_up_NI = self._product(GATE_UP, hidden_TH[order_N // top_k], ends)
         down_NH = self._product(DOWN, self.base._apply_gate(gate_up_NI), ends)
         weighted_NH = down_NH * weight_TK.flatten()[order_N, None]
-        # Put back in place and summed in a fixed order: adding by index would not be deterministic on a GPU.
+        # Restored to the row's order and summed in a fixed order: adding by index is not deterministic on a GPU.
         back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
         return weighted_NH[back_N].view(*expert_TK.shape, -1).sum(1).to(hidden_TH.dtype)
 
     def _product(self, prefix: str, rows_NI: Tensor, ends: Tensor) -> Tensor:
-        """Each row by its expert's weight and by its expert's and slot's low-rank product; `ends`: of each expert's spans."""
+        """Multiplies each row by its expert's weight and its low-rank product; `ends`: int32, of each expert's spans."""
         products = self.products(prefix)
         weight = self._weights[prefix]
         experts, outputs, inputs = weight.shape
@@ -66,7 +68,7 @@ class MultiLoraExperts(MultiLora):
         return output_NO + functional.grouped_mm(shrunk_NR, lora_B, offs=ends)
 
     def adapter_state(self, slot: int) -> dict[str, Tensor]:
-        """An adapter for `gate_proj`, `up_proj` and `down_proj` of each expert, as vLLM takes them for most mixtures."""
+        """Returns an adapter for `gate_proj`, `up_proj` and `down_proj` of each expert, as vLLM loads them for most mixtures."""
         state: dict[str, Tensor] = {}
         for prefix, product in self.adapters.get(slot, {}).items():
             names = ("gate_proj", "up_proj") if prefix == GATE_UP else ("down_proj",)

@@ -1,4 +1,4 @@
-"""The adapters of one layer: a low-rank product a slot, and which tokens of a packed row go through which.
+"""The adapters of one layer: a low-rank product for each slot, and which tokens of a packed row use which.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021; many adapters over one base as in Chen et al.,
 "Punica: Multi-Tenant LoRA Serving", 2023. `trainer/lora/multi_lora.py` has the layers that use this. Shape suffixes as in
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ALIGNMENT = 8
-"""Sizes that `grouped_mm` takes are multiples of 16 bytes, which for bfloat16 are 8 elements."""
+"""Elements: `grouped_mm` takes sizes in multiples of 16 bytes, 8 elements of bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """`scale * B A x`, or one for each of several experts. Parameters are float32."""
+    """A low-rank product `scale * B A x`, or one for each of several experts. Parameters are float32."""
 
     lora_A: nn.Parameter
     """`[R, I]` or `[E, R, I]`."""
@@ -35,7 +35,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpans:
-    """Whose the tokens of a packed row are: `lengths[i]` tokens of slot `slots[i]`, end to end."""
+    """The slots of a packed row's tokens: `lengths[i]` tokens of slot `slots[i]`, end to end."""
 
     slots: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -46,7 +46,7 @@ class AdapterSpans:
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int]], device: torch.device) -> AdapterSpans:
-        """For `(slot, tokens)` in the order of the row."""
+        """Makes the spans from `(slot, tokens)` in the order of the row."""
         lengths = tuple(tokens for _, tokens in spans)
         ends = torch.tensor(list(accumulate(lengths)), dtype=torch.int32).to(device)
         span_T = torch.arange(len(spans)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).to(device)
@@ -57,19 +57,19 @@ class MultiLora(nn.Module):
     """A layer with up to `max_runs` adapters by slot, each a low-rank product for each of its base weights."""
 
     def __init__(self, base: nn.Module, weights: Mapping[str, Tensor], max_runs: int) -> None:
-        """`weights`: the base weights `[O, I]` or `[E, O, I]`, by the prefix of their adapters' names."""
+        """Wraps `base`; `weights`: its weights `[O, I]` or `[E, O, I]`, by the prefix of their adapters' names."""
         super().__init__()
         self.base = base
         self.max_runs = max_runs
-        self.routing: AdapterSpans | None = None
-        # Not submodules: the model's parameters are those of its base, and a slot's belong to its run.
+        self.spans: AdapterSpans | None = None
+        # Not submodules: the model's parameters are those of its base, and a slot's parameters belong to its run.
         self.adapters: dict[int, dict[str, LowRank]] = {}
         self._weights = dict(weights)
 
     def admit(self, slot: int, rank: int, alpha: float, generator: torch.Generator) -> None:
-        """Puts a fresh adapter into the free slot: A random, B zero, so that it changes nothing until it is trained.
+        """Puts a fresh adapter into a free slot: A random, B zero, so that it changes nothing until it is trained.
 
-        `generator` is a CPU one, whatever the device, so that a seed means the same everywhere.
+        `generator` is on the CPU, whatever the device, so that a seed gives the same adapter everywhere.
         """
         assert 0 <= slot < self.max_runs, f"slot {slot} of {self.max_runs}"
         assert slot not in self.adapters, f"slot {slot} is taken"
@@ -82,7 +82,7 @@ class MultiLora(nn.Module):
         self.adapters.pop(slot, None)
 
     def adapter_parameters(self, slot: int) -> dict[str, nn.Parameter]:
-        """The leaf parameters of the slot, float32, by name; none where it has no adapter on this layer."""
+        """Returns the leaf parameters of a slot, float32, by name; empty without an adapter on this layer."""
         parameters: dict[str, nn.Parameter] = {}
         for prefix, product in self.adapters.get(slot, {}).items():
             parameters |= {f"{prefix}lora_A": product.lora_A, f"{prefix}lora_B": product.lora_B}
@@ -90,13 +90,15 @@ class MultiLora(nn.Module):
 
     @abstractmethod
     def adapter_state(self, slot: int) -> dict[str, Tensor]:
-        """The weights of the slot under PEFT's names below the layer's own, such as `lora_A.weight`, as inference loads them;
-        none where it has no adapter on this layer. They may share memory with the parameters."""
+        """Returns the weights of a slot under PEFT's names below the layer's own, such as `lora_A.weight`.
+
+        Empty without an adapter on this layer. The tensors may share memory with the parameters.
+        """
 
     def products(self, prefix: str) -> list[LowRank | None]:
-        """Of each span of the row at hand; None where its slot has no adapter on this layer."""
-        assert self.routing is not None
-        return [self.adapters[slot][prefix] if slot in self.adapters else None for slot in self.routing.slots]
+        """Returns the product of each span of the current row; None where its slot has no adapter on this layer."""
+        assert self.spans is not None
+        return [self.adapters[slot][prefix] if slot in self.adapters else None for slot in self.spans.slots]
 
 
 def _fresh(weight: Tensor, rank: int, alpha: float, generator: torch.Generator) -> LowRank:
@@ -110,25 +112,25 @@ def _fresh(weight: Tensor, rank: int, alpha: float, generator: torch.Generator) 
     )
 
 
-def add_low_rank(output: Tensor, hidden: Tensor, routing: AdapterSpans, products: Sequence[LowRank | None]) -> Tensor:
-    """`output` `[..., O]`, which is used up, plus each span's product of its tokens in `hidden` `[..., I]`, in their precision.
+def add_low_rank(output: Tensor, hidden: Tensor, spans: AdapterSpans, products: Sequence[LowRank | None]) -> Tensor:
+    """Adds to `output` `[..., O]`, in place, each span's product of its tokens in `hidden` `[..., I]`, in their precision.
 
-    Several spans on a GPU are two grouped products; elsewhere each span is its own, in place, so that one costs what it would
-    alone and many no more than their tokens.
+    Several spans on a GPU are two grouped products. Elsewhere each span is a product of its own, in place, so one span costs what
+    it costs alone, and many cost no more than their tokens.
     """
     if not any(products):
         return output
     aligned = output.shape[-1] % ALIGNMENT == 0 and hidden.shape[-1] % ALIGNMENT == 0
     if hidden.is_cuda and len(products) > 1 and aligned:
-        return add_low_rank_grouped(output, hidden, routing.ends, products)
+        return add_low_rank_grouped(output, hidden, spans.ends, products)
     factors = [factor for product in products if product for factor in (product.lora_A, product.lora_B)]
     scales = [product.scale if product else None for product in products]
-    result: Tensor = _AddLowRank.apply(output, hidden, routing.lengths, scales, *factors)
+    result: Tensor = _AddLowRank.apply(output, hidden, spans.lengths, scales, *factors)
     return result
 
 
 def add_low_rank_grouped(output: Tensor, hidden: Tensor, ends: Tensor, products: Sequence[LowRank | None]) -> Tensor:
-    """The same by grouped products, whatever the device. Sizes are multiples of `ALIGNMENT`; `ends` int32 `[spans]`."""
+    """Does the same by grouped products, on any device. Sizes are multiples of `ALIGNMENT`; `ends` is int32 `[spans]`."""
     lora_A, lora_B = stacked(products, hidden.shape[-1], output.shape[-1], hidden)
     rows_TI = hidden.reshape(-1, hidden.shape[-1])
     shrunk_TR = functional.grouped_mm(rows_TI, lora_A.transpose(-2, -1), offs=ends)
@@ -139,7 +141,7 @@ def add_low_rank_grouped(output: Tensor, hidden: Tensor, ends: Tensor, products:
 def stacked(
     products: Sequence[LowRank | None], inputs: int, outputs: int, like: Tensor, experts: tuple[int, ...] = ()
 ) -> tuple[Tensor, Tensor]:
-    """The factors of several products, ranks filled up to a common one by zeros, in the precision and on the device of `like`.
+    """Stacks the factors of several products, with ranks padded by zeros, in the dtype and on the device of `like`.
 
     Returns:
         A `[*experts, products, R, inputs]`, and B `[*experts, products, outputs, R]` with the scale in it; zeros for None.
@@ -163,8 +165,11 @@ def stacked(
 
 
 class _AddLowRank(torch.autograd.Function):
-    """Products of contiguous spans into the rows of one tensor. As a function of its own, because differentiating slices and
-    their concatenation would copy or zero every activation once more for every span."""
+    """Adds products of contiguous spans to the rows of one tensor.
+
+    It has its own backward pass because differentiating slices and their concatenation would copy or zero every activation once
+    more for every span.
+    """
 
     @staticmethod
     def forward(
@@ -178,7 +183,7 @@ class _AddLowRank(torch.autograd.Function):
         ctx.mark_dirty(output)
         rows_TO, rows_TI = output.view(-1, output.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
         assert len(rows_TI) == sum(lengths), (
-            f"{len(rows_TI)} tokens, of which {sum(lengths)} were announced to `routing`"
+            f"{len(rows_TI)} tokens, of which {sum(lengths)} were announced to `adapter_spans`"
         )
         given, shrunk = iter(factors), []
         for scale, added_TO, taken_TI in zip(scales, rows_TO.split(lengths), rows_TI.split(lengths), strict=True):

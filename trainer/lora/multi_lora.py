@@ -1,9 +1,9 @@
-"""LoRA for many runs at once: adapters by slot over one frozen model, beside its linear layers and its experts.
+"""Adapters (LoRA) of many runs over one frozen model, by slot, beside its linear layers and its experts.
 
-A layer holds an adapter for each slot that is taken (`trainer/lora/layer.py`), with parameters and a rank of its own, so that
-memory grows with the adapters that are there and an optimizer owns those of its run alone. `routing` says which tokens of a
-forward pass go through which slot; outside it the model is the bare base. The base does not learn and the tokens of two runs
-do not mix, so what is not finite in one run's tokens stays there. Exports are in PEFT's format, which vLLM loads.
+A layer holds an adapter for each taken slot (`trainer/lora/layer.py`), with its own parameters and rank, so memory grows with the
+adapters, and an optimizer owns those of its run alone. `adapter_spans` sets which tokens of a forward pass use which slot;
+outside it the model is the bare base. The base does not learn, and the tokens of two runs do not mix, so values that are not
+finite stay in their run. Exports are in PEFT's format, which vLLM loads.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ logger = logging.getLogger(__name__)
 
 
 class MultiLoraLinear(MultiLora):
-    """`base(x) + (alpha / rank) * B A x` with the `A` `[rank, in]` and `B` `[out, rank]` of each token's slot."""
+    """A linear layer: `base(x) + (alpha / rank) * B A x` with the `A` `[rank, in]` and `B` `[out, rank]` of each token's slot."""
 
     def __init__(self, base: nn.Linear, max_runs: int) -> None:
+        """Wraps `base`, with `max_runs` slots."""
         super().__init__(base, {"": base.weight}, max_runs)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[..., in]` to `[..., out]`, in the precision of `hidden`; tokens in the order of the row."""
+        """Maps `[..., in]` to `[..., out]`, in the precision of `hidden`; tokens in the order of the row."""
         output = self.base(hidden)
-        return output if self.routing is None else add_low_rank(output, hidden, self.routing, self.products(""))
+        return output if self.spans is None else add_low_rank(output, hidden, self.spans, self.products(""))
 
     def adapter_state(self, slot: int) -> dict[str, Tensor]:
+        """Returns `lora_A.weight` `[rank, in]` and `lora_B.weight` `[out, rank]`, which share the parameters' memory."""
         return {f"{name}.weight": parameter.detach() for name, parameter in self.adapter_parameters(slot).items()}
 
 
 def wrap_linears(model: nn.Module, max_runs: int) -> dict[str, MultiLora]:
-    """Freezes the model and puts a layer for adapters around each layer that can have one, unless that has been done.
+    """Freezes the model and wraps each layer that can have adapters, unless that has been done.
 
     Returns:
-        These layers by module path, in the model's order. Without an adapter they give what the bare ones gave.
+        The wrapped layers by module path, in the model's order. Without an adapter they compute what the bare layers compute.
     """
     for name, module in _adaptable(model).items():
         if not isinstance(module, MultiLora):
@@ -56,12 +58,12 @@ def wrap_linears(model: nn.Module, max_runs: int) -> dict[str, MultiLora]:
 
 
 def is_target(name: str, config: LoraConfig) -> bool:
-    """Whether a run with this configuration has an adapter on the layer at module path `name`."""
+    """Returns whether a run with this configuration has an adapter on the layer at module path `name`."""
     return name.rpartition(".")[2] in config.target_modules
 
 
 def check_targets(model: nn.Module, config: LoraConfig, max_rank: int) -> None:
-    """Raises `ValueError`, for people, unless the model, wrapped or not, can have this adapter."""
+    """Raises `ValueError` unless the model, wrapped or not, can have this adapter."""
     if config.rank > max_rank:
         raise ValueError(
             f"training.lora.rank = {config.rank}: this trainer takes ranks up to max_lora_rank = {max_rank}"
@@ -78,27 +80,27 @@ def check_targets(model: nn.Module, config: LoraConfig, max_rank: int) -> None:
 
 
 @contextmanager
-def routing(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Forward passes inside take each token through the adapter of its slot, where that has one.
+def adapter_spans(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Applies to each token, in forward passes inside, the adapter of its slot, if that has one.
 
     Args:
-        model: wrapped; one that is not has no adapters, and computes what it always does.
+        model: wrapped by `wrap_linears`; a bare model computes as without this.
         spans: `(slot, tokens)` in the order of the packed row, adding up to its tokens.
     """
     layers = [module for module in model.modules() if isinstance(module, MultiLora)]
     if layers:
         known = AdapterSpans.of(spans, next(model.parameters()).device)
         for layer in layers:
-            layer.routing = known
+            layer.spans = known
     try:
         yield
     finally:
         for layer in layers:
-            layer.routing = None
+            layer.spans = None
 
 
 def peft_state(layers: Mapping[str, MultiLora], slot: int) -> dict[str, Tensor]:
-    """The weights of the slot on all `layers`, by module path, under the names of PEFT; they may share memory."""
+    """Returns the weights of a slot on all `layers` (by module path) under PEFT's names; they may share memory."""
     return {
         f"base_model.model.{prefix}.{name}": tensor
         for prefix, layer in layers.items()
@@ -109,12 +111,14 @@ def peft_state(layers: Mapping[str, MultiLora], slot: int) -> dict[str, Tensor]:
 def export_adapter(
     model: nn.Module, slot: int, config: LoraConfig, base_model: str, directory: Path
 ) -> dict[str, Tensor]:
-    """Writes `adapter_model.safetensors` and `adapter_config.json` of the slot, as PEFT names them, into `directory`, and
-    returns the tensors written, on the CPU."""
+    """Writes the adapter of a slot in PEFT's format into `directory`; returns the written tensors, on the CPU.
+
+    The files are `adapter_model.safetensors` and `adapter_config.json`. Raises `OSError`.
+    """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
-    # Each its own memory: safetensors refuses two names for one.
+    # Each with its own memory: safetensors refuses two names for one.
     tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, slot).items()}
-    # Not save_file, whose errors do not say what the system's was.
+    # Not save_file, whose errors hide the errno.
     (directory / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     description = {
         "peft_type": "LORA",
@@ -132,13 +136,16 @@ def export_adapter(
 
 
 def digest_adapter(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Digest]:
-    """The digest of an adapter as an engine holds it, by the precision of the engine."""
+    """Returns the digest of an adapter as an engine holds it, by the precision of the engine."""
     scale = config.alpha / config.rank
     return {name: digest_of(scaled_adapter(tensors, scale, dtype), dtype) for name, dtype in DTYPES.items()}
 
 
 def _adaptable(model: nn.Module) -> dict[str, nn.Module]:
-    """By module path, the layers that have adapters or can. Not the output layer: it sees a row's predicting tokens only."""
+    """Returns the layers that have or can have adapters, by module path.
+
+    The output layer has none, since it gets only the predicting tokens of a row.
+    """
     head = model.get_output_embeddings()
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():

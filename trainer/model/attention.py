@@ -1,8 +1,8 @@
 """Attention within each sample of a packed row, registered with transformers under the name `per_sample`.
 
-A packed row `[1, T]` holds many samples end to end. A block-diagonal mask over T x T would give the same result, at a cost
-that grows with T squared: for 64 samples of 50 tokens it is 60 times the work, and on a CPU most of a training step. So each
-sample is attended alone, causally and without a mask. The lengths travel as the model call's keyword `sample_lengths`.
+A packed row `[1, T]` holds many samples end to end. A block-diagonal mask over T x T would give the same result at a cost that
+grows with T squared: for 64 samples of 50 tokens it is 60 times the work, and on a CPU most of a training step. So attention is
+computed for each sample alone, causally and without a mask. The lengths are the keyword `sample_lengths` of the model's call.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ def _per_sample_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of `[1, heads, T, head_dim]` queries over their own sample; `[1, T, heads, head_dim]` and no weights.
+    """Computes causal attention of `[1, heads, T, head_dim]` queries over their own sample.
+
+    Returns `[1, T, heads, head_dim]` and no weights.
 
     Key and value may have fewer heads than the query (grouped-query attention).
 
     Raises:
-        ValueError: the model asks for something this does not do (soft-capped scores, attention sinks, a window shorter than
-            a sample). Better no training than training another function than the one inference computes.
+        ValueError: the model needs soft-capped scores, attention sinks, or a window shorter than a sample, which this does not
+            compute; the trained function would differ from that of inference.
     """
     if softcap is not None or s_aux is not None:
         raise ValueError(
@@ -50,7 +52,7 @@ def _per_sample_attention(
             f"of {type(module).__name__}; lower max_model_len of inference to the window"
         )
     if query_1HTD.is_cuda and query_1HTD.dtype == torch.float32:
-        # The one kernel for it there that needs no memory quadratic in a sample knows no grouped queries.
+        # The one kernel for it whose memory is not quadratic in a sample has no grouped queries.
         key_1HTD, value_1HTD = (with_heads(tensor, query_1HTD.shape[1]) for tensor in (key_1HTD, value_1HTD))
     attended = [
         functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
@@ -65,7 +67,7 @@ def _per_sample_attention(
 
 
 def with_heads(grouped_1HTD: Tensor, heads: int) -> Tensor:
-    """Keys or values `[1, groups, T, head_dim]` with one copy for each of `heads` query heads, `[1, heads, T, head_dim]`."""
+    """Copies keys or values `[1, groups, T, head_dim]` to `heads` query heads, `[1, heads, T, head_dim]`."""
     groups = grouped_1HTD.shape[1]
     return grouped_1HTD if groups == heads else grouped_1HTD.repeat_interleave(heads // groups, 1)
 

@@ -1,8 +1,7 @@
-"""Loading the causal language model that is trained, and the one way its forward pass is called.
+"""Loads the causal language model that is trained, and calls its forward pass.
 
-Everything that runs the model (training, the probe, tests) calls `log_probabilities`, so that packing, temperature and
-precision mean the same everywhere. The model is always in evaluation mode: dropout would make the trainer another function
-than the inference engine.
+All code that runs the model (training, the probe, tests) calls `log_probabilities`, so packing, temperature and precision are the
+same everywhere. The model is always in evaluation mode: with dropout the trainer would compute another function than inference.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for `auto`, `cpu` or `cuda`; with CUDA and several ranks, the one of this local rank.
+    """Returns the device for `auto`, `cpu` or `cuda`; with CUDA and several ranks, that of the local rank.
 
     Raises:
-        ValueError: `cuda` was asked for and there is none.
+        ValueError: `name` is `cuda` and there is none.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
@@ -37,19 +36,19 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision for `auto`, `float32` or `bfloat16` on `device`: `auto` is what its attention kernels are made for."""
+    """Returns the precision for `auto`, `float32` or `bfloat16`; `auto` suits the attention kernels of `device`."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return _DTYPES[name]
 
 
 def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Module:
-    """The model in `directory`, in evaluation mode, with attention kept within each sample.
+    """Loads the model in `directory`, in evaluation mode, with attention within each sample.
 
     Raises:
         ValueError: there is no such model, or it cannot be read.
     """
-    transformers_logging.disable_progress_bar()  # a bar for every broadcast would bury the log
+    transformers_logging.disable_progress_bar()  # otherwise the log has a bar for every broadcast
     path = Path(directory)
     if not (path / "config.json").is_file():
         raise ValueError(f"model = {str(directory)!r}: there is no config.json in that directory")
@@ -71,15 +70,15 @@ def log_probabilities(
     targets_P: Tensor,
     temperature: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of chosen tokens of a packed row, and the entropies of the distributions they came from.
+    """Computes log-probabilities of chosen tokens of a packed row, and the entropies of their distributions.
 
     Args:
-        model: as `load_model` returns it.
+        model: from `load_model`.
         token_ids_T: int64 `[T]`, samples end to end.
         position_ids_T: int64 `[T]`, restarting at 0 with each sample.
-        sample_lengths: of each sample, adding up to T.
-        predicting_P: int64 `[P]`, the positions whose next token is asked for; logits are computed for these only.
-        targets_P: int64 `[P]`, those next tokens.
+        sample_lengths: tokens of each sample; their sum is T.
+        predicting_P: int64 `[P]`, the positions whose next token is given; logits are computed for these only.
+        targets_P: int64 `[P]`, the next tokens.
         temperature: divides the logits; one for all, or float32 `[P]`.
 
     Returns:
@@ -100,5 +99,5 @@ def log_probabilities(
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name to parameter of all that require a gradient; a tied parameter appears once."""
+    """Returns the parameters that require a gradient, by name; a tied parameter appears once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -26,22 +26,22 @@ LENGTHS = (5, 12, 1, 9, 3)
 """Lengths of the samples in tokens: shorter than any attention window, and all different."""
 
 LEAST_BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Nats, root mean square: how much packed samples may differ from the same samples alone, even if rounding differs by less."""
+"""Nats, root mean square: allowed difference of packed samples from the same samples alone, even if rounding is smaller."""
 
 ROUNDING_FACTOR = 3.0
-"""How much more than the first sample of a row the others may differ."""
+"""How many times more than the first sample of a row the others may differ."""
 
 STOCK_BOUND = {torch.float32: 1e-3, torch.bfloat16: 3e-1}
-"""Nats, root mean square: how far transformers' own attention may be from ours, which sums in another order."""
+"""Nats, root mean square: allowed difference of transformers' attention from ours, which sums in another order."""
 
 _SEED = 20_240_229
 
 
 def prove_packing(model: nn.Module) -> None:
-    """Tests `model`, as `load_model` returned it, and stores the result on it for `can_pack`.
+    """Tests a model from `load_model`, and stores the result on it for `can_pack`.
 
     Raises:
-        ValueError: it cannot be trained, because it computes another function here than in transformers.
+        ValueError: the model computes another function here than in transformers, and must not be trained.
     """
     generator = torch.Generator().manual_seed(_SEED)
     samples = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
@@ -79,12 +79,12 @@ def prove_packing(model: nn.Module) -> None:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether several samples may share a row; else each needs one of its own."""
+    """Returns whether several samples may share a row; otherwise each needs its own."""
     return not getattr(model, "one_sample_a_row", False)
 
 
 def _row(model: nn.Module, samples: Sequence[Tensor]) -> list[Tensor]:
-    """The log-probabilities of each sample's tokens but the first, in one row."""
+    """Computes samples in one row; returns the log-probabilities of each sample's tokens except the first."""
     lengths = [len(sample) for sample in samples]
     tokens_T = torch.cat(list(samples))
     positions_T = torch.cat([torch.arange(length, device=tokens_T.device) for length in lengths])
@@ -95,10 +95,10 @@ def _row(model: nn.Module, samples: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _stock(model: nn.Module, samples: Sequence[Tensor]) -> list[Tensor]:
-    """The same sample by sample as transformers computes it; the model is then as it was.
+    """Computes samples one by one by transformers' own attention, and restores the model.
 
     Raises:
-        ValueError: its attention cannot be exchanged, so ours is not what it uses.
+        ValueError: its attention cannot be exchanged, so it does not use ours.
     """
     try:
         try:
@@ -117,5 +117,5 @@ def _stock(model: nn.Module, samples: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The root mean square of their differences; not a number where one of them is not."""
+    """Returns the root mean square of the differences; NaN where a value is NaN."""
     return float((torch.cat(list(found)) - torch.cat(list(expected))).square().mean().sqrt())

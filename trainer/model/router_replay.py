@@ -1,9 +1,9 @@
-"""Router replay (R3): training routes each token to the experts that inference chose for it.
+"""Router replay (R3): routes each token in training to the experts that inference chose for it.
 
-A mixture's gate decides by a top-k; where two experts are nearly equal, the rounding of another engine decides otherwise, and
-the trainer then differentiates another function than the one that was sampled. Replaying the recorded choice removes that.
+A mixture's gate takes a top-k. Where two experts are nearly equal, the rounding of another engine gives another choice, and the
+trainer would differentiate another function than the sampled one. Replaying the recorded choice prevents that.
 Source: Ma et al., "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers", 2025. Only the choice is
-replayed: the weights are read from the trainer's own softmax at the recorded experts, so the gate keeps its gradient.
+replayed: the weights come from the trainer's own softmax at the recorded experts, so the gate keeps its gradient.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _SOFTMAX_GATES = {
     "OlmoeTopKRouter": None,
     "MixtralTopKRouter": True,
 }
-"""Gates of transformers that take the top k of a softmax, and whether they renormalise (None: `norm_topk_prob` says)."""
+"""Gates of transformers that take the top k of a softmax, and whether they renormalise (None: as `norm_topk_prob` is)."""
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of a configuration that tell a mixture of experts."""
+"""Keys of a model's configuration that hold the number of experts."""
 
 
 class RouterReplay:
-    """Forward hooks on the gates of one model. Idle, they change nothing."""
+    """Forward hooks on the gates of one model. Outside `replaying` they change nothing."""
 
     def __init__(self, model: nn.Module) -> None:
         """Finds the gates of `model`; a dense model has none, and this object then does nothing.
 
         Raises:
-            ValueError: the model has gates of a kind whose weights we cannot recompute, or experts without a gate we find.
+            ValueError: the model has gates whose weights cannot be recomputed here, or experts without a known gate.
         """
         gates = [(name, module) for name, module in model.named_modules() if type(module).__name__.endswith("Router")]
         for name, gate in gates:
             if type(gate).__name__ not in _SOFTMAX_GATES:
                 raise ValueError(
-                    f"router replay knows the gates {sorted(_SOFTMAX_GATES)}, but {name} is a {type(gate).__name__}; "
+                    f"router replay supports the gates {sorted(_SOFTMAX_GATES)}, but {name} is a {type(gate).__name__}; "
                     "set router_replay = false to train without it"
                 )
         experts = max(int(getattr(model.config, name, None) or 0) for name in _EXPERT_COUNTS)
@@ -62,11 +62,11 @@ class RouterReplay:
 
     @contextmanager
     def replaying(self, routed_experts_TLK: Tensor, has_record_T: Tensor) -> Iterator[None]:
-        """Forward passes inside route as recorded.
+        """Routes as recorded in forward passes inside.
 
         Args:
             routed_experts_TLK: integers `[T, layers, top_k]`; rows without a record may hold anything below `experts`.
-            has_record_T: bool `[T]`; where False, the model's own choice stands.
+            has_record_T: bool `[T]`; where False, the model's own choice is used.
         """
         self._record, self._has_record_T = routed_experts_TLK, has_record_T
         try:
@@ -86,7 +86,7 @@ class RouterReplay:
     def _after_gate(
         self, layer: int, gate: nn.Module, _: Any, output: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, ...]:
-        """What the gate of `layer` is to return instead of `output` (logits, weights, indices)."""
+        """Replaces the output of the gate of `layer` (logits, weights, indices)."""
         logits_TE, weights_TK, indices_TK = output
         if self._probabilities is not None:
             self._probabilities[layer] = torch.softmax(logits_TE.detach(), dim=-1, dtype=torch.float32)
@@ -102,5 +102,5 @@ class RouterReplay:
 
 
 def _layer_index(name: str) -> int:
-    """The number in a module path like `model.layers.3.mlp.gate`."""
+    """Returns the number in a module path like `model.layers.3.mlp.gate`."""
     return next(int(part) for part in name.split(".") if part.isdigit())

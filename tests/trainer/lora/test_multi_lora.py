@@ -20,10 +20,10 @@ from trainer.lora.experts import MultiLoraExperts
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from trainer.lora.multi_lora import (
     MultiLoraLinear,
+    adapter_spans,
     check_targets,
     export_adapter,
     is_target,
-    routing,
     wrap_linears,
 )
 from trainer.model.load import load_model
@@ -58,7 +58,7 @@ def tokens() -> Tensor:
 
 def values(model: nn.Module, spans: list[tuple[int, int]]) -> Tensor:
     """Log-probabilities of a row of three samples."""
-    with torch.no_grad(), routing(model, spans):
+    with torch.no_grad(), adapter_spans(model, spans):
         return run(model, tokens(), LENGTHS)
 
 
@@ -97,7 +97,7 @@ def test_a_slots_tokens_see_its_adapter_alone(directory: Path) -> None:
     assert min(float((one - other).abs().min()) for one, other in pairwise(apart)) > 1e-6
     bare = run(model, tokens(), LENGTHS)
     assert torch.equal(bare, run(load_model(directory, "float32", CPU), tokens(), LENGTHS)), (
-        "the adapters outlive `routing`"
+        "the adapters outlive `adapter_spans`"
     )
 
 
@@ -106,7 +106,7 @@ def test_a_slot_given_back_leaves_nothing(directory: Path) -> None:
     admit(layers, 1, ALL)
     layer = layers["model.layers.0.self_attn.q_proj"]
     traces = [weakref.ref(parameter) for each in layers.values() for parameter in each.adapter_parameters(1).values()]
-    with routing(model, [(1, sum(LENGTHS))]):
+    with adapter_spans(model, [(1, sum(LENGTHS))]):
         run(model, tokens(), LENGTHS).sum().backward()
     assert all(trace().grad is not None for trace in traces)  # type: ignore[union-attr]
     for each in layers.values():
@@ -136,7 +136,7 @@ def test_all_spans_at_once_are_each_span_by_itself(dtype: torch.dtype, tolerance
         with torch.no_grad():
             lora_B = layer.adapter_parameters(slot)["lora_B"]
             lora_B.copy_(torch.randn(lora_B.shape, generator=generator))
-    layer.routing = known = AdapterSpans.of(spans, torch.device(device))
+    layer.spans = known = AdapterSpans.of(spans, torch.device(device))
     products = layer.products("")
 
     def by_formula(output: Tensor, hidden: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def test_a_probe_is_of_the_runs_own_adapter(directory: Path, tmp_path: Path) -> 
 
     for slot in (0, 1, 2):
         token_ids_T, found_P = probe(slot)
-        with torch.no_grad(), routing(model, [(slot, len(token_ids_T))]):
+        with torch.no_grad(), adapter_spans(model, [(slot, len(token_ids_T))]):
             expected_P = run(model, token_ids_T, [len(token_ids_T)])
         torch.testing.assert_close(found_P, expected_P, rtol=0, atol=5e-6)
     assert not torch.equal(probe(1)[1], probe(2)[1])
