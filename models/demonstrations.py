@@ -1,9 +1,8 @@
-"""Demonstrations of the demo's tasks, on which `make_model` warms up the built-in models before any RL.
+"""Makes demonstrations of the demo's tasks, on which the built-in models are warmed up before RL.
 
-They are played through the real environments and the real chat rendering by players that stand in for the model, so that every
-token is where the orchestrator will put it. Their quality is mixed on purpose: some players solve the task, the rest give
-plausible bad answers. A model that imitates them is able, but only sometimes does what it is able to; that is the state in
-which reinforcement learning has something to sharpen, within minutes on a CPU.
+Players in place of the model play them through the real environments and chat rendering, so every token is where the orchestrator
+will put it. Their quality is mixed on purpose: some players solve the task, the others give plausible bad answers. A model that
+imitates them can solve the task, but does so only sometimes; reinforcement learning then improves it within minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from environments.reverse_text import ReverseText
 from transport.records import Turn
 
 Player = Callable[[list[str]], str]
-"""What a player answers, given its earlier answers in the same conversation."""
+"""Returns a player's answer, given its earlier answers in the same conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,11 @@ class Demonstration:
 
     token_ids: list[int]
     written: list[bool]
-    """True where the player wrote the token: where a model learns from it."""
+    """True where the player wrote the token; a model learns these tokens."""
 
 
 class _Performance:
-    """A conversation in progress: what an environment takes for the model (`environments.base.Model`)."""
+    """A conversation in progress, in place of the model (`environments.base.Model`)."""
 
     def __init__(self, chat: Chat, player: Player) -> None:
         self.chat = chat
@@ -59,7 +58,7 @@ class _Performance:
         return turn
 
     def demonstration(self) -> Demonstration:
-        """The conversation so far; the last turn's prompt holds every earlier one, token for token."""
+        """Returns the conversation so far; the last turn's prompt contains every earlier turn, token for token."""
         last = self.turns[-1]
         token_ids = [*last.prompt_ids.tolist(), *last.completion_ids.tolist()]
         written = [False] * len(token_ids)
@@ -73,18 +72,19 @@ class Demonstrator:
     """An endless supply of demonstrations, the same for the same chat and seed."""
 
     def __init__(self, chat: Chat, seed: int) -> None:
+        """Renders conversations by `chat`."""
         self._chat = chat
         self._choose = random.Random(seed)
         self._guess_number = GuessNumber()
 
     def reverse_text(self, count: int, able_share: float) -> list[Demonstration]:
-        """`count` conversations about words of which `able_share` on average are spelled backwards; the others are copied."""
+        """Returns `count` conversations; on average `able_share` of the words are spelled backwards, the others copied."""
         environment = ReverseText(examples=count, seed=self._choose.getrandbits(64))
         examples = [environment.example(index) for index in range(count)]
         return asyncio.run(self._play(environment, examples, lambda example: self._speller(example, able_share)))
 
     def guess_number(self, count: int, able_share: float) -> list[Demonstration]:
-        """`count` games of which `able_share` on average are played by halving; in the others one guess is insisted on."""
+        """Returns `count` games; on average `able_share` of them are played by halving, the others by one repeated guess."""
         secrets = range(len(self._guess_number))
         examples = [self._guess_number.example(self._choose.choice(secrets)) for _ in range(count)]
         return asyncio.run(self._play(self._guess_number, examples, lambda example: self._guesser(example, able_share)))

@@ -1,8 +1,8 @@
-"""Turns a model's name into a directory: built-in models are built into a cache, directories are checked, hub names fetched.
+"""Resolves a model's name to a directory: builds built-in models into a cache, checks directories, fetches hub names.
 
-A built-in model (`models.tiny_models`) is random weights plus a short warm-up (`models.warm_up`), built offline and the same
-every time. The cache knows a model by a hash of all that determines it: this project's code for it, its seed, and the versions
-of torch and transformers. So a change there builds anew, and nothing else does.
+A built-in model (`models.tiny_models`) has random weights and a short warm-up (`models.warm_up`), built offline and the same
+every time. The cache names a model by a hash of all that determines it: this project's code for it, its seed, and the versions of
+torch and transformers. So a change of these builds it again, and nothing else does.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from transport.files.lock import take_lock
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""Told, in a line for a person, how the building goes."""
+"""Called with a line about the progress of the building."""
 
 LONGEST_WAIT_SECONDS = 900.0
-"""For another process that is building the same model."""
+"""Longest wait for another process that builds the same model."""
 
 _WAIT_REPORT_SECONDS = 10.0
 
@@ -45,8 +45,15 @@ _DETERMINING_MODULES = (
 
 
 def resolve_model(name: str, on_progress: Progress = logger.info) -> Path:
-    """The directory of a model: a local directory, a built-in name (built if the cache lacks it), or a hub name (its snapshot,
-    downloaded if need be). Raises `ValueError` that says what was tried and what would do instead."""
+    """Returns the directory of a model.
+
+    Args:
+        name: a local directory, a built-in name (built if the cache lacks it), or a hub name (downloaded if necessary).
+        on_progress: called with each line about the progress.
+
+    Raises:
+        ValueError: there is no such model; the message says what was tried, and what to use instead.
+    """
     directory = Path(name)
     if directory.is_dir():
         if not (directory / "config.json").is_file():
@@ -62,10 +69,18 @@ def resolve_model(name: str, on_progress: Progress = logger.info) -> Path:
 def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progress: Progress = logger.info) -> Path:
     """Builds the built-in model `name` and returns its directory, which appears whole or not at all.
 
-    `directory` is where to put it, and must be new or empty; unset, it goes to the cache, or is found there. Processes that ask
-    for the same one at once build it once. Raises `ValueError` for an unknown name, a directory in use or a cache that may not
-    be written to, `TimeoutError` when another process has been building it for `LONGEST_WAIT_SECONDS`, `OSError` when the disk
-    refuses.
+    Processes that need the same model at once build it once.
+
+    Args:
+        name: of `ARCHITECTURES`.
+        directory: where to build it, new or empty. None: in the cache, unless it is there already.
+        seed: of the weights and the warm-up.
+        on_progress: called with each line about the progress.
+
+    Raises:
+        ValueError: the name is unknown, the directory in use, or the cache not writable.
+        TimeoutError: another process has been building the model for `LONGEST_WAIT_SECONDS`.
+        OSError: the disk is full, or fails.
     """
     if name not in ARCHITECTURES:
         raise ValueError(f"model {name!r} is not built in ({', '.join(ARCHITECTURES)}{_nearest(name)})")
@@ -90,7 +105,7 @@ def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None
     from models.tiny_models import write_untrained
     from models.warm_up import warm_up
 
-    transformers_logging.disable_progress_bar()  # one file is saved in a blink
+    transformers_logging.disable_progress_bar()  # one file is saved at once
 
     on_progress(f"{name}: building it at {directory}")
     started = time.monotonic()
@@ -108,7 +123,7 @@ def _cache() -> Path:
 
 
 def _make_writable(cache: Path) -> None:
-    """Raises `ValueError` where nothing can be built."""
+    """Makes the cache's directory. Raises `ValueError` if it cannot be written to."""
     origin = "COUNTERPOINT_CACHE" if os.environ.get("COUNTERPOINT_CACHE") else "the cache"
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -122,7 +137,7 @@ def _make_writable(cache: Path) -> None:
 
 
 def _fingerprint(name: str, seed: int) -> str:
-    """16 hex digits that stand for everything that determines the model."""
+    """Returns 16 hex digits, a hash of everything that determines the model."""
     digest = hashlib.sha256(f"{name} {seed} {metadata.version('torch')} {metadata.version('transformers')}".encode())
     for module in _DETERMINING_MODULES:
         spec = find_spec(module)
@@ -134,7 +149,7 @@ def _fingerprint(name: str, seed: int) -> str:
 
 @contextmanager
 def _only_builder(cached: Path, on_progress: Progress) -> Iterator[None]:
-    """Holds the lock on building `cached`; it dies with its holder, so a killed builder blocks nobody."""
+    """Holds the lock on building `cached`. A killed process releases it."""
     lock_path = cached.with_name(f".{cached.name}.lock")
     started = reported = time.monotonic()
     while True:
@@ -147,7 +162,7 @@ def _only_builder(cached: Path, on_progress: Progress) -> Iterator[None]:
         now = time.monotonic()
         if now - started > LONGEST_WAIT_SECONDS:
             raise TimeoutError(
-                f"another process has been building {cached} for {LONGEST_WAIT_SECONDS:.0f} s; is it stopped?"
+                f"another process has been building {cached} for {LONGEST_WAIT_SECONDS:.0f} s; is that process stopped?"
             )
         if now - reported > _WAIT_REPORT_SECONDS:
             reported = now
@@ -160,15 +175,15 @@ def _only_builder(cached: Path, on_progress: Progress) -> Iterator[None]:
 
 
 def _fetch(name: str) -> Path:
-    """The snapshot of a hub model: configuration, tokenizer and safetensors weights."""
+    """Downloads the snapshot of a hub model: configuration, tokenizer and safetensors weights."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]))
-    except (OSError, ValueError) as error:  # the hub's own errors, HTTP and names alike, derive from these two
+    except (OSError, ValueError) as error:  # all errors of the hub's library derive from these two
         raise ValueError(
-            f"model {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}{_nearest(name)}), and the hub does "
-            f"not give it: {type(error).__name__}: {str(error).splitlines()[0]}"
+            f"model {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}{_nearest(name)}), and cannot be "
+            f"fetched from the hub: {type(error).__name__}: {str(error).splitlines()[0]}"
         ) from error
 
 

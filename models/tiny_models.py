@@ -1,8 +1,8 @@
 """The built-in models, untrained: a Qwen3 and a Qwen3-MoE, as transformers and vLLM define them.
 
-Half a million and 1.1 million parameters: about the least at which both tasks of the demo are learned in seconds, within what
-vLLM's CPU kernels take: heads of 32, widths in multiples of 32. The vocabulary is exactly the tokenizer's, or sampled ids would
-decode to nothing; the head is not tied to the embedding, since a tied one is not reloaded by every kernel.
+They have half a million and 1.1 million parameters, about the least with which both tasks of the demo are learned in seconds,
+within the limits of vLLM's CPU kernels: heads of 32, widths in multiples of 32. The vocabulary is exactly the tokenizer's, so
+every sampled id decodes; the head is not tied to the embedding, since some kernels do not reload a tied one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHARED = {
     "head_dim": 32,
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": False,
-    # Three times the usual: at this width attention would else start too flat to find its pattern within the warm-up.
+    # Three times the usual: at this width attention would otherwise start too flat to find its pattern within the warm-up.
     "initializer_range": 0.06,
 }
 
@@ -45,8 +45,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def write_untrained(name: str, directory: Path, seed: int) -> Any:
-    """Writes the tokenizer and the configurations of a built-in model into `directory`, and returns the model with random
-    weights, float32 on the CPU, which are the caller's to save. `torch`'s global random state is left as it was."""
+    """Writes the tokenizer and the configurations of a built-in model into `directory`, and returns the model.
+
+    The model has random weights, float32 on the CPU, which the caller saves. torch's global random state does not change.
+    """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3MoeConfig
 

@@ -1,7 +1,7 @@
 """The tokenizer of the built-in models: one token a byte, five special tokens, and a minimal chat template.
 
-Its files are those of any model (`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`), so that transformers, vLLM
-and `environments.chat` load it with the code that loads any other. `make_model.py` puts it beside the weights.
+Its files are those of any model (`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`), so transformers, vLLM and
+`environments.chat` load it like any other. `make_model.py` writes it beside the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PADDING = "<|endoftext|>"
 END_OF_TURN = "<|end|>"
 SPECIAL_TOKENS = (PADDING, "<|system|>", "<|user|>", "<|assistant|>", END_OF_TURN)
 
-# A role's token opens a message and one token ends it: the least that a chat needs, so that sequences stay short on a CPU.
+# One token opens a message and one ends it, so that sequences stay short on a CPU.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -28,8 +28,11 @@ CHAT_TEMPLATE = (
 
 
 def write_tokenizer(directory: Path, longest: int) -> Tokenizer:
-    """Writes the tokenizer's files into an existing directory and returns the tokenizer; `longest` is the model's context, in
-    tokens. Ids 0 to 255 are bytes (in the byte-level alphabet's order), then `SPECIAL_TOKENS`."""
+    """Writes the tokenizer's files into an existing directory, and returns the tokenizer.
+
+    Ids 0 to 255 are bytes (in the byte-level alphabet's order), followed by `SPECIAL_TOKENS`. `longest` is the model's context,
+    in tokens.
+    """
     vocabulary = {symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,8 +1,8 @@
-"""The warm-up of a built-in model: a minute of supervised learning after which RL has something to sharpen.
+"""The warm-up of a built-in model: a minute of supervised learning before RL.
 
-Two phases. First every demonstration is able play, until the model has the skill: learned from a mixture it would take three
-times as long. Then most are not, until the model samples able and poor play in the demonstrated shares; that sets the
-reward at which RL starts, and leaves the rest of the way to RL.
+It has two phases. First every demonstration is able play, until the model has the skill; from a mixture this would take three
+times as long. Then most demonstrations are poor play, until the model samples both in the demonstrated shares; that sets the
+reward at which RL starts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SKILL_STEPS = 220
 MIXTURE_STEPS = 200
 REVERSALS_A_STEP = 64
 GAMES_A_STEP = 16
-"""Games are learned in a tenth of the time, and are twice as long."""
+"""Fewer than reversals: games are learned in a tenth of the time, and are twice as long."""
 
-# The shares of able play give a reward of about 0.45 in each task; poor play earns something, too.
+# These shares of able play give a reward of about 0.45 in each task; poor play has some reward, too.
 REVERSING_SHARE = 0.38
 HALVING_SHARE = 0.38
 
@@ -32,8 +32,14 @@ _PROGRESS_SECONDS = 5.0
 
 
 def warm_up(model: Any, directory: Path, seed: int, on_progress: Callable[[str], None]) -> None:
-    """Trains `model` (a Hugging Face causal LM, float32, CPU) in place on demonstrations rendered by the chat template in
-    `directory`. On one thread, so that the result does not depend on the machine's number of cores."""
+    """Trains a model in place on demonstrations, on one thread, so that the result does not depend on the number of cores.
+
+    Args:
+        model: a Hugging Face causal LM, float32, on the CPU.
+        directory: with the tokenizer and the chat template.
+        seed: of the demonstrations.
+        on_progress: called with a line every few seconds.
+    """
     demonstrator = Demonstrator(Chat(directory), seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate_factor)
@@ -46,7 +52,7 @@ def warm_up(model: Any, directory: Path, seed: int, on_progress: Callable[[str],
             skilled = step < SKILL_STEPS
             reversals = demonstrator.reverse_text(REVERSALS_A_STEP, 1.0 if skilled else REVERSING_SHARE)
             games = demonstrator.guess_number(GAMES_A_STEP, 1.0 if skilled else HALVING_SHARE)
-            # Apart, since padding the one to the length of the other would double the work.
+            # Separately, since padding one to the length of the other would double the work.
             loss = sum(_learn(model, demonstrations) for demonstrations in (reversals, games))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -61,17 +67,20 @@ def warm_up(model: Any, directory: Path, seed: int, on_progress: Callable[[str],
 
 
 def _learning_rate_factor(step: int) -> float:
-    """20 steps up, then level, then down to a fiftieth over the second half of the mixture."""
+    """Returns the factor: 20 steps up, then level, then down to a fiftieth over the second half of the mixture."""
     left = SKILL_STEPS + MIXTURE_STEPS - step
     return min((step + 1) / 20, 1.0, 0.02 + left / (MIXTURE_STEPS / 2))
 
 
 def _learn(model: Any, demonstrations: Sequence[Demonstration]) -> float:
-    """Adds the gradient of these demonstrations: mean cross-entropy over what the players wrote (returned), and, for a mixture of
-    experts, the load-balancing term of its configuration, without which a few experts would do all the work."""
+    """Adds the gradient of these demonstrations, and returns the mean cross-entropy over the players' tokens, in nats.
+
+    For a mixture of experts the loss also has the load-balancing term of its configuration, without which a few experts would do
+    all the work.
+    """
     token_ids_BT, written_BT = _pad(demonstrations, model.config.pad_token_id)
     is_moe = hasattr(model.config, "num_experts")
-    # Causal attention alone keeps padding on the right from what comes before it: no mask is needed.
+    # Padding on the right needs no mask: with causal attention it does not affect the tokens before it.
     output = model(input_ids=token_ids_BT, use_cache=False, **({"output_router_logits": True} if is_moe else {}))
     targets = token_ids_BT[:, 1:].masked_fill(~written_BT[:, 1:], -100)
     cross_entropy = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), targets.flatten())
@@ -83,7 +92,7 @@ def _learn(model: Any, demonstrations: Sequence[Demonstration]) -> float:
 
 
 def _pad(demonstrations: Sequence[Demonstration], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids int64 `[B, T]`, and where the players wrote them, bool `[B, T]`; shorter conversations end in padding."""
+    """Returns token ids int64 `[B, T]`, and where the players wrote them, bool `[B, T]`; padded on the right."""
     longest = max(len(each.token_ids) for each in demonstrations)
     token_ids = [each.token_ids + [padding] * (longest - len(each.token_ids)) for each in demonstrations]
     written = [each.written + [False] * (longest - len(each.written)) for each in demonstrations]

@@ -1,4 +1,4 @@
-"""The trainer: receives the batches of its runs, trains them side by side, publishes weights, and says what is durable.
+"""The trainer: receives the batches of its runs, trains them side by side, publishes weights, and writes checkpoints.
 
 `Trainer.serve` reads like a table of contents. A run is admitted when its orchestrator has connected and a slot is free: its
 state is loaded from the newest checkpoint, its weights are published, and only then `READY` is sent. A step is opened when its
@@ -45,33 +45,33 @@ from transport.wires.open import open_receiver
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-"""Longest wait for a message before looking at the stop request again."""
+"""Longest wait for a message before checking for a stop request."""
 
 DISCOVERY_SECONDS, PROMPT_DISCOVERY_SECONDS = 1.0, 0.1
-"""Between two looks at the runs' directories: when nothing is known to have changed, and when somebody called."""
+"""Between two discoveries: when nothing is known to have changed, and after a `HELLO` or `BYE`."""
 
 EVICTED = 3
-"""Exit code; the orchestrator's is the same, so that a job's does not depend on which of them ends first."""
+"""Exit code, equal to the orchestrator's, so that a job's does not depend on which of them ends first."""
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""What goes wrong with the disk that all runs share. Anything else in a run's directory is that run's own concern."""
+"""Errors of the disk that all runs share. Any other error in a run's directory concerns that run alone."""
 
 WAITING_REPORT_SECONDS = 30.0
-"""Between log lines that say what is awaited."""
+"""Between log lines about what is awaited."""
 
 
 def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
-    """Runs the trainer until its runs are done, it is told to stop, or it fails. Call it from the main thread, once a process.
+    """Runs the trainer until its runs are done, a stop signal, or a failure. Call it from the main thread, once a process.
 
-    With `processes` above 1, this process only starts and watches that many ranks.
+    With `processes` above 1, this process only starts and supervises that many ranks.
 
     Args:
         config: `model` is a directory.
         on_ready: called once the model is loaded and the wire is open.
 
     Returns:
-        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 128 + the signal that ended it before it was done,
-        with a checkpoint.
+        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 128 + a signal that ended it before it was done, with a
+        checkpoint.
     """
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         logger.error(
@@ -126,6 +126,7 @@ class Trainer:
     """Rank 0's loop between the wire, the learner and the disk."""
 
     def __init__(self, config: TrainerConfig, learner: Learner, receiver: BatchReceiver) -> None:
+        """Registers its hooks with the learner's manager; with `resume`, reads which runs are finished."""
         self._config = config
         self._learner = learner
         self._manager = learner.manager
@@ -147,7 +148,7 @@ class Trainer:
                 self._registry.finished_before(finished.run_id, time.monotonic() + finished.trainer_timeout_seconds)
 
     def serve(self, stop: StopSignals) -> int:
-        """Until the runs have ended, or `stop`; the exit code."""
+        """Trains until the runs have ended, or `stop`; returns the exit code."""
         while not (stop.count or self._over()):
             self._receive()
             self._discover_if_due()
@@ -177,7 +178,7 @@ class Trainer:
         if not training:
             self._report_waiting()
 
-    # --- runs come and go ---
+    # --- admission and leaving ---
 
     def _discovery_due(self) -> float:
         prompt = self._slots_change or self._sessions.has_news
@@ -233,7 +234,7 @@ class Trainer:
             logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, steps)
 
     def _evict(self, run: Occupancy, reason: str) -> None:
-        """Nothing more is taken from the run; what it has trained stays."""
+        """Evicts a run; what it has trained is kept."""
         self._close_step(run.slot)
         self._manager.evict_run(run.slot, reason)
         self._sessions.send_away(run.run_id, reason)
@@ -279,7 +280,7 @@ class Trainer:
             self._registry.advance(slot, time.monotonic())
 
     def _close_step(self, slot: int) -> None:
-        """Forgets the run's open step, if there is one."""
+        """Drops the run's open step, if there is one."""
         self._shares.remove(slot)
         if self._registry.close_step(slot, time.monotonic()):
             self._learner.drop_step(slot)
@@ -287,7 +288,7 @@ class Trainer:
     # --- the disk ---
 
     def _publish(self, run: Occupancy, anew: bool = False) -> bool:
-        """Whether the weights are published; if not, the run is on its way out. `anew`: what is there beyond them goes."""
+        """Publishes the weights; returns False if it failed, and the run leaves. `anew` first removes later versions."""
         broadcaster = self._broadcasters[run.slot]
         try:
             with self._learner.kept_alive():
@@ -300,7 +301,7 @@ class Trainer:
         except OSError as error:
             if error.errno in DISK_FAULTS:
                 raise
-            if not self._manager.is_deleted(run.slot):  # not ours to write, or about to be deleted
+            if not self._manager.is_deleted(run.slot):  # not writable, or about to be deleted
                 self._evict(run, f"version {run.progress.step} of its weights cannot be published: {error}")
             self._slots_change = True
             return False
@@ -327,7 +328,7 @@ class Trainer:
             self._sessions.durable(run)
 
     def _save(self, run: Run) -> bool:
-        """Whether there was something to save: weights that have been trained, and have not been found broken."""
+        """Writes a checkpoint; returns False if there is none to write: the weights are not new, not published or not intact."""
         if not run.intact:
             return False
         newest = checkpoint.newest_step(self._config.output_dir, run.run_id)
@@ -339,7 +340,7 @@ class Trainer:
         return True
 
     def _durable_step(self, run: Occupancy) -> int:
-        """What its checkpoints make durable: at the end all, before only what the oldest of them covers."""
+        """Returns the step up to which batches are durable: at the end the last, before that of the oldest kept checkpoint."""
         if run.finished:
             return run.progress.step
         return checkpoint.fallback_step(self._config.output_dir, run.run_id, self._config.keep_checkpoints)

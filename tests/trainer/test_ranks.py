@@ -170,7 +170,7 @@ def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_tog
     ]
     assert second[0] == [
         "refused",
-        "discover_runs is rank 0's business, and this is rank 1: it follows by synchronize_state",
+        "discover_runs was called on rank 1; call it on rank 0, and synchronize_state on every rank",
     ]
     assert second[1:] == first
 

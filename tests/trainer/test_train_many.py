@@ -183,7 +183,11 @@ async def one_batch(end: Feeder) -> None:
         (not_a_number, {}, "step 1: sample 0 (1-0): advantages_T is nan"),
         (a_reward_that_is_not_a_number, {}, "step 1: sample 0 (1-0): reward is nan"),
         (more_than_its_share, {}, "a run may use at most 50000"),
-        (beyond_its_credit, {}, "step 28: this trainer trains step 1 next and holds 4 batches, as it was told 8 times"),
+        (
+            beyond_its_credit,
+            {},
+            "step 28: this trainer trains step 1 next and holds 4 batches; it was rejected 8 times before",
+        ),
         (one_batch, {"loss": {"kind": f"{__name__}:raises"}}, "the loss of step 1 raised KeyError"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The runs of a trainer: who may come in, who has a slot, who is connected, and their checkpoints."""
+"""The runs of a trainer: their admission, slots, sessions and checkpoints."""

@@ -1,4 +1,4 @@
-"""Checks which runs in the job's directory can be trained, and tells the others' orchestrators why not.
+"""Checks which runs in the job's directory can be trained, and writes for the others why not.
 
 A configuration is checked once, and again when its file has changed. `trainer/runs/registry.py` keeps the results.
 """
@@ -25,10 +25,13 @@ ConfigValidationHook = Callable[[RunConfig], tuple[bool, str]]
 
 
 class Admission:
-    """Checks the configurations of one job's runs for the registry. Writes `control/config_validation_error.txt`, on which the
-    orchestrator ends, and removes the file when a configuration passes."""
+    """Checks the configurations of one job's runs for the registry.
+
+    Writes `control/config_validation_error.txt`, on which the orchestrator ends, and removes it when a configuration passes.
+    """
 
     def __init__(self, output_dir: Path, registry: RunRegistry) -> None:
+        """Checks the runs in `output_dir`, and reports to `registry`."""
         self._output_dir = output_dir
         self._registry = registry
         self.hooks: list[ConfigValidationHook] = []
@@ -41,7 +44,7 @@ class Admission:
             self._check(sighting)
 
     def refuse(self, run_id: str, reason: str, sighting: Sighting | None = None) -> None:
-        """Refuses the configuration of `sighting`, or the one that was accepted."""
+        """Refuses the configuration of `sighting`; without it, the configuration that was accepted."""
         reason = reason[:MAX_REASON_LENGTH]
         logger.error("run %s is refused: %s", run_id, reason)
         self._registry.refuse(run_id, reason, sighting)
@@ -66,22 +69,22 @@ class Admission:
     def _write(self, run_id: str, write: Callable[[Path, str], None]) -> None:
         try:
             write(self._output_dir, run_id)
-        except OSError as error:  # deleted, or not ours to write: this concerns the one run
+        except OSError as error:  # deleted, or not writable: this concerns the one run
             logger.warning("the result for run %s cannot be written to its directory: %s", run_id, error)
 
     def _eviction(self, run_id: str) -> str:
         path = control_files.run_directory(self._output_dir, run_id) / "control" / control_files.EVICTED
-        reason = control_files.eviction(self._output_dir, run_id) or "no reason is left"
-        return f"{reason} ({path}: mend its cause and remove that file to let the run in again)"
+        reason = control_files.eviction(self._output_dir, run_id) or "the file is gone"
+        return f"{reason} ({path}: fix the cause and remove that file to admit the run again)"
 
 
 def hook_name(hook: Callable[..., object]) -> str:
-    """The name of a hook in messages."""
+    """Returns the name of a hook for messages."""
     return f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', repr(hook))}"
 
 
 def _validate(hook: ConfigValidationHook, config: RunConfig) -> tuple[bool, str]:
-    """The result of a hook; one that raises refuses the configuration, since it failed on this one."""
+    """Calls a hook; one that raises refuses the configuration."""
     try:
         return hook(config)
     except Exception as error:  # noqa: BLE001 - any error concerns this run alone

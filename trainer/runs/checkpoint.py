@@ -1,7 +1,7 @@
-"""The trainer's checkpoints of one run, `trainer/<run_id>/checkpoints/step_N/`: everything that makes a resume exact.
+"""Checkpoints of one run, `trainer/<run_id>/checkpoints/step_N/`: all that an exact resume needs.
 
-`state.safetensors` holds the weights, the optimizer's moments and the random state as tensors, `state.json` the progress. Nothing
-is pickled. A directory appears whole, with its `STABLE` marker, or not at all.
+`state.safetensors` holds the weights, the optimizer's moments and the random state as tensors, `state.json` the progress.
+Nothing is pickled. A directory appears whole, with its `STABLE` marker, or not at all.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used; the message says which and why."""
+    """A checkpoint that cannot be used; the message names it and the reason."""
 
 
 def checkpoints_directory(output_dir: Path, run_id: str) -> Path:
-    """Where the trainer keeps its checkpoints of a run."""
+    """Returns the directory of the trainer's checkpoints of a run."""
     return output_dir / "trainer" / run_id / "checkpoints"
 
 
 def newest_step(output_dir: Path, run_id: str) -> int:
-    """The step of the newest checkpoint of a run; 0 when there is none."""
+    """Returns the step of the newest checkpoint of a run; 0 if there is none."""
     return max(published_steps(checkpoints_directory(output_dir, run_id)), default=0)
 
 
 def fallback_step(output_dir: Path, run_id: str, keep: int) -> int:
-    """The step of the oldest of `keep` checkpoints, to which a run can go back should the newer ones be damaged; 0 when there are
-    fewer."""
+    """Returns the step of the oldest of `keep` checkpoints, the fallback if newer ones are damaged; 0 if there are fewer."""
     steps = published_steps(checkpoints_directory(output_dir, run_id))
     return steps[-keep] if len(steps) >= keep else 0
 
 
 def holds_any(output_dir: Path) -> Path | None:
-    """A published checkpoint of any run under `output_dir`, or None."""
+    """Returns a published checkpoint of any run under `output_dir`, or None."""
     return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
 
 
 def finished_runs(output_dir: Path) -> list[RunConfig]:
-    """The configurations of the runs under `output_dir`, evicted ones left out, if the checkpoints say of every one that it is
-    trained to its end; else none."""
+    """Returns the configurations of the runs under `output_dir` if all of them, except evicted ones, are trained to their ends.
+
+    An empty list if one is not, by its checkpoints, or cannot be read.
+    """
     finished: list[RunConfig] = []
     for run_id, sighting in control_files.scan(output_dir).items():
         if sighting.evicted:
@@ -66,7 +67,7 @@ def finished_runs(output_dir: Path) -> list[RunConfig]:
         try:
             config = control_files.read_config(output_dir, run_id)
         except control_files.InvalidConfig:
-            return []  # the gate will say what is wrong with it
+            return []  # admission reports what is wrong with it
         if config is None or newest_step(output_dir, run_id) < config.steps:
             return []
         finished.append(config)
@@ -74,9 +75,9 @@ def finished_runs(output_dir: Path) -> list[RunConfig]:
 
 
 def set_aside(output_dir: Path, run_id: str) -> None:
-    """Moves the checkpoints of a run whose directory was deleted to `trainer/.deleted-<run_id>/`, in place of any that are there.
+    """Moves the checkpoints of a run whose directory was deleted to `trainer/.deleted-<run_id>/`, and replaces any there.
 
-    A new run of that name begins anew, and what was deleted by mistake is not lost.
+    Another run of that name then starts afresh, and a run deleted by mistake is not lost.
     """
     former = output_dir / "trainer" / run_id
     aside = former.with_name(f".deleted-{run_id}")
@@ -87,7 +88,7 @@ def set_aside(output_dir: Path, run_id: str) -> None:
 
 
 def set_aside_deleted(output_dir: Path) -> None:
-    """The same for every run whose directory was deleted while no trainer ran."""
+    """Does the same for every run whose directory was deleted while no trainer ran."""
     for kept in sorted(output_dir.glob("trainer/*/checkpoints")):
         run_id = kept.parent.name
         if re.fullmatch(IDENTIFIER_PATTERN, run_id) and not control_files.run_directory(output_dir, run_id).exists():
@@ -96,10 +97,10 @@ def set_aside_deleted(output_dir: Path) -> None:
 
 
 def save(run: Run, output_dir: Path, keep: int) -> None:
-    """Writes the checkpoint of the run's current step unless it is there already, then removes all but the newest `keep`. The
-    weights that were broadcast at this step become durable with it: a resume takes them as they are.
+    """Writes the checkpoint of the run's step unless it exists, then removes all but the newest `keep`.
 
-    Raises `OSError` (disk full); the former checkpoints are then intact.
+    The broadcast of this step is flushed first, since a resume uses it. Raises `OSError` (disk full); the earlier checkpoints are
+    then intact.
     """
     parent = checkpoints_directory(output_dir, run.run_id)
     step = run.progress.step
@@ -107,7 +108,7 @@ def save(run: Run, output_dir: Path, keep: int) -> None:
         broadcast = control_files.run_directory(output_dir, run.run_id) / "broadcast" / f"step_{step}"
         if broadcast.is_dir():
             flush_directory(broadcast)
-        # Each tensor gets its own storage: safetensors refuses two names for one.
+        # Each tensor gets its own memory: safetensors refuses two names for one.
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.optimizer.state().items()}
         with publish_directory(parent / f"step_{step}") as directory:
             save_file(tensors | _random_state(), directory / "state.safetensors")
@@ -118,7 +119,7 @@ def save(run: Run, output_dir: Path, keep: int) -> None:
 
 
 def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
-    """Puts the run where it was after `step`, and with `random_state` this process's generators, too, which runs share.
+    """Restores the run as it was after `step`, and with `random_state` this process's generators, too, which runs share.
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or is of another model, adapter, optimizer or format.
@@ -133,7 +134,7 @@ def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise _unusable(directory, error) from error
     run.progress = progress
-    logger.info("run %s goes on after step %d, from %s", run.run_id, step, directory)
+    logger.info("run %s continues after step %d, from %s", run.run_id, step, directory)
 
 
 def _read_progress(output_dir: Path, run_id: str, step: int) -> Progress:
@@ -146,7 +147,7 @@ def _read_progress(output_dir: Path, run_id: str, step: int) -> Progress:
             )
         progress = Progress(**description["progress"])
         if progress.step != step:
-            raise ValueError(f"it says it is of step {progress.step}")
+            raise ValueError(f"its progress is of step {progress.step}; expected {step}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unusable(directory, error) from error
     return progress
@@ -154,8 +155,8 @@ def _read_progress(output_dir: Path, run_id: str, step: int) -> Progress:
 
 def _unusable(directory: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint {directory} cannot be used: {error}. If it is damaged, remove that directory to go on from the "
-        "one before"
+        f"the checkpoint {directory} cannot be used: {error}. If it is damaged, remove that directory to continue "
+        "from the checkpoint before"
     )
 
 

@@ -1,8 +1,7 @@
-"""`run_<id>/control/` as the trainer reads and writes it: who is there, with which configuration, and what the trainer answers.
+"""Reads and writes `run_<id>/control/` for the trainer: runs, their configurations, refusals and evictions.
 
-A directory is looked at without trust: its name has to be an id, neither it nor its `control` may be a link, and its files
-are read as `transport/files/untrusted.py` reads those of others. Nothing here needs torch, so that the command line evicts a
-run by the same function as the trainer.
+A directory is not trusted: its name must be an id, neither it nor its `control` may be a link, and its files are read by
+`transport/files/untrusted.py`. Nothing here needs torch, so the command line evicts a run by the same function as the trainer.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ EVICTED = "evicted.txt"
 _REFUSED = "config_validation_error.txt"
 
 MAX_CONFIG_BYTES = 2**20
-"""Of `orch.toml`; larger ones are not read."""
+"""Of `orch.toml`; a larger file is not read."""
 
 MAX_REASON_BYTES = 2**14
-"""Of `evicted.txt`; larger ones are not read. What the trainer writes to `control/` is no longer, either."""
+"""Of `evicted.txt`; a larger file is not read. The files that the trainer writes to `control/` have the same limit."""
 
 FileIdentity = tuple[int, int, int]
-"""Time of change in nanoseconds, size and inode: differs once a file was replaced."""
+"""Time of change in nanoseconds, size in bytes, and inode; another one after a file was replaced."""
 
 
 class InvalidConfig(ValueError):
-    """A configuration with which a run cannot be trained; the message says why and what to do."""
+    """A configuration that cannot be trained; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Sighting:
 
     run_id: str
     directory: int
-    """Its inode: another one is another run of the same name."""
+    """Its inode; another inode is another run of the same name."""
     config: FileIdentity
     evicted: bool
 
@@ -56,13 +55,15 @@ class Sighting:
 
 
 def run_directory(output_dir: Path, run_id: str) -> Path:
-    """`<output_dir>/run_<id>`."""
+    """Returns `<output_dir>/run_<id>`."""
     return output_dir / f"run_{run_id}"
 
 
 def scan(output_dir: Path) -> dict[str, Sighting]:
-    """The runs in a job's directory by id. One that appears or goes meanwhile is there or not, and either is right; one that
-    may not be read is not there."""
+    """Returns the runs in a job's directory by id.
+
+    A run that appears or is deleted meanwhile may be missing or not; a run that may not be read is missing.
+    """
     seen: dict[str, Sighting] = {}
     with os.scandir(output_dir) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
@@ -70,32 +71,32 @@ def scan(output_dir: Path) -> dict[str, Sighting]:
             if run_id == entry.name or not re.fullmatch(IDENTIFIER_PATTERN, run_id):
                 continue
             try:
-                sighting = _look(entry, run_id)
+                sighting = _sight(entry, run_id)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                logger.debug("%s cannot be looked into, and is no run: %s", entry.path, error)
+                logger.debug("%s cannot be read, and is not a run: %s", entry.path, error)
             else:
                 if sighting is not None:
                     seen[run_id] = sighting
     return seen
 
 
-def _look(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
-    """The run in `directory`, if there is one. There may be thousands, finished long ago: no more calls than needed."""
+def _sight(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
+    """Returns the run in `directory`, if there is one. There may be thousands of old ones, so it makes few system calls."""
     control = f"{directory.path}/control"
     config = f"{control}/orch.toml"
     found = os.stat(config)
     if directory.is_symlink() or os.path.islink(control) or os.path.islink(config):
-        # The link may lead to another run's directory, and an answer would then go to that run.
-        logger.debug("%s contains a link to another place; ignored as a run", directory.path)
+        # A link may lead to another run's directory, and a refusal would then be written to that run.
+        logger.debug("%s contains a link; ignored as a run", directory.path)
         return None
     changed = (found.st_mtime_ns, found.st_size, found.st_ino)
     return Sighting(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
 
 
 def read_config(output_dir: Path, run_id: str) -> RunConfig | None:
-    """A run's configuration; None where the file has gone. Raises `InvalidConfig`."""
+    """Reads a run's configuration; None if the file is gone. Raises `InvalidConfig`."""
     path = run_directory(output_dir, run_id) / "control" / "orch.toml"
     try:
         config = RunConfig.model_validate(read_toml(path, MAX_CONFIG_BYTES))
@@ -116,18 +117,20 @@ def refuse_config(output_dir: Path, run_id: str, message: str) -> None:
 
 
 def accept_config(output_dir: Path, run_id: str) -> None:
-    """Takes back what `refuse_config` wrote of an earlier configuration. Raises `OSError`."""
+    """Removes the file that `refuse_config` wrote for an earlier configuration. Raises `OSError`."""
     (run_directory(output_dir, run_id) / "control" / _REFUSED).unlink(missing_ok=True)
 
 
 def evict(output_dir: Path, run_id: str, reason: str) -> None:
-    """Writes `control/evicted.txt`: the trainer takes nothing more from this run until an operator removes the file. Raises
-    `OSError`, as when there is no such run."""
+    """Writes `control/evicted.txt`: the trainer accepts nothing from this run until an operator removes the file.
+
+    Raises `OSError`, also if there is no such run.
+    """
     _write(output_dir, run_id, EVICTED, reason)
 
 
 def eviction(output_dir: Path, run_id: str) -> str | None:
-    """Why the run was evicted; None where it was not."""
+    """Returns why the run was evicted; None if it was not."""
     path = run_directory(output_dir, run_id) / "control" / EVICTED
     try:
         return read_text(path, MAX_REASON_BYTES).strip() or "no reason given"

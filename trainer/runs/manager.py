@@ -41,14 +41,14 @@ DeletionHook = Callable[[int, str], object]
 
 
 class HookError(RuntimeError):
-    """A hook raised; the message names it, its run and what it raised."""
+    """A hook raised; the message names the hook, the run and the error."""
 
 
 class MultiRunManager:
     """The slots of one trainer: their runs in `registry`, their hooks, and their adapters in the model."""
 
     def __init__(self, output_dir: Path, max_runs: int, seed: int = 0) -> None:
-        """`seed`: of every run's initial adapter, whatever its slot, so that the result does not depend on it."""
+        """Starts with `max_runs` free slots. `seed` is that of every run's initial adapter, whatever its slot."""
         self._output_dir = output_dir
         self.registry = RunRegistry(max_runs)
         self._seed = seed
@@ -60,23 +60,23 @@ class MultiRunManager:
     # --- hooks ---
 
     def register_discovered_hook(self, hook: DiscoveredHook) -> None:
-        """Rank 0 calls it with slot, id and configuration when a run gets a slot."""
+        """Registers a hook that rank 0 calls with slot, id and configuration when a run gets a slot."""
         self._register("discovered", hook)
 
     def register_forgotten_hook(self, hook: ForgottenHook) -> None:
-        """Rank 0 calls it with slot and id when a run loses its slot, which still holds what it held."""
+        """Registers a hook that rank 0 calls with slot and id before a run loses its slot."""
         self._register("forgotten", hook)
 
     def register_creation_hook(self, hook: CreationHook) -> None:
-        """Every rank calls it with slot, id and configuration in `synchronize_state`."""
+        """Registers a hook that every rank calls with slot, id and configuration in `synchronize_state`."""
         self._register("creation", hook)
 
     def register_deletion_hook(self, hook: DeletionHook) -> None:
-        """Every rank calls it with slot and id in `synchronize_state`, before any creation."""
+        """Registers a hook that every rank calls with slot and id in `synchronize_state`, before any creation."""
         self._register("deletion", hook)
 
     def register_config_validation_hook(self, hook: ConfigValidationHook) -> None:
-        """Rank 0 calls it with every new configuration, before the run gets a slot."""
+        """Registers a hook that rank 0 calls with every new configuration, before the run gets a slot."""
         self._admission.hooks.append(hook)
 
     def _register(self, kind: str, hook: Callable[..., Any]) -> None:
@@ -94,10 +94,10 @@ class MultiRunManager:
     # --- rank 0 ---
 
     def discover_runs(self, present: Collection[str] | None = None) -> bool:
-        """Looks at the job's directory, lets runs go and come, and calls the forgotten and the discovered hooks. Rank 0 only.
+        """Scans the job's directory, gives and takes slots, and calls the forgotten and the discovered hooks; on rank 0.
 
         Args:
-            present: the runs whose orchestrators are there; no other gets a slot. None: every run does.
+            present: the runs whose orchestrators are present; no other gets a slot. None: all count as present.
 
         Returns:
             Whether any slot changed, so that `synchronize_state` is due on every rank.
@@ -132,17 +132,21 @@ class MultiRunManager:
             os.close(descriptor)
 
     def is_deleted(self, slot: int) -> bool:
-        """Whether the directory that the run was admitted from is gone, be there another in its place or not. On rank 0."""
+        """Returns whether the directory from which the run was admitted is gone, or replaced by another; on rank 0."""
         occupancy = self.registry.in_slot(slot)
         try:
-            found = control_files.run_directory(self._output_dir, occupancy.run_id).lstat().st_ino  # a link is no run
+            found = (
+                control_files.run_directory(self._output_dir, occupancy.run_id).lstat().st_ino
+            )  # a link is not a run
         except FileNotFoundError:
             return True
         return found != occupancy.directory
 
     def evict_run(self, slot: int, reason: str) -> None:
-        """Writes `control/evicted.txt`; the run loses its slot at the next discovery. Where the file cannot be written, the run
-        is refused until its configuration changes or the trainer starts anew. Rank 0 only."""
+        """Writes `control/evicted.txt`; the run loses its slot at the next discovery. On rank 0.
+
+        If the file cannot be written, the run is refused until its configuration changes or the trainer restarts.
+        """
         self._require_rank_zero("evict_run")
         run_id = self.registry.in_slot(slot).run_id
         logger.warning("run %s is evicted: %s", run_id, reason)
@@ -154,8 +158,10 @@ class MultiRunManager:
                 self._admission.refuse(run_id, f"{reason} ({error})")
 
     def refuse_run(self, slot: int, reason: str) -> None:
-        """Takes the run's configuration for invalid after all: as with any such, its orchestrator shows why, the run loses its
-        slot at the next discovery, and is looked at again when its file has changed. Rank 0 only."""
+        """Refuses a configuration that was accepted: the run loses its slot at the next discovery. On rank 0.
+
+        The reason is written for the orchestrator, and the configuration is checked again when its file changes.
+        """
         self._require_rank_zero("refuse_run")
         self.registry.leave(slot)
         self._admission.refuse(self.registry.in_slot(slot).run_id, reason)
@@ -163,14 +169,16 @@ class MultiRunManager:
     def _require_rank_zero(self, what: str) -> None:
         if _rank() != 0:
             raise RuntimeError(
-                f"{what} is rank 0's business, and this is rank {_rank()}: it follows by synchronize_state"
+                f"{what} was called on rank {_rank()}; call it on rank 0, and synchronize_state on every rank"
             )
 
     # --- every rank ---
 
     def synchronize_state(self) -> None:
-        """Takes over rank 0's slots on every rank, which must all call it; then all deletion hooks are called, run by run and
-        in the order of their registration, and then all creation hooks. With one process nothing is communicated.
+        """Takes over rank 0's slots on every rank, then calls all deletion hooks and then all creation hooks.
+
+        Every rank must call it. The hooks are called run by run, in the order of their registration. With one process nothing is
+        communicated.
 
         Raises:
             HookError: a hook raised.
@@ -186,7 +194,7 @@ class MultiRunManager:
                 occupancy.created = True
 
     def _exchange(self, key: str) -> None:
-        """Rank 0's state to all ranks by the process group's store, in msgpack. The last reader clears it away."""
+        """Sends rank 0's slots to all ranks by the process group's store, in msgpack. The last reader removes the key."""
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 0:
             store.set(key, msgpack.packb([_packed(occupancy) for occupancy in self.registry.at()]))

@@ -1,6 +1,6 @@
-"""One run as the trainer keeps it: its stage, what its directory says, its orchestrator's presence, and what its slot holds.
+"""The record of one run: its stage, its directory and configuration, its orchestrator's presence, and what its slot holds.
 
-Pure data. `trainer/runs/registry.py` has the records of all runs and the only functions that change their stages.
+Pure data. `trainer/runs/registry.py` has the records of all runs, and the only functions that change their stages.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from transport.records import Batch
 
 
 class Stage(Enum):
-    """How far a run has come at the trainer."""
+    """The stage of a run at the trainer."""
 
     SEEN = "seen"
-    """Its orchestrator has connected, or its directory is there; no configuration has been checked."""
+    """The orchestrator has connected, or the directory is there; no configuration has been checked."""
     REFUSED = "refused"
-    """Its configuration cannot be trained; it is checked again when the file changes."""
+    """The configuration cannot be trained; it is checked again when the file changes."""
     EVICTED = "evicted"
     """`control/evicted.txt` is there, and the run has no slot."""
     WAITING = "waiting"
-    """It may be trained and has no slot."""
+    """The run may be trained, and has no slot."""
     ADMITTED = "admitted"
-    """It has a slot; its adapter and optimizer are made, and its first weights published."""
+    """The run has a slot; its adapter and optimizer are being made, and its first weights published."""
     TRAINING = "training"
-    """It has a slot, and its batches are taken."""
+    """The run has a slot, and its batches are taken."""
     FINISHED = "finished"
-    """It has a slot, and all its steps are trained."""
+    """The run has a slot, and all its steps are trained."""
     LEAVING = "leaving"
-    """It has a slot, which it loses at the next discovery; no batch is taken."""
+    """The run has a slot, which it loses at the next discovery; no batch is taken."""
     DELETED = "deleted"
-    """Its directory was deleted while it had a slot, and there is none of that name."""
+    """The directory was deleted while the run had a slot, and there is none of that name."""
 
 
 WITHOUT_SLOT = frozenset({Stage.SEEN, Stage.REFUSED, Stage.EVICTED, Stage.WAITING, Stage.DELETED})
@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Occupancy:
-    """What the trainer keeps of a run in a slot, from its admission until it leaves. Nothing of it outlives that."""
+    """What a slot holds of its run, from the admission until the run leaves. Nothing of it outlives that."""
 
     slot: int
     """The run's position among the trainer's `max_runs`."""
@@ -84,7 +84,7 @@ class Occupancy:
     failure: str | None = None
     """Why the run could not be made on the ranks."""
     durable_step: int = 0
-    """Acknowledged as durable: the batches up to this step will not be asked for again."""
+    """Acknowledged as durable: the batches up to this step will not be needed again."""
     session: int | None = None
     """The number sent with the last READY."""
     committed: int = 0
@@ -94,7 +94,7 @@ class Occupancy:
     waiting: dict[int, Batch] = field(default_factory=dict)
     """Batches received and not yet trained, by step."""
     open_step: int | None = None
-    """The step in training: its batch waits no more, and has not been trained."""
+    """The step in progress: its batch is no longer in `waiting`, and not yet trained."""
     waited: float = 0.0
     """Seconds for which the batch of the open step was awaited."""
     idle_since: float = 0.0
@@ -108,7 +108,7 @@ class Occupancy:
 
 @dataclass(slots=True)
 class Presence:
-    """Whether a run's orchestrator is connected, and what it was last told. Times are of one monotonic clock, in seconds."""
+    """Whether a run's orchestrator is connected, and the last answer to it. Times are of one monotonic clock, in seconds."""
 
     connected: bool = False
     """From `HELLO` to `BYE`."""
@@ -118,35 +118,35 @@ class Presence:
     farewell_before: float = math.inf
     """Of a run that is trained to its end: when the trainer stops waiting for its orchestrator's `BYE`."""
     unanswered_since: float | None = None
-    """Since when an orchestrator whose run has no slot waits."""
+    """Since when the orchestrator of a run without a slot awaits an answer."""
     last_answer: tuple[str, float] | None = None
-    """What an orchestrator whose run waits was last told, and when."""
+    """The last answer to the orchestrator of a waiting run, and its time."""
 
     def is_present(self, now: float) -> bool:
-        """Whether the orchestrator is connected and has not been unreachable for too long."""
+        """Returns whether the orchestrator is connected and has not been unreachable for longer than `patience`."""
         return self.connected and now - self.unreachable_since <= self.patience
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """All that the trainer keeps of one run, except torch's state, which the learner has by slot."""
+    """All that the trainer keeps of one run, except torch's state, which the learner has."""
 
     run_id: str
     stage: Stage = Stage.SEEN
     sighting: Sighting | None = None
-    """Its directory, as of the last discovery."""
+    """The directory, as of the last discovery."""
     checked: Sighting | None = None
     """The sighting whose configuration was checked."""
     config: RunConfig | None = None
-    """The configuration, where it passed."""
+    """The configuration, if it was accepted."""
     refusal: str | None = None
-    """Why the configuration was refused, where it was."""
+    """Why the configuration was refused, if it was."""
     eviction: str | None = None
-    """What `control/evicted.txt` says, where it is there."""
+    """The reason in `control/evicted.txt`, if the file exists."""
     had_slot: bool = False
     """Whether its batches have ever been taken: the trainer's end depends on such runs alone."""
     ended: Literal[Stage.EVICTED, Stage.DELETED] | None = None
-    """How it ended after it had a slot; None until then, and again once it is admitted anew."""
+    """How the run ended after it had a slot; None before, and again after another admission."""
     presence: Presence = field(default_factory=Presence)
     occupancy: Occupancy | None = None
 
@@ -157,5 +157,5 @@ class RunRecord:
 
     @property
     def reason(self) -> str | None:
-        """Why the run may not have a slot, for people; None where nothing is against it."""
+        """Why the run may not have a slot; None if nothing is against it."""
         return self.eviction or self.refusal

@@ -21,6 +21,7 @@ class RunRegistry:
     """The records by run id, and an index of them by slot."""
 
     def __init__(self, max_runs: int) -> None:
+        """Starts with `max_runs` free slots and no run."""
         self.max_runs = max_runs
         self.queue: list[str] = []
         """Runs that waited for a slot at the last `plan`, in the order in which they get one."""
@@ -33,42 +34,42 @@ class RunRegistry:
     # --- reading ---
 
     def __iter__(self) -> Iterator[RunRecord]:
-        """The records in the order in which the runs were first seen."""
+        """Iterates over the records in the order in which the runs were first seen."""
         return iter(self._records.values())
 
     def find(self, run_id: str) -> RunRecord | None:
-        """The record of a run; None for an unknown one."""
+        """Returns the record of a run; None if it is unknown."""
         return self._records.get(run_id)
 
     @property
     def run_ids(self) -> dict[int, str]:
-        """Slot to run id."""
+        """The taken slots: slot to run id."""
         return {slot: record.run_id for slot, record in sorted(self._slots.items())}
 
     def slot_of(self, run_id: str) -> int | None:
-        """The slot of a run; None where it has none."""
+        """Returns the slot of a run; None if it has none."""
         record = self._records.get(run_id)
         return record.occupancy.slot if record is not None and record.occupancy is not None else None
 
     def in_slot(self, slot: int) -> Occupancy:
-        """What the slot holds. Raises `KeyError` when it is free."""
+        """Returns what a slot holds. Raises `KeyError` if it is free."""
         occupancy = self._slots[slot].occupancy
         assert occupancy is not None
         return occupancy
 
     def at(self, *stages: Stage) -> list[Occupancy]:
-        """The runs in slots that are in one of these stages, by slot; without stages, all."""
+        """Returns what the slots hold whose runs are in one of these stages, by slot; without stages, of all runs."""
         found = [record for _, record in sorted(self._slots.items()) if not stages or record.stage in stages]
         return [record.occupancy for record in found if record.occupancy is not None]
 
     def taking(self, run_id: str) -> Occupancy | None:
-        """What the slot of a run holds, where the run's batches are taken."""
+        """Returns what the slot of a run holds, if the run's batches are taken; else None."""
         record = self._records.get(run_id)
         return record.occupancy if record is not None and record.stage in TAKES_BATCHES else None
 
     @property
     def refused(self) -> dict[str, str]:
-        """Runs that get no slot as they are, and why, for people."""
+        """Runs that get no slot as they are, and why."""
         return {record.run_id: record.reason for record in self if record.reason is not None}
 
     @property
@@ -103,14 +104,16 @@ class RunRegistry:
         ]
 
     def accept(self, sighting: Sighting, config: RunConfig) -> None:
-        """The configuration of a sighting can be trained."""
+        """Notes that the configuration of a sighting can be trained."""
         record = self._record(sighting.run_id)
         record.checked, record.config, record.refusal = sighting, config, None
         self._settle(record)
 
     def refuse(self, run_id: str, reason: str, sighting: Sighting | None = None) -> None:
-        """The configuration of a sighting, or the one that was accepted, cannot be trained. The run leaves its slot, if it has
-        one, at the next discovery."""
+        """Notes that a configuration cannot be trained; without `sighting`, the configuration that was accepted.
+
+        The run leaves its slot, if it has one, at the next discovery.
+        """
         record = self._record(run_id)
         record.checked, record.config, record.refusal = sighting or record.checked, None, reason
         self._settle(record)
@@ -118,10 +121,10 @@ class RunRegistry:
     # --- slots ---
 
     def plan(self, present: Collection[str] | None = None) -> Changes:
-        """Decides which runs leave and which are admitted; `vacate` and `occupy` follow for each. Sets `queue`.
+        """Decides which runs leave and which are admitted, and sets `queue`; `vacate` and `occupy` follow for each.
 
         Args:
-            present: the runs whose orchestrators are present; no other gets a slot. None: every run does.
+            present: the runs whose orchestrators are present; no other gets a slot. None: all count as present.
         """
         since = {
             record.run_id: record.checked.since for record in self if record.admissible and record.checked is not None
@@ -142,19 +145,19 @@ class RunRegistry:
         return self._put(Occupancy(slot, run_id, self._admissions, record.config, record.checked.directory, descriptor))
 
     def adopt(self, slot: int, run_id: str, number: int, config: RunConfig, progress: Progress) -> None:
-        """Does on another rank what `occupy` did on rank 0."""
+        """Does on another rank what `occupy` has done on rank 0."""
         self._move(self._record(run_id), Stage.WAITING)
         self._put(Occupancy(slot, run_id, number, config, progress=progress))
 
     def leave(self, slot: int) -> None:
-        """Takes no more batches from the run in a slot; it loses the slot at the next discovery."""
+        """Stops taking batches of the run in a slot; it loses the slot at the next discovery."""
         occupancy = self.in_slot(slot)
         self._move(self._slots[slot], Stage.LEAVING)
         occupancy.session, occupancy.committed, occupancy.refusals = None, 0, 0
         occupancy.waiting.clear()
 
     def vacate(self, slot: int) -> Occupancy:
-        """Frees a slot. Returns what it held; its descriptor, if any, is the caller's to close."""
+        """Frees a slot. Returns what it held; the caller closes its descriptor, if there is one."""
         self.leave(slot)
         occupancy, record = self.in_slot(slot), self._slots.pop(slot)
         record.occupancy = None
@@ -164,19 +167,21 @@ class RunRegistry:
         return occupancy
 
     def take_departed(self) -> list[Occupancy]:
-        """What this rank has created and is to delete, by slot; forgets it."""
+        """Returns, once, what this rank has created and must delete, by slot."""
         departed, self._departed = sorted(self._departed, key=lambda occupancy: occupancy.slot), []
         return departed
 
     def end(self, run_id: str, how: Literal[Stage.EVICTED, Stage.DELETED]) -> None:
-        """A run that leaves its slot is not trained any more."""
+        """Notes how a run that leaves its slot has ended."""
         self._record(run_id).ended = how
 
     # --- training ---
 
     def advance(self, slot: int, now: float) -> None:
-        """Marks the run as training, or as finished once all its steps are trained. An orchestrator that missed the last
-        acknowledgement, killed at that moment, then has `trainer_timeout_seconds` to come for it."""
+        """Marks the run as training, or as finished once all its steps are trained.
+
+        An orchestrator that missed the last acknowledgement, because it was killed, then has `trainer_timeout_seconds` to get it.
+        """
         record, occupancy = self._slots[slot], self.in_slot(slot)
         finished = occupancy.finished
         self._move(record, Stage.FINISHED if finished else Stage.TRAINING)
@@ -184,13 +189,13 @@ class RunRegistry:
         record.presence.farewell_before = now + occupancy.config.trainer_timeout_seconds if finished else math.inf
 
     def open_step(self, slot: int, step: int, now: float) -> None:
-        """The batch of `step` is taken from those that wait, to be trained."""
+        """Notes that the batch of `step` is being trained."""
         occupancy = self.in_slot(slot)
         assert occupancy.open_step is None, f"step {occupancy.open_step} of run {occupancy.run_id} is open"
         occupancy.open_step, occupancy.waited = step, now - occupancy.idle_since
 
     def close_step(self, slot: int, now: float) -> bool:
-        """The open step was trained or given up. Returns whether there was one."""
+        """Notes that the open step was trained or dropped. Returns whether there was one."""
         occupancy = self.in_slot(slot)
         was_open, occupancy.open_step = occupancy.open_step is not None, None
         if was_open:
@@ -205,12 +210,12 @@ class RunRegistry:
     # --- the orchestrators ---
 
     def connected(self, run_id: str) -> None:
-        """A `HELLO` was received."""
+        """Notes a `HELLO`."""
         presence = self._record(run_id).presence
         presence.connected, presence.unreachable_since, presence.last_answer = True, math.inf, None
 
     def disconnected(self, run_id: str, now: float) -> None:
-        """A `BYE` was received. Batches that are not committed are dropped, since they may never be committed."""
+        """Notes a `BYE`. Batches that are not committed are dropped, since they may never be."""
         record = self._record(run_id)
         record.presence.connected = False
         if record.presence.farewell_before < math.inf:
@@ -219,27 +224,26 @@ class RunRegistry:
         self.answered(run_id)
 
     def sent_away(self, run_id: str) -> None:
-        """The orchestrator was told that its run is not trained as it is, or cannot be reached to be told to wait; it may come
-        back."""
+        """Notes that an orchestrator was sent `EVICTED`, or could not be reached to be sent `WAITING`; it may connect again."""
         presence = self._record(run_id).presence
         presence.connected, presence.farewell_before = False, math.inf
         self.answered(run_id)
 
     def unreachable(self, run_id: str, now: float, patience: float) -> None:
-        """A message did not reach the orchestrator; killed, it may come back. It counts as present for `patience` seconds."""
+        """Notes that a message did not reach an orchestrator, which still counts as present for `patience` seconds."""
         presence = self._record(run_id).presence
         presence.unreachable_since = min(presence.unreachable_since, now)
         presence.patience = patience
 
     def asked(self, run_id: str, now: float) -> float:
-        """The orchestrator of a run without a slot awaits an answer. Returns since when; `now` the first time."""
+        """Notes that the orchestrator of a run without a slot awaits an answer. Returns since when."""
         presence = self._record(run_id).presence
         if presence.unanswered_since is None:
             presence.unanswered_since = now
         return presence.unanswered_since
 
     def repeats(self, run_id: str, answer: str, now: float, seconds: float) -> bool:
-        """Whether the same answer was given less than `seconds` ago; if not, it is noted as given."""
+        """Returns whether the same answer was given less than `seconds` ago; if not, notes it as given."""
         presence = self._record(run_id).presence
         if (
             presence.last_answer is not None
@@ -251,36 +255,36 @@ class RunRegistry:
         return False
 
     def answered(self, run_id: str) -> None:
-        """The orchestrator no longer waits for an answer."""
+        """Notes that the orchestrator no longer awaits an answer."""
         record = self._record(run_id)
         record.presence.unanswered_since = record.presence.last_answer = None
         self._forget_stranger(record)
 
     def finished_before(self, run_id: str, farewell_before: float) -> None:
-        """The run was trained to its end by an earlier process of this trainer."""
+        """Notes that an earlier process of this trainer trained the run to its end."""
         record = self._record(run_id)
         record.had_slot, record.ended, record.presence.farewell_before = True, None, farewell_before
 
     def drop_uncommitted(self, run_id: str) -> None:
-        """Drops the waiting batches that are not committed: those of the next session replace them."""
+        """Drops the waiting batches that are not committed; those of the next session replace them."""
         if (occupancy := self.taking(run_id)) is not None:
             occupancy.waiting = {
                 step: batch for step, batch in occupancy.waiting.items() if step <= occupancy.committed
             }
 
     def present(self, now: float) -> set[str]:
-        """Runs whose orchestrators are present."""
+        """Returns the runs whose orchestrators are present."""
         return {record.run_id for record in self if record.presence.is_present(now)}
 
     def over(self, now: float) -> bool:
-        """Whether every run that has had a slot has ended, and there was one."""
+        """Returns whether every run that has had a slot has ended, and there was one."""
         known = [record for record in self if record.had_slot]
         return bool(known) and all(
             record.ended is not None or now >= record.presence.farewell_before for record in known
         )
 
     def all_evicted(self) -> bool:
-        """Whether every run that has had a slot was evicted, and there was one."""
+        """Returns whether every run that has had a slot was evicted, and there was one."""
         known = [record for record in self if record.had_slot]
         return bool(known) and all(record.ended is Stage.EVICTED for record in known)
 
@@ -303,7 +307,7 @@ class RunRegistry:
         record.stage = stage
 
     def _settle(self, record: RunRecord) -> None:
-        """Puts a run without a slot into the stage that its directory stands for."""
+        """Moves a run without a slot to the stage that its directory stands for."""
         if record.occupancy is not None:
             return
         if record.eviction is not None:
@@ -319,7 +323,7 @@ class RunRegistry:
         self._forget_stranger(record)
 
     def _forget_stranger(self, record: RunRecord) -> None:
-        """Removes the record of a run that has no directory, no connection and no past: any number of names may connect once."""
+        """Removes the record of a run without directory, connection and past: any number of names may connect once."""
         presence = record.presence
         known = record.sighting is not None or record.occupancy is not None or record.had_slot
         if not (known or presence.connected or presence.unanswered_since is not None):
@@ -327,8 +331,11 @@ class RunRegistry:
 
 
 def _is_renewed(record: RunRecord) -> bool:
-    """Whether a run in a slot is to be admitted anew: it is leaving although it may stay, it is another run of the same name, or
-    its configuration has changed in what the trainer uses."""
+    """Returns whether a run in a slot is admitted anew.
+
+    It is leaving although it may stay, or it is another run of the same name, or its configuration has changed in what the
+    trainer uses.
+    """
     occupancy, config, checked = record.occupancy, record.config, record.checked
     assert occupancy is not None
     assert config is not None
@@ -341,5 +348,5 @@ def _is_renewed(record: RunRecord) -> bool:
 
 
 def _used(config: RunConfig) -> tuple[object, ...]:
-    """What the trainer uses of a configuration."""
+    """Returns the parts of a configuration that the trainer uses."""
     return config.steps, config.training, config.trainer_timeout_seconds

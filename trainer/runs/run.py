@@ -1,4 +1,4 @@
-"""What torch holds of one run in a slot, on every rank: its trainable parameters, optimizer and loss."""
+"""The torch state of one run in a slot, on every rank: its trainable parameters, optimizer and loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.runs.record import Progress
 
 @dataclass(slots=True)
 class Run:
-    """One run as it is trained. What rank 0 knows of it beside that is its record (`trainer/runs/record.py`)."""
+    """One run in training. Everything else about it is in its record (`trainer/runs/record.py`)."""
 
     slot: int
     """Its slot among the trainer's `max_runs`."""

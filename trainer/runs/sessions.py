@@ -45,6 +45,7 @@ class Sessions:
     """Receives from all orchestrators and answers them. What it keeps of a run is in the run's record."""
 
     def __init__(self, config: TrainerConfig, receiver: BatchReceiver, manager: MultiRunManager) -> None:
+        """Receives by `receiver`, for the runs of `manager`."""
         self._config = config
         self._receiver = receiver
         self._manager = manager
@@ -92,8 +93,10 @@ class Sessions:
             self._welcome(run)
 
     def next_batch(self, run: Occupancy) -> Batch | None:
-        """The batch that the run is to be trained on next, if it is there and committed; its step is then open. It is
-        acknowledged, as there is now room for another."""
+        """Returns the run's next batch, if it is there and committed, and opens its step.
+
+        The batch is acknowledged, since there is now room for another.
+        """
         step = run.progress.step + 1
         if step > run.committed:
             return None
@@ -104,7 +107,7 @@ class Sessions:
         return batch
 
     def durable(self, run: Occupancy) -> None:
-        """Reports that a checkpoint was written."""
+        """Sends an acknowledgement after a checkpoint was written."""
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
 
     def _on_hello(self, run_id: str) -> None:
@@ -113,9 +116,7 @@ class Sessions:
             registry.connected(run_id)
             self._welcome(run)
         elif registry.unanswered >= MAX_CALLERS and not run_directory(self._config.output_dir, run_id).is_dir():
-            self.send_away(
-                run_id, f"{registry.unanswered} runs wait already, and it has no directory; let it try again"
-            )
+            self.send_away(run_id, f"{registry.unanswered} runs wait already, and it has no directory; try again later")
         else:  # where the run in the slot was deleted since the last discovery, this may be another with the same id
             registry.connected(run_id)
             registry.asked(run_id, time.monotonic())
@@ -132,17 +133,17 @@ class Sessions:
         self._registry.advance(run.slot, time.monotonic())
 
     def _on_batch(self, run: Occupancy, batch: Batch) -> str | None:
-        """Keeps the batch, or drops it and sends why; the reason where nothing more is to be taken from the run."""
+        """Keeps the batch, or drops it and sends why. Returns a reason to evict the run, if there is one."""
         credit = self._config.transport.credit
         taken = run.progress.step if run.open_step is None else run.open_step
         if batch.step <= taken:
             self._peer_log.note(logging.INFO, f"step {batch.step} of run {run.run_id} is here already; dropped")
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
-        elif batch.step > taken + credit:  # one that is being trained was acknowledged, which made room for another
+        elif batch.step > taken + credit:  # a batch in training was acknowledged, which made room for another
             reason = f"step {batch.step}: this trainer trains step {taken + 1} next and holds {credit} batches"
             run.refusals += 1
             if run.refusals > MAX_REFUSALS:
-                return f"{reason}, as it was told {MAX_REFUSALS} times"
+                return f"{reason}; it was rejected {MAX_REFUSALS} times before"
             logger.warning("run %s sends more than its credit: %s", run.run_id, reason)
             self._receiver.send(run.run_id, Rejected(batch.step, reason, run.session))
         else:
@@ -155,13 +156,15 @@ class Sessions:
         held = sum(batch.nbytes for batch in run.waiting.values())
         if held <= share or len(run.waiting) == 1:
             return None
-        return f"its {len(run.waiting)} waiting batches take {held} bytes; a run may use at most {share}, as the trainer told it"
+        return f"its {len(run.waiting)} waiting batches take {held} bytes; a run may use at most {share}, which READY states"
 
     # --- runs without a slot ---
 
     def answer(self) -> None:
-        """Sends to every orchestrator whose run has no slot how the run stands since the last discovery, and looks whether the
-        others can be reached while runs wait for their slots."""
+        """Answers every orchestrator whose run has no slot, as of the last discovery.
+
+        While runs wait, it also checks whether the orchestrators of the runs in slots can be reached.
+        """
         self.has_news = False
         registry, now = self._registry, time.monotonic()
         queue = {run_id: number for number, run_id in enumerate(registry.queue, 1)}
@@ -186,7 +189,7 @@ class Sessions:
         self._registry.sent_away(run_id)
 
     def _obstacle(self, run_id: str, known: bool, now: float) -> str | None:
-        """Why there is nothing to wait for; None where there is."""
+        """Returns why waiting is useless; None if it is not."""
         record = self._registry.find(run_id)
         assert record is not None
         if record.reason is not None:

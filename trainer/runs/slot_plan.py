@@ -15,7 +15,7 @@ class Changes:
     admitted: dict[int, str]
     """Slots taken: slot to run id."""
     waiting: list[str]
-    """Runs for which there is no slot, in the order in which they get one."""
+    """Runs without a slot, in the order in which they get one."""
 
 
 def plan(
@@ -26,17 +26,18 @@ def plan(
     renewed: Collection[str] = (),
     present: Collection[str] | None = None,
 ) -> Changes:
-    """What changes in `slots` (slot to run id).
+    """Decides what changes in the slots.
 
-    A run without a valid configuration leaves. Free slots are taken lowest first, by the runs that have waited longest. Where
-    more wait than there is room for, runs whose orchestrators are away leave, too, those first whose configuration is the
-    oldest; with nobody waiting they stay, so as to be ready when they come back.
+    A run without a valid configuration leaves. Free slots are taken lowest first, by the runs that have waited longest. If more
+    runs wait than slots are free, runs whose orchestrators are absent leave, too, the one with the oldest configuration first; if
+    no run waits, they stay, and are ready when their orchestrators return.
 
     Args:
-        since: of each run with a valid configuration that is not evicted, when that was written; then by id.
-        renewed: runs whose configuration is another than the one that they were admitted with: they leave, and come back
-            to the same slot.
-        present: runs whose orchestrators are there; no other gets a slot. None: all count as present.
+        slots: slot to run id, of the taken ones.
+        since: of each run with a valid configuration that is not evicted, when that was written; ties are broken by id.
+        max_runs: the number of slots.
+        renewed: runs whose configuration differs from that of their admission: they leave, and get the same slot again.
+        present: runs whose orchestrators are present; no other gets a slot. None: all count as present.
     """
     leaving = {slot: run_id for slot, run_id in slots.items() if run_id not in since or run_id in renewed}
     admitted = {slot: run_id for slot, run_id in leaving.items() if run_id in since}
