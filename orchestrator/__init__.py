@@ -11,7 +11,7 @@ _EXPORTS = {
     "AdvantageInputs": "orchestrator.step.advantages",
     "AdvantageOutputs": "orchestrator.step.advantages",
 }
-"""By name, the module that has it: imported when it is asked for."""
+"""The module of each exported name. It is imported at the first access."""
 
 
 def __getattr__(name: str) -> Any:

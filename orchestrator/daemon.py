@@ -1,7 +1,7 @@
 """The orchestrator's daemon: one process, one loop, one run. It wires the components and decides nothing.
 
-Read it as a table of contents: `startup` brings up inference, trainer and the first policy; `main_loop` waits for the last step
-while the dispatcher works; `shutdown` drains and commits what has finished.
+`startup` brings up inference, trainer and the first policy; `main_loop` waits for the last step
+while the dispatcher works; `shutdown` drains and commits what is complete.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from transport.wires.open import open_link
 logger = logging.getLogger(__name__)
 
 _CONTROL_SECONDS = 0.5
-"""Between looks at `control/`."""
+"""Between two checks of `control/`."""
 
 
 def run(
@@ -78,8 +78,8 @@ def run(
 ) -> int:
     """Runs one run to its end, or until a signal; in the main thread. `on_ready` is called when rollouts begin.
 
-    Returns the exit code: 0 done, 1 failed, 2 bad configuration, 3 evicted, 128 + the signal that ended it before it was done,
-    drained. Every failure is logged with its reason, and leaves the last commit intact.
+    Returns the exit code: 0 done; 1 failed; 2 bad configuration; 3 evicted; 128 + the signal's number if a signal ended the run
+    early, drained. Every failure is logged with its reason and leaves the last commit intact.
     """
     try:
         with (
@@ -91,14 +91,20 @@ def run(
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
             return _run_to_its_end(runner.get_loop(), _serve(config, on_ready, signals))
-    except (ConfigurationError, OSError) as error:  # from before the loop, as of a log that cannot be opened
+    except (
+        ConfigurationError,
+        OSError,
+    ) as error:  # raised before the loop runs, such as for a log that cannot be opened
         sys.stderr.write(f"counterpoint: error: {error}\n")
         return 2 if isinstance(error, ConfigurationError) or is_permanent(error) else 1
 
 
 def _run_to_its_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:
-    """Runs the loop until `work` is done. When a task that an environment started raises `SystemExit` or `KeyboardInterrupt`,
-    asyncio stops the loop, and tells whoever awaits the task; here the loop goes on."""
+    """Runs the loop until `work` is done, and returns its result.
+
+    asyncio stops the loop when a task that an environment started raises `SystemExit` or `KeyboardInterrupt`, besides passing the
+    exception to the task that awaits it. This starts the loop again.
+    """
     task = loop.create_task(work)
     while True:
         try:
@@ -114,13 +120,13 @@ async def _serve(config: RunConfig, on_ready: Callable[[], None], signals: Shutd
     run_context.set(config.run_id)
     try:
         done = await Daemon(config, on_ready, signals).serve()
-    except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a log line and an exit code
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every failure becomes a log line and an exit code
         return _report(error, config.run_dir)
     return 0 if done else signals.exit_code
 
 
 class Daemon:
-    """One life of one run."""
+    """One process of one run, from start to exit."""
 
     def __init__(self, config: RunConfig, on_ready: Callable[[], None], signals: ShutdownSignals) -> None:
         self._config = config
@@ -134,7 +140,7 @@ class Daemon:
         self._scheduler: Scheduler | None = None
 
     async def serve(self) -> bool:
-        """From nothing to the last step, or to a signal; whether the run is done. Raises what ended it otherwise."""
+        """Runs to the last step or until a signal; returns whether the run is done. Raises what ended it otherwise."""
         give_environments_threads(self._config.schedule.max_inflight_rollouts)
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []
@@ -155,26 +161,32 @@ class Daemon:
                 exit_code = 0 if done else self._signals.exit_code
             finally:
                 notify("STOPPING=1")
-                # Whatever the environments left running, tasks or threads, does not hold up the end for ever.
+                # Tasks and threads that environments left running must not delay the exit for ever.
                 self._signals.end_in_time(exit_code)
             for task in self._background:
                 task.cancel()
         return done
 
     async def startup(self, resources: AsyncExitStack) -> None:
-        """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy. A run
-        whose steps are all committed needs the trainer alone."""
+        """Loads what the run needs, connects to inference and trainer, and starts the scheduling with the trainer's policy.
+
+        A run whose steps are all committed needs only the trainer.
+        """
         config = self._config
         checkpoint = await in_thread(_resume, config) if config.resume else None
         loaded = await in_thread(_load, config)
         await in_thread(write_config, config)
-        self._run_in_background(self._watch_control())  # from now on, a verdict is on this configuration
+        self._run_in_background(self._watch_control())  # a refusal from now on is of this configuration
         merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
         self._assemble(loaded, checkpoint, merge_chunk, resources)
 
         self._run_in_background(self._sender.run())
         if self._all_committed:
-            logger.info("all %d steps of run %s are committed; the trainer may lack some", config.steps, config.run_id)
+            logger.info(
+                "all %d steps of run %s are committed; the trainer may not have all of them",
+                config.steps,
+                config.run_id,
+            )
             self._on_ready()
             return
         with awaiting("the first healthy inference server", self._pool.describe_sources()):
@@ -196,7 +208,7 @@ class Daemon:
         merge_chunk: MergeProcess | None,
         resources: AsyncExitStack,
     ) -> None:
-        """Makes the components, each closed by `resources`, and gives them the state to go on from."""
+        """Creates the components, which `resources` closes, and restores the checkpoint's state."""
         filters = with_vocabulary(self._config.filters, loaded.chat.vocabulary)
         config = self._config = self._config.model_copy(update={"filters": filters})
         environments = loaded.environments
@@ -259,7 +271,7 @@ class Daemon:
         return self._sender.newest_step >= self._config.steps
 
     async def main_loop(self) -> None:
-        """Until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
+        """Waits until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
         if not self._all_committed:
             await self._dispatcher.finished.wait()
         await until_durable(self._sender, self._config, self._watchdog.progress)
@@ -278,7 +290,7 @@ class Daemon:
         self._background += [self._tasks.create_task(coroutine) for coroutine in coroutines]
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Runs `work`; whether it ended before a signal came, which cancels it."""
+        """Runs `work` until it ends or a signal cancels it; returns whether it ended."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -296,7 +308,7 @@ class Daemon:
             await asyncio.sleep(_CONTROL_SECONDS)
 
     def _on_capacity(self, rollouts: int) -> None:
-        logger.debug("inference takes %d requests at once", rollouts)
+        logger.debug("inference has capacity for %d concurrent requests", rollouts)
         self._dispatcher.handle(CapacityChanged(rollouts))
 
     def _report_waiting(self, reason: str) -> None:
@@ -323,7 +335,7 @@ class Daemon:
 
 
 def _resume(config: RunConfig) -> Checkpoint | None:
-    """The checkpoint to go on from, the directory rewound to it. None where the run was killed before its first commit."""
+    """Loads the newest checkpoint and rewinds the directory to it. None if the run was killed before its first commit."""
     checkpoint = load_newest(config)
     newest_step = checkpoint.step if checkpoint is not None else 0
     rewind(config.run_dir, newest_step)
@@ -334,17 +346,17 @@ def _resume(config: RunConfig) -> Checkpoint | None:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a configuration names."""
+    """What the names in a configuration stand for."""
 
     chat: Chat
     chats: dict[str, Chat]
-    """By environment: the same, each with its own template variables."""
+    """By environment: `chat` with the environment's template variables."""
     advantage: Advantage
     environments: dict[str, LoadedEnvironment]
 
 
 def _load(config: RunConfig) -> Loaded:
-    """Loads model directory, functions and environments. Raises `ConfigurationError`."""
+    """Loads environments, advantage function and chat template. Raises `ConfigurationError`."""
     try:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
         advantage = load_advantage(config.advantage)
@@ -359,17 +371,17 @@ def _load(config: RunConfig) -> Loaded:
 
 
 def _adapter(config: RunConfig) -> str | None:
-    """Name of the run's LoRA adapter at the servers; None where full weights are trained."""
+    """Returns the name of the run's LoRA adapter at the servers; None if full weights are trained."""
     return config.run_id if config.training.lora is not None else None
 
 
 def _transcriber(config: RunConfig, chat: Chat) -> Transcriber | None:
-    """What gives the records of rollouts their text, if they are to have any."""
+    """Returns what decodes the rollouts of the records; None if records have no text."""
     return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None
 
 
 def _dump_header(config: RunConfig, environments: dict[str, LoadedEnvironment]) -> DumpHeader:
-    """What every dump of the run says; the step and what ships are filled in step by step."""
+    """Returns the header of the run's dumps. `step` and `shipped` are set for each step."""
     return DumpHeader(
         run_id=config.run_id,
         step=1,
@@ -386,12 +398,12 @@ _EXPECTED = (
     CheckpointError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError, StallError,
     InferenceError, ConfigurationError, OSError,
 )  # fmt: skip
-"""Failures whose message says everything; any other is a fault of ours and is logged with its traceback."""
+"""Failures whose message is complete. Any other is a defect and is logged with its traceback."""
 
 
 def _report(error: Exception, run_dir: Path) -> int:
-    """Logs what ended the run and answers the exit code."""
-    if is_deleted(run_dir):  # of which anything else is a consequence
+    """Logs what ended the run and returns the exit code."""
+    if is_deleted(run_dir):  # any other error is a consequence
         logger.error("the run's directory %s was deleted: the run ends", run_dir)
         finish_deletion(run_dir)
         return 3
@@ -405,7 +417,7 @@ def _report(error: Exception, run_dir: Path) -> int:
     if any(isinstance(leaf, ConfigurationError) for leaf in expected):
         return 2
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
-        # A trainer that refuses a configuration evicts the run, too, and either may be seen first.
+        # A trainer that refuses a configuration also evicts the run; either may be noticed first.
         return 2 if config_is_refused(run_dir) else 3
     return 1
 

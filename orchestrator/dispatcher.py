@@ -1,7 +1,7 @@
-"""Executes the scheduler's instructions and tells it what happened. Decides nothing.
+"""Executes the scheduler's instructions and reports events to it. Decides nothing.
 
-Every instruction becomes a task of the daemon's `TaskGroup`: a rollout, the judging of a group, a step boundary. What an
-environment does wrong costs its rollout; any other exception is a fault of ours and ends the daemon.
+Every instruction becomes a task of the daemon's `TaskGroup`: a rollout, the finalizing of a group, a step boundary. An exception
+of an environment fails its rollout; any other exception is a defect and ends the daemon.
 """
 
 from __future__ import annotations
@@ -63,20 +63,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Group:
-    """The rollouts of one example while the scheduler knows them."""
+    """The rollouts of one example, until their batch is committed or the group is dropped."""
 
     group_id: int
     environment: str
     rollouts: list[Rollout]
     interruptible: set[asyncio.Task[None]] = field(default_factory=set)
-    """Tasks that play or score; they enter and leave by themselves, so that a cancellation always meets one that runs."""
+    """Tasks that play or score. Each adds and removes itself, so that only running tasks are cancelled."""
     is_finalized: bool = False
     cancelled: bool = False
 
 
 class Dispatcher:
-    """One run's. `publish` receives every step's metrics line, `report_discarded` why steps do not come, `on_progress` is called
-    when something moves."""
+    """Executes the instructions of one run.
+
+    `publish` receives every step's metrics line, `report_discarded` the reports on discarded rollouts. `on_progress` is called
+    for each completed rollout and each committed step.
+    """
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class Dispatcher:
             )
             for environment in config.environments
         }
-        """What an environment's rollouts call the model with."""
+        """Chat template and sampling parameters by environment."""
         self._sender = sender
         self._boundary = boundary
         self._lag = lag
@@ -124,27 +127,27 @@ class Dispatcher:
         self._commit_in_progress = commit_in_progress
         self._groups: dict[int, Group] = {}
         self._discarded = DiscardedRollouts(config.schedule, report_discarded)
-        """Judged rollouts of groups that will not ship."""
+        """Finalized rollouts of groups that will not ship."""
         self._began: float | None = None
-        """When this life's first group started, on the monotonic clock."""
+        """When the first group of this process started, on the monotonic clock, in seconds."""
         self._counts: Counter[str] = Counter()
-        """Of what leaves no judged rollout behind, for the next step's metrics."""
+        """What no finalized rollout shows (cancelled rollouts, filters' counts), for the next step's metrics."""
         self._shipped_step = 0
         """The newest step that has shipped; it may not be committed."""
         self._to_start: deque[Group] = deque()
-        """Groups whose turn to start comes in one of the next passes of the loop."""
+        """Groups that start in one of the next iterations of the loop."""
         self._more_to_start = False
-        """The scheduler waits until they have begun."""
+        """Once they have started, `GroupsBegun` is due."""
         self._work: set[asyncio.Task[None]] = set()
         self._draining = False
         self._boundary_task: asyncio.Task[None] | None = None
-        """The step boundary that is under way. Meanwhile the scheduler is a step ahead of the last commit."""
+        """The step boundary in progress. Meanwhile the scheduler is a step ahead of the last commit."""
         self._clock = PhaseClock()
         self.finished = asyncio.Event()
-        """The last step is committed."""
+        """Set once the last step is committed."""
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Takes over the scheduler's state and the rollouts that wait. Raises `ValueError` for a damaged state."""
+        """Restores the scheduler's state and the rollouts that no step has counted. Raises `ValueError` for a damaged state."""
         self._scheduler.restore(checkpoint.scheduler)
         self._shipped_step = checkpoint.step
         self._counts = Counter({name: count for name, count in checkpoint.counts.items() if not is_counted(name)})
@@ -159,17 +162,17 @@ class Dispatcher:
             self._groups[group_id] = Group(group_id, rollouts[0].environment, rollouts, is_finalized=True)
 
     def handle(self, event: Event) -> None:
-        """Tells the scheduler and executes what follows, without waiting for it."""
+        """Passes the event to the scheduler and executes its instructions, without waiting for their end."""
         for instruction in self._scheduler.handle(event):
             self._execute(instruction)
         if self._boundary_task is None:
             self._clock.enter(self._scheduler.awaited())
 
     async def drain(self) -> None:
-        """Cancels what is in flight, lets judging and a step boundary finish, and writes the state that a resume goes on from.
+        """Cancels rollouts in flight, completes finalizing and the step boundary, and writes the state for a resume.
 
-        An environment that will not be cancelled is waited for during half of `shutdown_timeout_seconds`; the state needs
-        nothing of it. A step boundary is waited for until its step is committed: nothing of it can be given up.
+        Waits for environments that ignore their cancellation during half of `shutdown_timeout_seconds`; the state does not depend
+        on them. Waits for a step boundary until its step is committed, however long that takes.
         """
         self._draining = True
         self.handle(DrainRequested())
@@ -195,7 +198,7 @@ class Dispatcher:
                 await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
 
     async def settle(self) -> None:
-        """Until every rollout, outcome and step boundary has ended."""
+        """Waits until every rollout, finalizing and step boundary has ended."""
         while self._work:
             await asyncio.wait(self._work)
 
@@ -248,7 +251,7 @@ class Dispatcher:
             self._spawn(self._start_in_turn(), "start of groups")
 
     async def _start_in_turn(self) -> None:
-        """Starts one group a pass of the loop: a run begins with hundreds at once, which would hold up all else."""
+        """Starts one group per iteration of the loop: a run begins with hundreds, which would block it."""
         while self._to_start:
             group = self._to_start.popleft()
             for rollout in group.rollouts:
@@ -261,7 +264,7 @@ class Dispatcher:
 
     def _cancel_group(self, group: Group | None, reason: DropReason, detail: str) -> None:
         if group is None:
-            return  # Waiting for its turn after a resume: it never started here.
+            return  # It waited to start again after a resume.
         group.cancelled = True
         _interrupt(group)
         if group.is_finalized:
@@ -307,7 +310,7 @@ class Dispatcher:
             except asyncio.CancelledError:
                 if not (group.cancelled or self._draining):
                     raise
-                return  # Forgotten, or played again after a resume.
+                return  # The group was dropped, or starts again after a resume.
         outcome = await finalize_in_thread(self._finalizer, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
             group.is_finalized, group.rollouts = True, list(outcome.rollouts)
@@ -341,7 +344,7 @@ class Dispatcher:
 
     @contextmanager
     def _interruptible(self, group: Group) -> Iterator[None]:
-        """Registers the current task with its group for the block; where there is nothing left to do it is cancelled at once."""
+        """Makes the current task interruptible during the block. Raises `CancelledError` at once if the group was cancelled."""
         if group.cancelled or self._draining:
             raise asyncio.CancelledError
         task = asyncio.current_task()
@@ -357,7 +360,7 @@ class Dispatcher:
     def _checkpoint(
         self, step: int, scheduler: dict[str, Any], ready: Sequence[Rollout], line: MetricsLine | None = None
     ) -> Checkpoint:
-        """The state as it is now. Called on the loop, so that scheduler, window and rollouts are of one moment."""
+        """Returns the present state. Called on the loop, so that scheduler and rollouts are of one moment."""
         return Checkpoint(
             step=step,
             identity=identity_of(self._config),
@@ -368,7 +371,7 @@ class Dispatcher:
         )
 
     def _metrics(self) -> MetricsLine:
-        """What the daemon adds to a step's metrics. Begins to count anew."""
+        """Returns the daemon's part of a step's metrics and resets its counts."""
         snapshot = self._scheduler.snapshot()
         counts, self._counts = self._counts, Counter()
         return {

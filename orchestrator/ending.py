@@ -1,7 +1,7 @@
-"""The end of a run: all its steps are committed here, and what remains is the trainer's checkpoint of the last one.
+"""The end of a run: all steps are committed here, and the trainer's checkpoint of the last one is awaited.
 
-A trainer that is there says so. One that has left, its work done, left its checkpoint in the job's directory; so an
-orchestrator that was killed before it heard of the end comes to it all the same. Inference is needed no more.
+A connected trainer reports it. A trainer that is done and has left is recognised by its checkpoint in the job's directory, so
+that an orchestrator that was killed before the report arrived ends as well. Inference is not needed any more.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from transport.files.atomic import published_steps
 logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 30.0
-"""How long to wait for the trainer's word although its checkpoint is there: one that is about to come waits for our `BYE`."""
+"""How long to wait for the trainer's report if its checkpoint is there: a trainer that is still starting waits for our `BYE`."""
 
 _POLL_SECONDS = 0.5
 
 
 async def until_durable(sender: Sender, config: RunConfig, on_progress: Callable[[], None]) -> None:
-    """Until a checkpoint of the trainer covers the last step, by its word or by what lies in its directory.
+    """Waits until a checkpoint of the trainer covers the last step, as its messages or its directory show.
 
-    A trainer that went away is waited for without a limit. Raises `NoTrainerError` when none has been heard of for
-    `trainer_timeout_seconds` and there is no such checkpoint either.
+    Waits without a limit for a trainer that was connected once. Raises `NoTrainerError` when no trainer has sent a message for
+    `trainer_timeout_seconds` and there is no such checkpoint.
     """
     durable = asyncio.ensure_future(sender.wait_durable(config.steps))
     unacknowledged, since = sender.unacknowledged, time.monotonic()
@@ -43,7 +43,7 @@ async def until_durable(sender: Sender, config: RunConfig, on_progress: Callable
             if silence > min(SILENCE_SECONDS, config.trainer_timeout_seconds) and await in_thread(
                 _checkpointed, config
             ):
-                logger.info("the trainer says nothing, but has left its checkpoint of the last step")
+                logger.info("no message from the trainer, but its checkpoint of the last step exists")
                 await sender.forget_up_to(config.steps)
                 return
             unheard = time.monotonic() - max(since, sender.last_message_at)

@@ -1,7 +1,6 @@
 """Logging of the daemon: records are queued and written by a thread, to the run's `orchestrator.log` and to stderr.
 
-A full disk or a slow terminal then never holds the loop. Context variables say which step, group and rollout a record
-belongs to.
+So a full disk or a slow terminal never blocks the loop. Context variables hold the step, group and rollout of a record.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _CONTEXT: dict[str, contextvars.ContextVar[Any]] = {
 }  # fmt: skip
 
 LOG_BYTES, OLD_LOGS = 64 * 2**20, 4
-"""Of the log's file, and how many full ones are kept beside it."""
+"""Size of the log file in bytes, and how many full ones are kept beside it."""
 
 
 def set_context(*, step: int | None = None, group: int | None = None, rollout: str | None = None) -> None:
-    """Says what the current task works on; whatever it inherited from the task that started it is forgotten."""
+    """Sets the context of the current task's records. Replaces all that it inherited from the task that started it."""
     step_context.set(step)
     group_context.set(group)
     rollout_context.set(rollout)
@@ -42,6 +41,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (Unix seconds), level, logger, message, and the context that is set."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns the line, without a newline."""
         line = {
             "time": record.created,
             "level": record.levelname,
@@ -60,13 +60,14 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns the text; several lines for an exception."""
         text = super().format(record)
         context = " ".join(f"{name}={value}" for name, value in getattr(record, "context", {}).items() if name != "run")
         return f"{text}  [{context}]" if context else text
 
 
 class _ContextHandler(logging.handlers.QueueHandler):
-    """Queues a record with the context of whoever logs, and its exception as text."""
+    """Queues a record with the context of the task that logs, and its exception as text."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         record.context = {name: value for name, variable in _CONTEXT.items() if (value := variable.get()) is not None}
@@ -78,10 +79,10 @@ class _ContextHandler(logging.handlers.QueueHandler):
 
 @contextmanager
 def logging_to(path: Path, log_format: Literal["text", "json"]) -> Iterator[None]:
-    """Sends records of level INFO and above of every logger to `path` (appended) and stderr while the block lasts. A file that is
-    full becomes `path`.1, that one `path`.2 and so on; the oldest is removed.
+    """Sends records of level INFO and above of every logger to `path` (appended) and stderr during the block.
 
-    Raises `OSError` when the file cannot be opened. On exit, everything queued is written and the former set-up is back.
+    A full file is renamed to `path`.1, the former `path`.1 to `path`.2 and so on; the oldest is removed. On exit, all queued
+    records are written and the former set-up is restored. Raises `OSError` when the file cannot be opened.
     """
     file = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=OLD_LOGS, encoding="utf-8")
     file.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())

@@ -1,6 +1,6 @@
-"""Where a step's metrics go: one line of `metrics.jsonl`, Prometheus on loopback, and one line of the log.
+"""Publishes a step's metrics: one line of `metrics.jsonl`, Prometheus on loopback, and one line of the log.
 
-The line is also in the step's checkpoint, which is the commit; `repair` makes the file agree with the checkpoint resumed from.
+The line is also in the step's checkpoint, which is the commit. `repair` makes the file agree with the checkpoint of a resume.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MetricsLine = dict[str, Any]
 
 
 def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> None:
-    """Makes the file hold the steps up to `newest_step` once each: removes later and torn lines, adds missing ones of
-    `committed`.
+    """Makes the file hold each step up to `newest_step` once.
 
-    Reads the file from its end to the first line of a step before those that `committed` holds: what lies further back was on
-    the disk before they were committed. Raises `OSError`; the lines of `committed` are then still to be had.
+    Removes later and torn lines, and adds missing ones from `committed`. Reads the file backwards to the first line of a step
+    before those of `committed`: earlier lines were on the disk before these were committed. Raises `OSError`; the checkpoints
+    then still have the lines of `committed`.
     """
     restored = {line["step"]: line for line in committed if line["step"] <= newest_step}
     first = min(restored, default=newest_step)
@@ -48,7 +48,7 @@ def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> No
             before, start = step, start + len(raw)
             break
         if isinstance(step, int) and step <= newest_step:
-            lines[step] = raw  # of several, the first one written is met last
+            lines[step] = raw  # of several lines of a step, the first one written is read last
         found = raw + found
     missing = [step for step in range(before + 1, newest_step + 1) if step not in lines]
     if missing:
@@ -59,7 +59,7 @@ def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> No
 
 
 def log_step(line: Mapping[str, Any], total_steps: int) -> None:
-    """One line for people: the step, what it learned from, and its phases, the slowest first."""
+    """Logs a step in one line: its reward and rollouts, the lag, and its phases, the longest first."""
     phases = {name.removeprefix("phase/"): value for name, value in line.items() if name.startswith("phase/")}
     ordered = sorted(phases.items(), key=lambda item: -item[1])
     logger.info(
@@ -89,7 +89,7 @@ def _blame(line: Mapping[str, Any]) -> str:
 class PrometheusEndpoint(Collector):
     """Serves the newest line on loopback as gauges named `counterpoint_<metric>`, labelled with the run.
 
-    A context manager. Raises `OSError` on entry when the port is taken, `ConfigurationError` when it can never be ours.
+    A context manager. On entry, raises `OSError` when the port is taken, `ConfigurationError` when it can never be used.
     """
 
     def __init__(self, port: int, run_id: str) -> None:
@@ -98,11 +98,11 @@ class PrometheusEndpoint(Collector):
         self._line: MetricsLine = {}
 
     def publish(self, line: MetricsLine) -> None:
-        """Replaces what is served."""
+        """Replaces the line that is served."""
         self._line = line
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Called by the HTTP thread at each scrape."""
+        """Yields the gauges. The HTTP thread calls it at each scrape."""
         failures = sum_failures([self._line])
         if failures:
             gauge = GaugeMetricFamily(
@@ -138,7 +138,7 @@ class PrometheusEndpoint(Collector):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # `shutdown` waits for the serving thread's next poll (half a second): leave that to a thread of its own.
+        # `shutdown` waits up to half a second for the serving thread's next poll, so it has a thread of its own.
         threading.Thread(target=self._close, name="prometheus-close").start()
 
     def _close(self) -> None:

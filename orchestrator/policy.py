@@ -1,7 +1,7 @@
-"""Watches for new weights and loads them: the newest stable broadcast goes to the inference pool, and the scheduler is told.
+"""Watches for new weights and loads them: the newest stable broadcast goes to the pool, then an event to the scheduler.
 
-Order matters: the scheduler first cancels what the new version would make too stale, then the weights load, then
-scheduling goes on with the new version.
+The order matters: first the scheduler cancels groups that the new version would make too stale, then the weights load, then
+scheduling continues with the new version.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from transport.files.atomic import STABLE, published_steps
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-"""Between looks at the broadcast directory: a small share of any step."""
+"""Between two checks of the broadcast directory: a small share of any step."""
 
 Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 
 
 class Pool(Protocol):
-    """What the watcher needs of `inference.pool.pool.InferencePool`."""
+    """The part of `inference.pool.pool.InferencePool` that the watcher uses."""
 
-    async def update_weights(self, update: WeightUpdate) -> None: ...
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Loads the weights at all servers. Raises `InferenceError` when none took them."""
 
 
 class ForeignBroadcastError(RuntimeError):
-    """A broadcast directory that this run's trainer cannot have written."""
+    """A broadcast directory that this run's trainer cannot have written. The message says why."""
 
 
 class PolicyWatcher:
-    """`report` tells the scheduler; `newest_step` answers the last committed step, beyond which no weights can exist.
+    """Loads new policy versions into the pool.
 
-    `adapter` is the LoRA adapter's name at the servers, None for full weights.
+    `report` receives the scheduler's events. `newest_step` returns the last committed step; no newer weights can exist. `adapter`
+    is the LoRA adapter's name at the servers, None for full weights.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class PolicyWatcher:
         self._report = report
         self._newest_step = newest_step
         self.version: int | None = None
-        """What inference serves; None before the first load."""
+        """The version that inference serves; None before the first load."""
 
     async def load_first(self, version: int) -> None:
-        """Loads the newest broadcast, `version` or later: the trainer published that one before its READY, and may have gone
-        on since with batches that were sent again. Raises as `run` does."""
+        """Loads the newest broadcast, `version` or later; waits for it.
+
+        The trainer publishes `version` before its READY, and may train batches that are sent again since. Raises as `run` does.
+        """
         with awaiting(f"the broadcast of policy version {version}", str(self._directory)):
             while self.version is None:
                 newest = await self._newest()
@@ -68,7 +72,7 @@ class PolicyWatcher:
     async def run(self) -> None:
         """Loads every newer version until cancelled.
 
-        Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what the pool raises.
+        Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what `Pool.update_weights` raises.
         """
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -84,14 +88,14 @@ class PolicyWatcher:
         if version > self._newest_step():
             raise ForeignBroadcastError(
                 f"{directory} holds weights after step {version}, but this run has sent batches up to step "
-                f"{self._newest_step()} only: another life or another run wrote it. Remove it and resume"
+                f"{self._newest_step()} only: another process or another run wrote it. Remove it and resume"
             )
         try:
             probe = await in_thread(Probe.read, directory / "probe.json")
         except FileNotFoundError:
             if (directory / STABLE).exists():
                 raise
-            return  # The trainer is removing it, the marker first: it has published a newer one.
+            return  # The trainer is removing it, the marker first, since it has published a newer one.
         if probe.version != version:
             raise ForeignBroadcastError(f"{directory}/probe.json says version {probe.version}; expected {version}")
         started = time.perf_counter()
@@ -102,7 +106,7 @@ class PolicyWatcher:
         except InferenceError as error:
             if version in await in_thread(published_steps, self._directory):
                 raise
-            # Replaced by newer ones, or withdrawn by a trainer that began again at its checkpoint: others follow.
+            # The trainer replaced it by newer ones, or removed it because it was resumed from its checkpoint.
             logger.warning("policy version %d was removed while it was loaded: %s", version, error)
             return
         self.version = version

@@ -1,6 +1,6 @@
-"""The run's directory as the orchestrator finds and leaves it: taking it over, its configuration, and rewinding on resume.
+"""The run's directory: taking it over, its configuration, and rewinding it on resume.
 
-`control/` is how trainer and operator answer: a refused configuration and an eviction are files there.
+Trainer and operator answer by files in `control/`: a refused configuration, an eviction.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ _LOCK = "orchestrator.lock"
 
 
 class ConfigurationError(ValueError):
-    """What the operator configured cannot be run; the message says what, where and what to do."""
+    """A configuration that cannot be run; the message says which value, where and what to do."""
 
 
 class RunEvictedError(RuntimeError):
-    """This run is to end: `control/evicted.txt` says so, or the directory is gone."""
+    """The run must end: `control/evicted.txt` exists, or the directory was deleted."""
 
 
 @contextmanager
 def taken_over(config: RunConfig) -> Iterator[None]:
-    """Creates the run's directory, or accepts an existing one with `resume`, and keeps others out while the block lasts: two
-    orchestrators of one run would undo each other's steps. Raises `ConfigurationError`, or `OSError` for what may pass."""
+    """Creates the run's directory, or accepts an existing one with `resume`, and locks it during the block.
+
+    Two orchestrators of one run would undo each other's steps. Raises `ConfigurationError`, and `OSError` for an obstacle that
+    may be gone at the next attempt.
+    """
     run_dir = config.run_dir
     try:
         if run_dir.is_dir() and any(run_dir.iterdir()) and not config.resume:
@@ -59,7 +62,7 @@ def taken_over(config: RunConfig) -> Iterator[None]:
 
 
 def write_config(config: RunConfig) -> None:
-    """Writes `control/orch.toml`, for which the trainer waits. A verdict on an earlier configuration goes first."""
+    """Writes `control/orch.toml`, for which the trainer waits. Removes the refusal of an earlier configuration first."""
     control = config.run_dir / "control"
     (control / _REFUSAL).unlink(missing_ok=True)
     resolved = config.model_dump(mode="json", exclude_none=True)
@@ -67,7 +70,7 @@ def write_config(config: RunConfig) -> None:
 
 
 def check_control(run_dir: Path) -> None:
-    """Raises `RunEvictedError` or `ConfigurationError` with the reason when `control/` holds one, or is gone itself."""
+    """Raises `RunEvictedError` or `ConfigurationError` with the reason that `control/` holds, or when `control/` is gone."""
     if is_deleted(run_dir):
         raise RunEvictedError(f"the run's directory {run_dir} was deleted")
     verdicts: tuple[tuple[str, Callable[[str], Exception]], ...] = (
@@ -85,26 +88,28 @@ def check_control(run_dir: Path) -> None:
 
 
 def config_is_refused(run_dir: Path) -> bool:
-    """Whether the trainer has refused the configuration of this life."""
+    """Whether the trainer has refused the configuration of this process."""
     return (run_dir / "control" / _REFUSAL).exists()
 
 
 def is_deleted(run_dir: Path) -> bool:
-    """Whether somebody has deleted the directory of a running run. Its `control/` tells, as nobody makes that anew."""
+    """Whether the directory of a running run was deleted. `control/` shows it, since nothing creates that again."""
     return not (run_dir / "control").is_dir()
 
 
 def finish_deletion(run_dir: Path) -> None:
-    """Removes what a run that noticed late has written where its directory was, and nothing else: a directory with the lock in it
-    is the old one. Raises nothing: it is the last thing that the run does."""
+    """Removes files that the run wrote where its directory was, before it noticed the deletion. Raises nothing.
+
+    A directory that holds the lock is the old one and stays.
+    """
     if not (run_dir / _LOCK).exists():
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def prune_rollouts(run_dir: Path, newest_step: int, keep: int) -> None:
-    """Removes `rollouts/step_N`, except for the newest `keep` steps and those whose batch the trainer may still ask for. Blocks.
+    """Removes `rollouts/step_N`, except for the newest `keep` steps and those whose batch the trainer may still request. Blocks.
 
-    It looks back step by step until there is nothing, so it costs what it removes. What cannot be removed is only logged.
+    Goes back step by step until a directory is missing, so the work is proportional to what is removed. A failure is only logged.
     """
     step = newest_step - keep
     try:
@@ -113,14 +118,14 @@ def prune_rollouts(run_dir: Path, newest_step: int, keep: int) -> None:
                 remove_directory(directory)
             step -= 1
     except OSError as error:
-        logger.warning("%s cannot be removed, and fills the disk until it is: %s", directory, error)
+        logger.warning("%s cannot be removed and takes disk space until it is: %s", directory, error)
 
 
 def rewind(run_dir: Path, newest_step: int) -> None:
-    """Removes what a killed process left beyond its last commit: rollouts that were never sent, and half-written directories."""
+    """Removes what a killed process left after its last commit: rollouts that were never sent, and incomplete directories."""
     for parent in (run_dir / "rollouts", run_dir / "raw_rollouts", run_dir / "checkpoints"):
         for directory in sorted(parent.glob("step_*")) + sorted(parent.glob(".*.partial")):
             step = directory.name.removeprefix("step_")
             if not step.isdigit() or int(step) > newest_step:
-                logger.info("removing %s: it is beyond the last commit, step %d", directory, newest_step)
+                logger.info("removing %s: it is newer than the last commit, step %d", directory, newest_step)
                 remove_directory(directory)

@@ -1,6 +1,6 @@
-"""SIGTERM and SIGINT of the daemon: the first asks it to drain; a second, or an end that takes too long, ends it at once.
+"""SIGTERM and SIGINT of the daemon: the first makes it drain; a second, or a drain beyond the timeout, ends it at once.
 
-Too long is what can be given up. A commit in progress is waited for, however long the disk takes.
+A commit in progress is waited for beyond the timeout, however long the disk takes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from transport.process.stop_requests import StopSignals
 logger = logging.getLogger(__name__)
 
 _EXTENSION_SECONDS = 60.0
-"""Asked of the supervisor, again and again, while a commit is waited for beyond the deadline."""
+"""Extension requested from the supervisor, repeatedly, while a commit is awaited beyond the deadline."""
 
 
 class ShutdownSignals:
-    """A context manager, for the main thread. `wait` returns once a signal has come."""
+    """Handles the signals during a block in the main thread. `wait` returns at the first signal."""
 
     def __init__(self, shutdown_timeout_seconds: float) -> None:
         self._timeout_seconds = shutdown_timeout_seconds
@@ -34,15 +34,15 @@ class ShutdownSignals:
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._deadline: threading.Timer | None = None
         self._exit_code = 1
-        """Of an end that takes too long."""
+        """The exit code if the deadline ends the process."""
         self._lock = threading.Lock()
         self._commits = 0
-        """Under way."""
+        """In progress."""
         self._overdue = False
-        """The deadline has passed, and a commit is waited for."""
+        """The deadline has passed, and a commit is awaited."""
 
     async def wait(self) -> None:
-        """Until the first signal."""
+        """Waits for the first signal."""
         event = asyncio.Event()
         self._waiting = (asyncio.get_running_loop(), event)
         if not self._signals.count:
@@ -50,12 +50,12 @@ class ShutdownSignals:
 
     @property
     def exit_code(self) -> int:
-        """Of a daemon that the signal ended before its run was done: 128 + its number."""
+        """The exit code of a daemon that a signal ended early: 128 + the signal's number."""
         return self._signals.exit_code
 
     @contextmanager
     def commit_in_progress(self) -> Iterator[None]:
-        """For as long as a commit takes: a deadline that passes meanwhile does not end the process, and begins anew after it."""
+        """Marks a commit. A deadline that passes during the block does not end the process; it starts again after the block."""
         with self._lock:
             self._commits += 1
         try:
@@ -69,8 +69,10 @@ class ShutdownSignals:
                 self._begin_deadline(self._timeout_seconds)
 
     def end_in_time(self, exit_code: int) -> None:
-        """The work is over, and the process would end with `exit_code`: sees to it that it does so within the timeout, which runs
-        from the signal where there was one."""
+        """Ends the process with `exit_code` unless it exits by itself within the timeout. Called when the work is over.
+
+        The timeout counts from the signal, if there was one.
+        """
         self._exit_code = exit_code
         if self._deadline is None:
             self._begin_deadline(self._timeout_seconds)
@@ -99,7 +101,7 @@ class ShutdownSignals:
     def _begin_deadline(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        # A thread, since what keeps the daemon from ending may well be a loop that does not run.
+        # A thread, because the loop itself may be blocked.
         self._deadline = threading.Timer(seconds, self._on_deadline)
         self._deadline.daemon = True
         self._deadline.start()
@@ -111,7 +113,7 @@ class ShutdownSignals:
             self._overdue = True
             _extend_timeout(_EXTENSION_SECONDS)
             _print(
-                f"warning: shutdown_timeout_seconds = {self._timeout_seconds:g} are over, but a step is being committed: "
+                f"warning: shutdown_timeout_seconds = {self._timeout_seconds:g} have passed, but a step is being committed: "
                 f"waiting for {describe_waits()}"
             )
             self._begin_deadline(_EXTENSION_SECONDS / 2)
@@ -127,13 +129,13 @@ class ShutdownSignals:
 
 
 def _exit_at_once(message: str, code: int) -> None:
-    """Ends the process from any thread, whatever the others do. What is committed is on disk."""
+    """Prints the message and ends the process from any thread. All commits are on disk."""
     _print(f"error: {message}")
     os._exit(code)
 
 
 def _extend_timeout(seconds: float) -> None:
-    """Asks the supervisor not to kill us for so long."""
+    """Asks the supervisor not to kill the process for so many seconds."""
     notify(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
 
 
