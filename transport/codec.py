@@ -19,7 +19,8 @@ import msgpack
 import numpy as np
 
 from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
-from transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from transport.files.atomic import Buffer, as_bytes_view
+from transport.files.direct import write_new_file
 from transport.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
@@ -265,12 +266,8 @@ def _fits(value: object, annotation: str) -> bool:
 
 def write_file(path: Path, batch: Batch) -> None:
     """Writes the frames of `batch` as a new file: 8 bytes magic, uint64 number of frames, then for each its uint64 length and its
-    bytes, padded to 8. Arrays are written by reference. For use inside `publish_directory`, which flushes. Raises `OSError`."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        write_buffers(descriptor, file_buffers(encode(batch)))
-    finally:
-        os.close(descriptor)
+    bytes, padded to 8. For use inside `publish_directory`, which flushes. Raises `OSError`."""
+    write_new_file(path, file_buffers(encode(batch)))
 
 
 def read_file(path: Path, max_batch_bytes: int) -> Batch:

@@ -1,0 +1,67 @@
+"""Large files written past the page cache hold the same bytes as those written through it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transport.files import direct
+from transport.files.atomic import Buffer
+from transport.files.direct import write_new_file
+
+BLOCK = 4096
+
+
+@pytest.fixture(autouse=True)
+def small_areas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few blocks fill one."""
+    monkeypatch.setattr(direct, "_AREA_BYTES", 4 * BLOCK)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 * BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 1, 12 * BLOCK, 13 * BLOCK + 5])
+def test_a_file_holds_what_was_written_whatever_its_size(tmp_path: Path, size: int) -> None:
+    content = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    buffers: list[Buffer] = [content[: size // 3], b"", content[size // 3 : size // 2], content[size // 2 :].tobytes()]
+    write_new_file(tmp_path / "file", buffers)
+    assert (tmp_path / "file").read_bytes() == content.tobytes()
+
+
+def test_many_small_buffers_are_joined(tmp_path: Path) -> None:
+    pieces = [bytes([number % 256]) * (number % 37) for number in range(5000)]
+    write_new_file(tmp_path / "file", pieces)
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
+
+
+def test_a_file_system_without_direct_writes_takes_them_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    content = bytes(range(256)) * 16 * 20
+    write_new_file(tmp_path / "file", [content])
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        write_new_file(tmp_path / "file", [b"new"])
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_an_error_of_the_disk_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(area: direct._Area, descriptor: int, filled: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(direct._Area, "empty_into", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_new_file(tmp_path / "file", [bytes(9 * 4 * BLOCK)])
