@@ -240,13 +240,22 @@ def test_a_job_whose_output_nobody_reads_any_more_still_ends_in_order(
     assert {worker["state"] for worker in workers} == {"stopped"}
 
 
+def replaced_by_directory(path: Path) -> bool:
+    """Whether a directory could take a file's place, which is written again at any moment."""
+    path.unlink()
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
 def test_a_disk_that_takes_no_status_file_ends_nothing(job: FakeJob) -> None:
     """A directory in the file's place stands for a full disk: what cannot be written."""
     process = job.start("hang")
     job.wait_for_steps()
     processes, summary = job.output / "processes.json", job.output / "summary.json"
-    processes.unlink()
-    processes.mkdir()
+    wait_until(lambda: replaced_by_directory(processes), "a moment in which the job does not write it")
     summary.mkdir()
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=DEADLINE_SECONDS)
