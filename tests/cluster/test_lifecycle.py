@@ -557,6 +557,7 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(EVENTS, max_size=40), st.integers(0, 2))
 def test_whatever_happens_every_started_worker_is_stopped_and_the_job_ends(script: list[Any], restarts: int) -> None:
     """Processes behave as processes do: only what was spawned exits, once; what is told to end, ends."""

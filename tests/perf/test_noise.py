@@ -27,6 +27,7 @@ def test_others_are_all_that_is_busy_and_not_ours(after: CpuTimes, share: float)
     assert after.share_of_others(CpuTimes(total=10.0, busy=4.0, ours=0.0)) == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_the_work_of_descendants_is_ours_while_they_live_and_after() -> None:
     """That of a child's own child included, as a fork server has them."""
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]

@@ -219,6 +219,7 @@ async def test_a_restarted_trainer_is_greeted_anew(config: TransportConfig, tmp_
         await link.close()
 
 
+@pytest.mark.slow
 async def test_a_reconnecting_run_replaces_its_old_self(
     config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_routing_names_different_experts_that_exist(experts: int, dtype: type) -
     assert len({chunk[:50].tobytes() for chunk in chunks}) == len(chunks)
 
 
+@pytest.mark.slow
 def test_a_dump_is_never_whole_in_memory(tmp_path: Path) -> None:
     shape = Shape(rollouts=240, turns=4, tokens=2000, layers=12, top_k=8, even=True)
     tracemalloc.start()

@@ -185,6 +185,7 @@ async def test_what_ends_the_run(tmp_path: Path, message: ToOrchestrator, error:
     assert said in str(found)
 
 
+@pytest.mark.slow
 async def test_a_run_that_has_to_wait_is_patient_for_as_long_as_the_trainer_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,7 @@ from trainer.runs.checkpoint import CheckpointError
 from transport.files.atomic import published_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "training"),
     [
