@@ -1,1 +1,1 @@
-"""Floor 4: one entry point, `counterpoint`. It wires and decides nothing; everything heavy is imported late."""
+"""The top floor: the commands of `counterpoint`. They parse, call and print; heavy modules are imported late."""

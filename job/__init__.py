@@ -1,2 +1,1 @@
-"""Floor 3: one file to one job: its configuration, its directory, its runs' state, sweeps of jobs, and replays of dumped
-steps."""
+"""Floor 5: one file to one job: configuration, directory, supervision and state, sweeps of runs, and replays of dumps."""

@@ -1,8 +1,8 @@
 """`JobConfig`: the one file that describes a whole job, and how its values reach the roles.
 
-What the roles share (directory, model, seed, wire) stands once, at the top, and is filled into their sections; what the runs
-share stands once, in `[orchestrator]`, and each of `[[runs]]` says what is its own. What one role must know of another (the
-servers' addresses, their key, the adapters' ranks) is derived in `job/derive.py`. The sections are the roles' own models.
+Values that the roles share (directory, model, seed, wire) stand once, at the top, and are copied into their sections. Values that
+the runs share stand once, in `[orchestrator]`; each of `[[runs]]` adds its own. Values that one role takes from another (the
+servers' addresses, their key, the adapters' ranks) are derived in `job/derive.py`. The sections are the roles' own models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARED = {
     "trainer": ("output_dir", "model", "seed", "resume", "transport"),
     "orchestrator": ("output_dir", "model", "seed", "resume", "transport"),
 }
-"""Keys of each section that are filled from the top."""
+"""Keys of each section that are copied from the top."""
 
 DEFAULTS: dict[str, Any] = {"seed": 0, "resume": False, "transport": {}}
 
@@ -41,11 +41,9 @@ class JobConfig(JobSections):
         for section, names in SHARED.items():
             values = dict(given.get(section, {})) if isinstance(given.get(section, {}), dict) else given[section]
             if not isinstance(values, dict):
-                continue  # not a table: its own validation says so
+                continue  # not a table: its own validation reports it
             for name in names:
-                shared = given.get(
-                    name, DEFAULTS.get(name, "")
-                )  # a required one that is missing is reported once, at the top
+                shared = given.get(name, DEFAULTS.get(name, ""))  # a missing required key is reported once, at the top
                 if name in values and str(values[name]) != str(shared):
                     raise ValueError(
                         f"{section}.{name} = {values[name]!r} differs from {name} = {shared!r} at the top; "
@@ -58,7 +56,7 @@ class JobConfig(JobSections):
     @field_validator("runs", mode="before")
     @classmethod
     def _inherit(cls, given: Any, info: ValidationInfo) -> Any:
-        """Each run with what it has from `[orchestrator]`, which is valid by itself: its errors are told once, and first."""
+        """Merges `[orchestrator]` into each run. It is validated first, so its errors are reported once."""
         shared = info.data.get("orchestrator")
         if not isinstance(given, list) or shared is None:
             return given if shared is not None else []
@@ -66,7 +64,7 @@ class JobConfig(JobSections):
         runs = []
         for position, run in enumerate(given):
             if not isinstance(run, dict):
-                return given  # not tables: pydantic says so
+                return given  # not tables: pydantic reports it
             if "run_id" not in run:
                 raise ValueError(f"runs[{position}].run_id is required and not set: it names the run's directory")
             runs.append(merge(inherited, run))
@@ -82,19 +80,21 @@ class JobConfig(JobSections):
 
     @property
     def every_run(self) -> list[RunConfig]:
-        """The runs, of which there is at least one unless the job stays for others."""
+        """The job's own runs: at least one, unless the job stays for guests."""
         if self.runs or (self.stay and not self.orchestrator.environments):
             return self.runs
         return [self.orchestrator]
 
     def server(self, position: int) -> InferenceConfig:
-        """One of the servers, as its role's file has it."""
+        """Returns the configuration of one server, for its role's file."""
         own = self.inference.model_dump(exclude={"replicas"}) | {"port": self.inference.port + position}
         return InferenceConfig.model_validate(own)
 
     def with_model(self, directory: Path) -> JobConfig:
-        """The same job as its roles get it: their model resolved to a directory, and every path absolute, since who joins the job
-        may stand elsewhere."""
+        """Returns the job with its model resolved to `directory` and with absolute paths, as its roles get it.
+
+        A guest may be started from another current directory.
+        """
         model = {"model": str(directory)}
         return self.model_copy(
             update={

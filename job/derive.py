@@ -1,4 +1,4 @@
-"""How the parts of a job derive together: what one section must know of another is derived, and what cannot work is refused.
+"""Derives what one section of a job takes from another, and refuses what cannot work together.
 
 `job/config.py` calls `derive` for a whole job; `job/join.py` calls `check_run` for a run that joins one. Errors are
 `ValueError`s that name both keys and their values.
@@ -18,14 +18,14 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
 def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
-    """Fills in what is derived, in place, and checks the whole. `runs` are the job's, each under the name it has in the file."""
+    """Sets the derived values in place and checks the job. `runs` are the job's own, by their names in the file."""
     _check_names(runs)
     for name, run in runs.items():
         for key in ("output_dir", "model", "resume", "transport"):
             if getattr(run, key) != getattr(job, key):
                 raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
-    places = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
-    job.trainer = job.trainer.model_copy(update={"max_runs": places, "stay": True})
+    slots = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
+    job.trainer = job.trainer.model_copy(update={"max_runs": slots, "stay": True})
     _derive_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
         run.inference = _pool_of(job, f"{name}.inference", run.inference)
@@ -45,10 +45,10 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
 
 
 def check_run(name: str, run: RunConfig, servers: InferenceConfig, trainer: TrainerConfig) -> None:
-    """Whether the servers and the trainer can have this run. `name` is what stands before its keys in an error."""
+    """Raises `ValueError` unless the servers and the trainer can take this run. `name` precedes its keys in an error."""
     dot = f"{name}." if name else ""
     if not run.environments:
-        raise ValueError(f"{dot}environments is required and not set: what is the run to learn?")
+        raise ValueError(f"{dot}environments is required and not set: a run needs at least one")
     for position, environment in enumerate(run.environments):
         own = "" if environment.sampling.max_tokens is None else f"environments[{position}]."
         if (longest := run.sampling_of(environment).max_tokens) >= servers.max_model_len:
@@ -90,7 +90,7 @@ def _check_names(runs: Mapping[str, RunConfig]) -> None:
 
 
 def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
-    """A run's idea of the servers, with what the job knows of them."""
+    """A run's view of the servers, with their addresses and key from the job."""
     servers = job.inference
     if not servers.replicas:
         if not pool.model_fields_set & {"urls", "dns", "urls_file"}:
@@ -111,8 +111,11 @@ def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
 
 
 def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
-    """What trainer and servers hold of adapters, unless the file says it: those of the largest rank, and a place at the servers
-    for each run that has one at the trainer. A job without runs is made for such as `[orchestrator]` describes."""
+    """Sets the adapter limits of trainer and servers that the file leaves out.
+
+    The rank is the largest of the runs; the servers get an adapter slot for each slot at the trainer. A job without runs is sized
+    for runs like `[orchestrator]`.
+    """
     expected = list(runs.values()) or [job.orchestrator]
     ranks = [run.training.lora.rank for run in expected if run.training.lora is not None]
     if ranks and "max_lora_rank" not in job.trainer.model_fields_set:
@@ -124,7 +127,7 @@ def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
         job.inference = job.inference.model_copy(update={"lora": lora})
     if not runs and job.inference.lora is None:
         raise ValueError(
-            "stay = true without a run of the job's own: those who join train an adapter each; write "
+            "stay = true without a run of the job's own: runs that join train an adapter each; write "
             "[orchestrator.training.lora] with the largest rank there will be"
         )
 

@@ -1,20 +1,22 @@
-"""Errors that are the user's to mend: shown as they are, without a traceback, and ending with exit code 2."""
+"""Errors that the user can fix. The commands print them without a traceback and exit with their code."""
 
 from __future__ import annotations
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell's."""
+"""Exit code after Ctrl-C, as of a shell."""
 
 
 class UserError(Exception):
-    """Bad configuration, a missing model, a directory that may not be written. The message says what, where, which value, what
-    was expected and what to do."""
+    """Bad configuration, a missing model, a directory that may not be written.
+
+    The message says what, where, which value, what was expected and what to do.
+    """
 
     code = 2
     """The command's exit code."""
 
 
 class Obstructed(UserError):
-    """An obstacle that may be gone at the next attempt: a port in use, a directory in which another process works."""
+    """An obstacle that the next attempt may not meet: a port in use, a directory that another process has locked."""
 
     code = 1

@@ -1,7 +1,7 @@
-"""What a run has from the job that it joins: `counterpoint orchestrator FILE --join DIRECTORY`.
+"""The values that a run takes from the job that it joins (`counterpoint orchestrator FILE --join DIRECTORY`), and its checks.
 
-The job's `job.json` says where its trainer and its servers are, and what they can take. The run's own file then holds what is
-the run's own, as an entry of `[[runs]]` does.
+The job's `job.json` has the addresses and the limits of its trainer and servers. The run's own file holds only the run's own
+values, as an entry of `[[runs]]` does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from run.config import RunConfig
 from trainer.config import TrainerConfig
 
 FROM_THE_JOB = ("model", "served_model", "transport", "inference")
-"""Keys that a run has from its job, besides the directory, unless its own file sets them: from another machine the way to the
-same model, trainer and servers may be another."""
+"""Keys that a run takes from its job, besides the directory, unless its own file sets them: from another machine, paths and
+addresses of the same model, trainer and servers may differ."""
 
 
 def values_of_job(directory: str) -> dict[str, Any]:
-    """What lies below the values of the run's own file. Raises `UserError` where there is no job."""
+    """Returns the job's values for a run; the run's own file replaces them. Raises `UserError` if there is no job."""
     shared = _job(Path(directory))["orchestrator"]
     known = {key: shared[key] for key in FROM_THE_JOB if key in shared}
     return {"output_dir": str(Path(directory).absolute())} | known
@@ -41,14 +41,14 @@ def check_joins(run: RunConfig, directory: Path) -> None:
     own = [run["run_id"] for run in own_runs(job)]
     if run.run_id in own and not run.resume:
         raise UserError(
-            f"run_id = {run.run_id!r} is one of the job's own runs ({', '.join(own)}): choose another, or go on with that one, "
-            "once it has ended, by --resume"
+            f"run_id = {run.run_id!r} is one of the job's own runs ({', '.join(own)}): choose another, or, once that run has "
+            "ended, go on with it by --resume"
         )
     servers = validate(ServersConfig, job["inference"], f"{directory / JOB_FILE}, inference")
     trainer = validate(TrainerConfig, job["trainer"], f"{directory / JOB_FILE}, trainer")
     if servers.lora is None:
         raise UserError(
-            f"the job in {directory} trains all weights of its model, which leaves room for one run only. Runs that train "
+            f"the job in {directory} trains all weights of its model, so it takes no second run. Only a job whose runs train "
             "adapters can be joined"
         )
     try:

@@ -1,5 +1,7 @@
-"""The sections of a job file and their keys. `job/config.py` validates them together, `job/derive.py` derives one from
-another."""
+"""The sections of a job file and their keys.
+
+`job/config.py` validates them together, `job/derive.py` derives values of one from another.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from transport.config import Config, TransportConfig
 
 
 class GpuConfig(Config):
-    """Which GPUs a role sees, by index; unset, it sees all, and vLLM and the trainer meet on the first."""
+    """Which GPUs a role sees, by index. Unset, it sees all, and vLLM and the trainer share the first."""
 
     inference: list[int] | None = None
     """vLLM's; `inference.tensor_parallel_size` of them for each of `inference.replicas`."""
@@ -36,20 +38,20 @@ class SharedRunConfig(RunConfig):
     """What all runs have in common, or the one run where there are no `[[runs]]`."""
 
     environments: list[EnvironmentConfig] = []
-    """The mix. A run that brings its own does without these."""
+    """The mix of tasks. A run with environments of its own does not use these."""
 
 
 class JobSections(Config):
     """The keys of a job file: inference, a trainer, and one run or several."""
 
     output_dir: Path
-    """The job's directory. It must be empty, unless `--resume` or `--fresh` says what to do with what is there."""
+    """The job's directory. It must be empty, unless `--resume` or `--fresh` is given."""
 
     model: str
     """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`)."""
 
     seed: int = 0
-    """Everything random in all three roles."""
+    """The seed of everything random in all three roles."""
 
     resume: bool = False
     """Go on from the newest checkpoint of each role; `--resume` for short."""
@@ -61,8 +63,8 @@ class JobSections(Config):
     """Placement on a machine with several GPUs."""
 
     max_restarts: int = Field(default=3, ge=0)
-    """How often in a row a process that died is started again, from its newest checkpoint, before it counts as failed. It counts
-    anew once it was well for three minutes."""
+    """How often in a row a process that died is restarted, from its newest checkpoint, before it counts as failed. The count
+    starts again after three minutes without a problem."""
 
     inference: ServersConfig
     """The vLLM servers."""
@@ -71,12 +73,12 @@ class JobSections(Config):
     """The trainer."""
 
     orchestrator: SharedRunConfig
-    """The run; or, with `[[runs]]`, what they have in common."""
+    """The run; or, with `[[runs]]`, what the runs have in common."""
 
     runs: list[RunConfig] = []
-    """The runs: each a `run_id`, and what it has otherwise than `[orchestrator]`. Tables are merged, anything else is
+    """The runs: each has a `run_id` and the values that differ from `[orchestrator]`. Tables are merged, any other value is
     replaced."""
 
     stay: bool = False
-    """Trainer and servers stay for runs that join, until told to stop. Such a job needs no run of its own: it has none where
-    there are neither `[[runs]]` nor `[[orchestrator.environments]]`."""
+    """Whether trainer and servers keep running for runs that join, until the job is stopped. Such a job needs no run of its own:
+    it has none without `[[runs]]` and `[[orchestrator.environments]]`."""

@@ -1,4 +1,4 @@
-"""A picture of a replay: the loop's lag over time, with the phases as bands behind it."""
+"""Draws a replay: the loop's lag over time, with the phases as bands behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from job.replay.replay import BASELINE, BOUNDARY, FINALIZE
 INK, MUTED, GRID, LAG, IDLE = "#1f2933", "#7b8794", "#e4e7eb", "#0f766e", "#f5f7fa"
 BANDS = ("#dbeafe", "#fef3c7", "#dcfce7", "#fce7f3", "#ede9fe", "#ffedd5", "#cffafe")
 BEFORE_SECONDS = 0.25
-"""Of the idle baseline, shown for comparison."""
+"""Seconds of the idle baseline that are shown for comparison."""
 
 
 def draw(trace: LagTrace, path: Path, title: str) -> Path:

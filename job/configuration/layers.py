@@ -1,7 +1,7 @@
-"""What overrides a configuration's file: `COUNTERPOINT_*` variables, and `--section.key value` flags.
+"""Reads the layers that override a configuration's file: `COUNTERPOINT_*` variables and `--section.key value` flags.
 
-pydantic-settings reads them, except settings of a list's entry (`--environments.0.ratio 2`), which it does not support. Such a
-list is a table whose keys are integers, which no file can contain. `job/configuration/load.py` merges the layers.
+pydantic-settings reads them, except values in a list's entry (`--environments.0.ratio 2`), which it does not support. Such a list
+becomes a table whose keys are integers, which no file can contain. `job/configuration/load.py` merges the layers.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from job.errors import UserError
 ENVIRONMENT_PREFIX = "COUNTERPOINT_"
 NESTED_DELIMITER = "__"
 NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE"})
-"""Variables with our prefix that do not name a key: `make-model` keeps its models in this directory."""
+"""Variables with our prefix that name no key. `make-model` keeps its models in the directory COUNTERPOINT_CACHE."""
 
 Table = dict[Any, Any]
 """Values by name; by position if the table overrides entries of a list."""
 
 
 def forget_environment() -> None:
-    """Drops our variables from the environment. A role's keys differ from a job's, and the role's file already has its values."""
+    """Removes our variables from the environment: a role's keys differ from a job's, and the role's file has their values."""
     for name in _variables():
         del os.environ[name]
 
 
 def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
-    """The values that our variables set. Raises `UserError` for a variable that names no key or has a malformed value."""
+    """Reads the values that our variables set. Raises `UserError` for an unknown key or a malformed value."""
     entries: dict[str, str] = {}
     for name in _variables():
         path = _path_of(name)
@@ -61,7 +61,7 @@ def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
 
 
 def read_flags(model: type[BaseModel], keys: dict[str, Key], flags: Sequence[str]) -> Table:
-    """What `--section.key value` and `--section.key=value` words set. Raises as `read_environment`."""
+    """Reads the values that `--section.key value` and `--section.key=value` set. Raises as `read_environment`."""
     pairs = list(_pairs(flags, keys))
     whole = [(path, text) for path, text in pairs if ITEM not in pattern_of(path, keys)]
     joined = [f"--{path}={text}" for path, text in whole]  # so that a value may begin with a dash
@@ -78,8 +78,10 @@ def read_flags(model: type[BaseModel], keys: dict[str, Key], flags: Sequence[str
 
 
 def flag_path(word: str, keys: dict[str, Key], switches: Iterable[str] = ()) -> str:
-    """The key that a flag sets; dashes stand for underscores. Raises `UserError` for an unknown flag; the message names the
-    nearest flag or switch of the command."""
+    """Returns the path of the key that a flag sets; dashes stand for underscores.
+
+    Raises `UserError` for an unknown flag; the message names the nearest flag or switch of the command.
+    """
     written = word.removeprefix("--").partition("=")[0]
     path = written if is_known(written, keys) else written.replace("-", "_")
     if is_known(path, keys):
@@ -91,13 +93,13 @@ def flag_path(word: str, keys: dict[str, Key], switches: Iterable[str] = ()) -> 
 
 
 def typed(pattern: str, like: str) -> str:
-    """A key as written in a flag. For entries of lists it has the positions in `like`, or 0."""
+    """Returns a key as written in a flag, with the positions in lists from the path `like`, or 0."""
     numbers = iter([part for part in like.split(".") if part.isdigit()])
     return ".".join(next(numbers, "0") if part == ITEM else part for part in pattern.split("."))
 
 
 def variable(path: str) -> str:
-    """The variable that sets a key."""
+    """Returns the name of the variable that sets a key."""
     return ENVIRONMENT_PREFIX + path.replace(".", NESTED_DELIMITER).upper()
 
 
@@ -110,7 +112,7 @@ def _path_of(name: str) -> str:
 
 
 def _settings_of(model: type[BaseModel]) -> type[BaseSettings]:
-    """The model as pydantic-settings wants it."""
+    """The model as a class of pydantic-settings."""
     bases: Any = (model, BaseSettings)
     return cast(type[BaseSettings], create_model("Settings", __base__=bases))
 
@@ -135,8 +137,10 @@ def _pairs(flags: Sequence[str], keys: dict[str, Key]) -> Iterable[tuple[str, st
 
 
 def _put(table: Table, path: str, text: str, keys: dict[str, Key], origin: str) -> None:
-    """Sets a value at `path`. An entry of a list is changed in the table's own list, or else, by position, in that of a layer
-    below."""
+    """Sets the value at `path`.
+
+    An entry of a list is changed in the table's own list if it has one, else, by position, in the list of a layer below.
+    """
     pattern = pattern_of(path, keys)
     parts: list[Any] = [
         int(part) if kind == ITEM else part for part, kind in zip(path.split("."), pattern.split("."), strict=True)
@@ -152,7 +156,7 @@ def _put(table: Table, path: str, text: str, keys: dict[str, Key], origin: str) 
 
 
 def entry_of(entries: Sequence[Any], position: int, name: str) -> Any:
-    """The entry of a list. Raises `UserError` when there is none."""
+    """Returns an entry of a list. Raises `UserError` if the list is too short."""
     if position >= len(entries):
         count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
         raise UserError(f"{name} has {count}; there is no entry {position} (the first is 0)")
@@ -160,7 +164,7 @@ def entry_of(entries: Sequence[Any], position: int, name: str) -> Any:
 
 
 def _value(key: Key | None, text: str, origin: str) -> Any:
-    if key is None:  # below a table with arbitrary keys: a number if it can be read as one
+    if key is None:  # in a table with arbitrary keys: JSON if it is valid JSON
         try:
             return json.loads(text)
         except json.JSONDecodeError:
@@ -170,7 +174,7 @@ def _value(key: Key | None, text: str, origin: str) -> Any:
 
 
 def _require_json(origin: str, key: Key | None, text: str) -> None:
-    """Raises `UserError` for a list or a table that is not written as JSON."""
+    """Raises `UserError` for a list or a table that is not JSON."""
     if key is None or not _is_json(key):
         return
     try:

@@ -1,7 +1,7 @@
-"""Finds the line of a key in a TOML file, so that an error can quote it: `tomllib` returns values without positions.
+"""Finds the line of a key in a TOML file for an error message: `tomllib` returns values without positions.
 
-The text is cut into statements, each the fewest lines that parse together, and `tomllib` parses each by itself. So strings,
-comments and quoting are handled by `tomllib`, and a key is searched only in the lines that set it.
+The text is split into statements, each the fewest lines that parse together, and `tomllib` parses each by itself. So `tomllib`
+handles strings, comments and quoting, and a key is searched only in the lines that set it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ class Line:
     """A place in a file."""
 
     number: int
-    """Counted from 1, as the next."""
+    """The line's number, from 1."""
     column: int
+    """The column in the line, from 1."""
     text: str
+    """The whole line."""
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines as TOML counts them: `str.splitlines` also cuts where a string or a comment has a U+2028 or the like."""
+    """Splits a text into the lines that TOML counts. `str.splitlines` would also split at U+2028 and the like."""
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 class Lines:
-    """The lines of a valid TOML text. In an empty text no key is found."""
+    """The lines of a valid TOML text; an empty text has no key."""
 
     def __init__(self, text: str) -> None:
+        """Splits the text. It is parsed at the first search."""
         self._lines = lines_of(text)
 
     def of(self, location: Sequence[str | int]) -> Line | None:
-        """The place where the value at `location` is set, or, if it is not set, where its table begins; None if neither
-        exists."""
+        """Finds the line that sets the value at `location`, or else the line where its table begins; None if neither exists."""
         place = tuple(location)
         while place:
             if place in self._places:

@@ -1,8 +1,7 @@
 """Loads a configuration: defaults, then the TOML file, then `COUNTERPOINT_*` environment variables, then `--section.key` flags.
 
-`job/configuration/layers.py` reads the latter two; here they are merged and validated, and what is wrong is told in words a
-person can act on: where the value came from, its line in the file, the key, the value, what is allowed, and the nearest key
-that exists.
+`job/configuration/layers.py` reads the latter two. This module merges and validates all. Its errors name the origin of the value,
+its line in the file, the key, the value, what is allowed, and the nearest existing key.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load(model: type[Model], file: Path, flags: list[str], below: Table | None = None) -> Model:
-    """The validated configuration. `flags` are `--section.key value` or `--section.key=value` words; the values of `below` count
-    where nothing else sets them.
+    """Loads and validates a configuration.
 
-    Raises `UserError` that lists everything wrong at once.
+    `flags` are `--section.key value` or `--section.key=value` words. The file and the other layers replace values of `below`.
+    Raises `UserError` that lists all errors at once.
     """
     keys = keys_of(model)
     text = _read(file)
@@ -47,18 +46,18 @@ def load(model: type[Model], file: Path, flags: list[str], below: Table | None =
 
 
 def validate(model: type[Model], values: Table, origin: str, layers: Mapping[str, Table] = {}, text: str = "") -> Model:
-    """The model of `values`, which come from `origin` unless a layer above it, `environment` or `flags`, has them. `text` is that
-    of the file `origin`, whose lines are then quoted.
+    """Makes the model of `values`.
 
-    Raises `UserError` that lists everything wrong at once.
+    A value comes from `environment` or `flags` if that layer in `layers` has it, else from `origin`. `text` is the text of the
+    file `origin`; errors quote its lines. Raises `UserError` that lists all errors at once.
     """
     try:
         return model.model_validate(values)
     except ValidationError as error:
         keys, every = keys_of(model), error.errors(include_url=False)
-        homes = {_home(details, keys) for details in every}  # what is missing there is what stands elsewhere
+        homes = {_home(details, keys) for details in every}  # a key that is missing there stands in the wrong section
         places = {details["loc"] for details in every}
-        told = [
+        reported = [
             one
             for one in every
             if (
@@ -68,7 +67,7 @@ def validate(model: type[Model], values: Table, origin: str, layers: Mapping[str
             )
         ]
         lines = Lines(text)
-        problems = [_explain(details, keys, origin, layers, lines) for details in told]
+        problems = [_explain(details, keys, origin, layers, lines) for details in reported]
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         raise UserError(f"{count} in the configuration\n" + "\n".join(problems)) from None
 
@@ -79,7 +78,7 @@ def _repeats(details: ErrorDetails, places: set[tuple[int | str, ...]], values: 
 
 
 def read_toml(file: Path) -> Table:
-    """The file's content. Raises `UserError` for one that is missing, unreadable or malformed."""
+    """Reads a file. Raises `UserError` for one that is missing, unreadable or malformed."""
     return _parse(_read(file), file)
 
 
@@ -100,7 +99,7 @@ def _parse(text: str, file: Path) -> Table:
 
 
 def to_toml(config: BaseModel) -> str:
-    """A resolved configuration as a file that loads to the same; keys that are unset have no place in TOML."""
+    """Formats a configuration as a TOML file that loads to the same. Unset keys are left out: TOML has no null."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
@@ -115,26 +114,29 @@ def _offending_line(text: str, message: str) -> str:
 
 
 def merge(below: Table, above: Table) -> Table:
-    """`above` over `below`: tables are merged, anything else is replaced. A table of positions
-    (`job/configuration/layers.py`) lies over a list. Raises `UserError` for a position that the list does not have."""
+    """Merges `above` into a copy of `below`: tables are merged, any other value is replaced.
+
+    A table of positions (`job/configuration/layers.py`) changes entries of a list. Raises `UserError` for a position beyond the
+    list's end.
+    """
     merged = dict(below)
     for key, value in above.items():
-        merged[key] = _laid_over(merged.get(key), value, str(key)) if isinstance(value, dict) else value
+        merged[key] = _overlaid(merged.get(key), value, str(key)) if isinstance(value, dict) else value
     return merged
 
 
-def _laid_over(below: Any, above: Table, name: str) -> Any:
+def _overlaid(below: Any, above: Table, name: str) -> Any:
     if any(isinstance(key, int) for key in above):
         entries = list(below) if isinstance(below, list) else []
         for position, value in above.items():
             held = entry_of(entries, position, name)
-            entries[position] = _laid_over(held, value, f"{name}[{position}]") if isinstance(value, dict) else value
+            entries[position] = _overlaid(held, value, f"{name}[{position}]") if isinstance(value, dict) else value
         return entries
     return merge(below if isinstance(below, dict) else {}, above)
 
 
 def _origin(path: list[str | int], origin: str, layers: Mapping[str, Table]) -> str:
-    """Which layer a value came from: the highest that holds it."""
+    """The name of the highest layer that has the value."""
     dotted = ".".join(map(str, path))
     for layer, written in (("flags", f"--{dotted}"), ("environment", variable(dotted))):
         if path and _holds(layers.get(layer, {}), path):
@@ -154,7 +156,7 @@ def _holds(table: Any, path: list[str | int]) -> bool:
 def _explain(
     details: ErrorDetails, keys: dict[str, Key], origin: str, layers: Mapping[str, Table], lines: Lines
 ) -> str:
-    """One validation error for a person."""
+    """Describes one validation error."""
     location = _without_tags(list(details["loc"]), keys)
     shown = _show_path(location)
     pattern = ".".join(ITEM if isinstance(part, int) else part for part in location)
@@ -203,14 +205,14 @@ def _message(details: ErrorDetails) -> str:
 
 
 def _home(details: ErrorDetails, keys: dict[str, Key]) -> str | None:
-    """Where a key belongs that stands at the top and is one of a section's; None for any other error."""
+    """The full path of a section's key that stands at the top by mistake; None for any other error."""
     if details["type"] != "extra_forbidden" or len(details["loc"]) != 1:
         return None
     return next((key for key in keys if key.count(".") == 1 and key.partition(".")[2] == details["loc"][0]), None)
 
 
 def _without_tags(location: list[str | int], keys: dict[str, Key]) -> list[str | int]:
-    """pydantic puts the tag of a discriminated union into a location (`filters.0.gibberish.mode`); the file has no such key."""
+    """Removes from a location the tags that pydantic adds for discriminated unions (`filters.0.gibberish.mode`)."""
     kept: list[str | int] = []
     for position, part in enumerate(location):
         pattern = ".".join(ITEM if isinstance(one, int) else one for one in [*kept, part])

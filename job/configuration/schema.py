@@ -1,4 +1,4 @@
-"""The keys that a configuration model has: walked once, used for flags, environment variables, error messages and help."""
+"""The keys of a configuration model, for flags, environment variables, error messages and help."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ class Key:
     path: str
     """`section.key`; `section.[].key` inside a list of tables."""
     type: str
-    """For a person."""
+    """The type in words, such as `list of number`."""
     default: str
-    """As TOML would write it; empty when the key is required."""
+    """The default as TOML writes it; empty for a required key."""
     description: str
+    """The docstring of the field."""
     is_section: bool
+    """Whether it is a table, or a list of tables, with keys of its own here."""
     is_free: bool
-    """Holds a table whose keys we do not know (`args`)."""
+    """Whether it is a table with arbitrary keys (`args`)."""
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
-    """Every key of `model`, by path, sections before what they hold."""
+    """Returns every key of `model` by path, sections before their keys."""
     found: dict[str, Key] = {}
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
@@ -48,13 +50,13 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
 
 
 def _either(one: Key, other: Key) -> Key:
-    """A key that several members of a union have: of any of their types, and without a default where theirs differ."""
+    """Merges a key that several members of a union have: all their types, and no default if theirs differ."""
     names = " | ".join(dict.fromkeys([*one.type.split(" | "), *other.type.split(" | ")]))
     return replace(one, type=names, default=one.default if one.default == other.default else "")
 
 
 def pattern_of(path: str, keys: dict[str, Key]) -> str:
-    """A path as `keys` has it: a number that names an entry of a list becomes `[]`."""
+    """Returns a path as in `keys`: the position of a list's entry becomes `[]`."""
     parts: list[str] = []
     for part in path.split("."):
         above = keys.get(".".join(parts))
@@ -64,7 +66,7 @@ def pattern_of(path: str, keys: dict[str, Key]) -> str:
 
 
 def is_known(path: str, keys: dict[str, Key]) -> bool:
-    """Whether a flag or a variable may set `path`: a key, or anything below one that holds a free table."""
+    """Returns whether a flag or a variable may set `path`: a key, or anything in a table with arbitrary keys."""
     pattern = pattern_of(path, keys)
     parts = pattern.split(".")
     above = [".".join(parts[:length]) for length in range(1, len(parts))]
@@ -72,8 +74,10 @@ def is_known(path: str, keys: dict[str, Key]) -> bool:
 
 
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
-    """The existing key that someone who wrote `path` most likely meant: a sibling of a similar name, else the same or a similar
-    name in another section."""
+    """Returns the existing key most similar to `path`; None without a similar one.
+
+    A sibling of a similar name comes first, then the same or a similar name in another section.
+    """
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == section}
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
@@ -88,12 +92,12 @@ def nearest(path: str, keys: dict[str, Key]) -> str | None:
 
 
 def valid_keys(section: str, keys: dict[str, Key]) -> list[str]:
-    """The names that `section` may hold; the top level for an empty one."""
+    """Returns the names of the keys in `section`; those at the top for an empty one."""
     return sorted({key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == section} - {ITEM})
 
 
 def _members(annotation: Any) -> list[Any]:
-    """An annotation taken apart: the members of unions, what `Annotated` annotates, the items of lists."""
+    """Splits an annotation: into the members of unions, the type in `Annotated`, the items of lists."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return _members(typing.get_args(annotation)[0])

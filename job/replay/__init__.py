@@ -1,1 +1,1 @@
-"""A dumped step, run again through the daemon's own step boundary: dumps, replay, attribution, and their pictures."""
+"""Dumps of a step, replayed through the daemon's own step boundary: replay, attribution, and making and importing dumps."""

@@ -1,7 +1,6 @@
-"""Drives the daemon's own step boundary outside the daemon: its `Finalizer`, its `StepBoundary`, its sender and wire. A consumer
-process is at the other end.
+"""Runs the daemon's own step boundary outside the daemon: finalizer, `StepBoundary`, sender and wire, with a consumer process.
 
-Nothing of the boundary is written a second time here. What is missing is what surrounds it: scheduler, dispatcher, inference.
+The code is the daemon's; only scheduler, dispatcher and inference are missing.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _DELIVERY_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What arrives at a step boundary, and the configuration that says what becomes of it."""
+    """The rollouts that arrive at a step boundary, and the configuration of the boundary."""
 
     header: DumpHeader
     rollouts: Sequence[Rollout]
-    """Those that ship, in order, and then those lost since the step before, which are recorded only."""
+    """The rollouts that ship, in order, then those discarded since the step before, which are only recorded."""
 
     @property
     def shipped(self) -> Sequence[Rollout]:
@@ -44,7 +43,7 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays of the rollouts."""
+        """The bytes of all arrays of the rollouts."""
         return sum(
             turn.prompt_ids.nbytes
             + turn.completion_ids.nbytes
@@ -57,17 +56,17 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """The parts around one recording. Made by `rig`."""
+    """The parts of the boundary for one recording. Made by `rig`."""
 
     recording: Recording
     boundary: StepBoundary
     sender: Sender
     finalize_group: Finalizer
     finalized: list[Rollout]
-    """Those that ship, as `finalize` left them."""
+    """The rollouts that ship, as `finalize` left them."""
 
     async def finalize(self) -> None:
-        """Finalizes every group anew, as the daemon does whenever one has finished; here all have at once."""
+        """Finalizes every group anew. The daemon does so when a group has finished; here all have finished at once."""
         groups: dict[int, list[Rollout]] = {}
         for rollout in self.recording.shipped:
             rollout.advantage, rollout.filtered_by = 0.0, None
@@ -82,8 +81,10 @@ class Rig:
         self.finalized[:] = [rollout for outcome in outcomes for rollout in outcome.rollouts]
 
     def phases(self, step: int) -> dict[str, Callable[[], Awaitable[None]]]:
-        """The phases of the step boundary of `step` by name, to be taken in order, each once. A commit holds nothing but the
-        step's metrics: there is no scheduler, and no rollout waits."""
+        """Returns the phases of the boundary of `step` by name, to run in order, each once.
+
+        A commit holds only the step's metrics: there is no scheduler's state, and no rollout waits.
+        """
         discarded = self.recording.rollouts[self.recording.header.shipped :]
         in_progress = self.boundary.begin(step, self.finalized, discarded)
         line: MetricsLine = {}
@@ -104,12 +105,12 @@ class Rig:
         return {"merge": merge, "records": record, "commit": commit, "malloc_trim": finish}
 
     async def take(self, step: int) -> None:
-        """Takes all phases of `step`."""
+        """Runs all phases of `step`."""
         for phase in self.phases(step).values():
             await phase()
 
     async def deliver(self, step: int) -> None:
-        """Until the consumer has read the batch of `step`. Raises `TimeoutError`."""
+        """Waits until the consumer has read the batch of `step`. Raises `TimeoutError`."""
         async with asyncio.timeout(_DELIVERY_SECONDS):
             await self.sender.wait_durable(step)
 
@@ -121,9 +122,9 @@ async def rig(
     gather_chunk_size: int | None = None,
     process_pool: bool = False,
 ) -> AsyncIterator[Rig]:
-    """The parts, connected to their consumer. Steps count from the recorded one. Everything is written below `output_dir`.
+    """Provides the parts, connected to their consumer. Steps count from the recorded one. All files are below `output_dir`.
 
-    Raises `ValueError` for a configuration that names nothing, `NoTrainerError` when the consumer does not answer.
+    Raises `ValueError` for an unknown advantage or filter, and `NoTrainerError` if the consumer does not answer.
     """
     header, transport = recording.header, TransportConfig()
     run_dir = output_dir / f"run_{header.run_id}"

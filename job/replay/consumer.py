@@ -1,7 +1,7 @@
-"""The trainer's end of the wire for replays and benchmarks, a process of its own: takes every batch, reads every byte of it, and
-acknowledges it once its step is committed.
+"""The trainer's end of the wire for replays and benchmarks, in a process of its own.
 
-It is the real receiver, checks and all; only what a trainer would do with a batch is missing.
+It receives every batch with the real receiver and its checks, reads every byte, and acknowledges the batch once its step is
+committed. It does not train.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _STOP_SECONDS = 10.0
 
 @contextmanager
 def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> Iterator[int]:
-    """Runs the process during the block; gives its id. The first batch it asks for is that of `next_step`. It ends with this
-    process, however that ends.
+    """Runs the process during the block; yields its id. It requests batches from `next_step` on, and dies with this process.
 
-    Raises `RuntimeError` when it cannot start.
+    Raises `RuntimeError` if it cannot start.
     """
     with _running("batches", config.model_dump_json(), str(output_dir), str(next_step)) as pid:
         yield pid
@@ -42,7 +41,7 @@ def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> I
 
 @contextmanager
 def bare_consumer(address: str) -> Iterator[int]:
-    """As `consumer`, but what it takes at the ZMQ `address` of a REP socket is any message, and its answer is empty."""
+    """As `consumer`, but receives any messages at the ZMQ `address` of a REP socket, and sends empty answers."""
     with _running("messages", address) as pid:
         yield pid
 
@@ -64,7 +63,7 @@ def _running(*arguments: str) -> Iterator[int]:
 
 
 def take_batches(config: TransportConfig, output_dir: Path, next_step: int) -> None:
-    """Until it is killed."""
+    """Receives and acknowledges batches until the process is killed."""
     receiver = open_receiver(config, output_dir)
     print("ready", os.getpid(), flush=True)
     read = committed = acknowledged = next_step - 1
@@ -87,7 +86,7 @@ def take_batches(config: TransportConfig, output_dir: Path, next_step: int) -> N
 
 
 def take_messages(address: str) -> None:
-    """Until it is killed."""
+    """Receives and answers messages until the process is killed."""
     socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.REP)
     socket.bind(address)
     print("ready", os.getpid(), flush=True)
@@ -98,7 +97,7 @@ def take_messages(address: str) -> None:
 
 
 def read_every_byte(batch: Batch) -> int:
-    """The exclusive or of all the batch's bytes, as 64-bit words: it costs what reading them costs."""
+    """Returns the exclusive or of all the batch's bytes, as 64-bit words. The cost is that of reading them."""
     arrays: list[AnyArray] = [
         batch.token_ids_T,
         batch.loss_mask_T,
@@ -114,7 +113,7 @@ def read_every_byte(batch: Batch) -> int:
 
 
 def exclusive_or(buffer: Buffer) -> int:
-    """Of the buffer's bytes, as 64-bit words."""
+    """Returns the exclusive or of the buffer's bytes, as 64-bit words."""
     view = as_bytes_view(buffer)
     whole = view.nbytes // 8 * 8
     words = np.frombuffer(view[:whole], dtype=np.uint64)

@@ -1,8 +1,7 @@
-"""The reference system's step, a pickled `list[RolloutOutput]` (prime-rl, verifiers), as a dump of ours.
+"""Imports the reference system's step, a pickled `list[RolloutOutput]` (prime-rl, verifiers), as a dump of ours.
 
-Only what a replay needs is taken; `docs/dumps.md` says what becomes of each field. Versions of that system differ in how
-they write routed experts, and all that are known are read. A rollout that cannot be read becomes a failed one; what is no such
-list at all is refused.
+Only the fields that a replay needs are imported (`docs/dumps.md`). Versions of that system write routed experts in different
+ways; all known ones are read. A rollout that cannot be read becomes a failed one. A file without such a list is refused.
 """
 
 from __future__ import annotations
@@ -45,23 +44,23 @@ _FIELDS = {
     ),
     "routed_experts": ({"data", "shape", "start"}, set()),
 }  # fmt: skip
-"""Of each kind of dictionary, the fields that are taken, and those known to be of no use to a replay."""
+"""For each kind of dictionary: the fields that are imported, and the known fields that a replay does not need."""
 
 _LONGEST_ERROR = 2000
 _RECORD_BYTES = 512
-"""About what a rollout or a turn takes beside its arrays."""
+"""Approximate size of a rollout or a turn without its arrays."""
 _BYTES_PER_BYTE = 8
-"""The dump may be this many times as large as the file. A token id takes 2 to 5 bytes of a pickle and 4 here; only what is
-written once and named many times could exceed it."""
+"""The dump may be this many times as large as the file. A token id takes 2 to 5 bytes of a pickle and 4 here; only an object that
+is referenced many times could exceed it."""
 _BYTES_TO_SPARE = 16 * 2**20
 
 
 class UnreadableError(ValueError):
-    """A rollout is not as it should be; the message says where."""
+    """A rollout is malformed; the message says where."""
 
 
 class ImportedRollouts:
-    """The rollouts of one file. Reading it takes as much memory as the reference system's own objects do."""
+    """The rollouts of one file. Reading it takes as much memory as the reference system's own objects."""
 
     def __init__(self, path: Path) -> None:
         """Reads the whole file. Raises `restricted_pickle.PickleError`, `DumpError` when it holds something else, `OSError`."""
@@ -74,9 +73,9 @@ class ImportedRollouts:
         self._bytes_left = _BYTES_TO_SPARE + _BYTES_PER_BYTE * path.stat().st_size
         self._groups: dict[tuple[str, object], int] = {}
         self.unreadable: list[tuple[int, str]] = []
-        """Positions of rollouts that were imported as failed, though they were not, and why."""
+        """Positions of rollouts that were imported as failed because they could not be read, and why."""
         self.left_out: Counter[str] = Counter()
-        """What a dump has no place for, such as a field that is not known, and how many times it was found."""
+        """How often each thing was found that a dump cannot hold, such as an unknown field."""
         self.header = DumpHeader(
             run_id="imported",
             step=1,
@@ -85,10 +84,10 @@ class ImportedRollouts:
             filters=[ZeroAdvantageFilter()],
             state_columns={name: [] for name in sorted({_environment(output) for output in outputs})},
         )
-        """Of the dump to be written. The advantage and the filters are our defaults: the file does not say."""
+        """The header of the dump. Advantage and filters are our defaults: the file does not have them."""
 
     def rollouts(self) -> Iterator[Rollout]:
-        """One after the other; what has been handed out is let go of. Raises `DumpError` when they outgrow the file."""
+        """Yields the rollouts and frees each input. Raises `DumpError` if the dump would be much larger than the file."""
         for position, output in enumerate(self._outputs):
             self._outputs[position] = None
             yield self._rollout(position, output)
@@ -96,7 +95,7 @@ class ImportedRollouts:
     def _rollout(self, position: int, output: object) -> Rollout:
         environment = _environment(output)
         example_id = output.get("example_id") if isinstance(output, dict) else None
-        # One that names no example is a group of its own.
+        # A rollout without an example is a group of its own.
         key = (environment, example_id if isinstance(example_id, int | str) else (position,))
         group_id = self._groups.setdefault(key, len(self._groups))
         example_index = example_id if isinstance(example_id, int) and 0 <= example_id < 2**63 else group_id
@@ -113,7 +112,7 @@ class ImportedRollouts:
         return rollout
 
     def _fill(self, rollout: Rollout, output: object) -> None:
-        """From what is least likely to be unreadable to what is most. Raises `UnreadableError`."""
+        """Sets the fields in order of rising risk of being unreadable. Raises `UnreadableError`."""
         fields = self._dictionary(output, "rollout", "the rollout")
         rollout.error = _error(fields.get("error"))
         if isinstance(metrics := fields.get("metrics"), dict):
@@ -127,7 +126,7 @@ class ImportedRollouts:
         rollout.turns = _of_one_dtype([turn for turn in turns if turn is not None])
 
     def _turn(self, step: object, where: str) -> Turn | None:
-        """None for a step without tokens: nothing of it could be trained on."""
+        """The turn of a step; None for a step without tokens, which cannot be trained on."""
         outer = self._dictionary(step, "step", where)
         if outer.get("tokens") is None:
             self.left_out["step without tokens"] += 1
@@ -154,7 +153,7 @@ class ImportedRollouts:
         )
 
     def _routing(self, value: object, tokens: int, where: str) -> tuple[RoutingArray | None, int]:
-        """`[rows, layers, top_k]` and the position of its first row. The last token's row, which some send, is cut off."""
+        """The routing `[rows, layers, top_k]` and the position of its first row, without the last token's row if there is one."""
         start = 0
         match value:
             case None:
@@ -177,7 +176,7 @@ class ImportedRollouts:
         return _experts(found[:rows], where), start
 
     def _dictionary(self, value: object, kind: str, where: str) -> dict[Any, Any]:
-        """`value`, whose unknown fields are counted."""
+        """Returns `value` as a dictionary and counts its unknown fields."""
         if not isinstance(value, dict):
             raise UnreadableError(f"{where} is a {type(value).__name__}; expected a dictionary")
         taken, known = _FIELDS[kind]
@@ -190,7 +189,8 @@ class ImportedRollouts:
         self._bytes_left -= nbytes
         if self._bytes_left < 0:
             raise DumpError(
-                f"{self._path} names the same things so often that a dump would be more than {_BYTES_PER_BYTE} times as large"
+                f"{self._path} references the same objects so often that a dump would be more than "
+                f"{_BYTES_PER_BYTE} times as large"
             )
 
 
@@ -200,7 +200,7 @@ def _environment(output: object) -> str:
 
 
 def _error(value: object) -> str | None:
-    """As text, whatever form it has. An empty dictionary is an error, too, but an empty text is none."""
+    """The error as text, whatever its type. An empty dictionary is an error; an empty text is none."""
     match value:
         case None | "":
             return None
@@ -208,13 +208,13 @@ def _error(value: object) -> str | None:
             return _text(text)[:_LONGEST_ERROR]
         case dict():
             texts = [text[:_LONGEST_ERROR] for text in islice(value.values(), 8) if isinstance(text, str)]
-            return _text("; ".join(texts))[:_LONGEST_ERROR] or "an error that says nothing"
+            return _text("; ".join(texts))[:_LONGEST_ERROR] or "an error without a message"
         case _:
             return f"an error given as a {type(value).__name__}"
 
 
 def _text(text: str) -> str:
-    """Text that can be written: what is no character is replaced."""
+    """The text with its lone surrogates, which cannot be written, replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -253,7 +253,7 @@ def _log_probabilities(value: object, where: str) -> Float32Array:
 
 
 def _experts(found: AnyArray, where: str) -> RoutingArray:
-    """As uint8 where all fit, else uint16."""
+    """The routing as uint8 if all values fit, else as uint16."""
     if found.dtype == np.uint8 or _fit(found, np.uint8):
         return found.astype(np.uint8, copy=False)
     if _fit(found, np.uint16):
@@ -262,14 +262,14 @@ def _experts(found: AnyArray, where: str) -> RoutingArray:
 
 
 def _fit(found: AnyArray, dtype: type[np.integer[Any]]) -> bool:
-    """Whether all are integers from 0 to the largest of `dtype`."""
+    """Whether all values are integers from 0 to the largest of `dtype`."""
     if found.dtype.kind not in "iu":
         return False
     return not found.size or (int(found.min()) >= 0 and int(found.max()) <= np.iinfo(dtype).max)
 
 
 def _packed(typecode: str, value: object, where: str) -> array[Any]:
-    """A list of numbers, as Python's own array: it takes no text for a number, and nothing that does not fit."""
+    """A list of numbers as Python's `array`, which refuses texts and numbers that do not fit."""
     if not isinstance(value, list | tuple):
         raise UnreadableError(f"{where} is a {type(value).__name__}; expected a list of numbers")
     try:
@@ -279,7 +279,7 @@ def _packed(typecode: str, value: object, where: str) -> array[Any]:
 
 
 def _nested(rows: Sequence[object], where: str, most: int) -> AnyArray:
-    """Lists of lists of lists of integers. `most`: cells; more would be a list that is named many times."""
+    """An array from lists of lists of lists of integers. `most`: cells; more would be a list that is referenced many times."""
     inner, layers = _flattened(rows, where, most)
     cells, top_k = _flattened(inner, where, most)
     return np.asarray(_packed("H", cells, where), dtype=np.uint16).reshape(len(rows), layers, top_k)

@@ -1,8 +1,7 @@
-"""The event loop's lag, sampled every millisecond and kept with its time, so that it can be laid against what ran meanwhile.
+"""The event loop's lag, sampled every millisecond and kept with its time, to compare it with what ran meanwhile.
 
-The daemon's own monitor (`orchestrator/loop_health/lag.py`) samples ten times a second and keeps one step's distribution;
-this is its finer sibling for replays and benchmarks. Both mean the same by lag: how much later than asked a sleeping
-coroutine wakes.
+The daemon's own monitor (`orchestrator/loop_health/lag.py`) samples ten times a second and keeps one step's distribution; this
+one is for replays and benchmarks. Lag has the same definition in both: how much later than requested a sleeping coroutine wakes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ INTERVAL_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that ran from `start` to `end`, seconds on the trace's clock."""
+    """A named period from `start` to `end`, in seconds on the trace's clock."""
 
     name: str
     start: float
@@ -30,7 +29,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration."""
         return self.end - self.start
 
 
@@ -38,28 +37,31 @@ class LagTrace:
     """Samples the running loop for as long as its `async with` block lasts. Times are seconds since it began."""
 
     def __init__(self) -> None:
+        """Creates an empty trace."""
         self.times = array("d")
         """When each sample was taken."""
         self.lags = array("d")
-        """How late it was, in seconds; `lags[i]` belongs to `times[i]`."""
+        """The lag of each sample in seconds; `lags[i]` belongs to `times[i]`."""
         self.spans: list[Span] = []
         self._over = False
 
     async def __aenter__(self) -> LagTrace:
+        """Starts the sampling."""
         self._began = time.perf_counter()
         self._task = asyncio.create_task(self._sample(), name="lag trace")
-        await asyncio.sleep(0)  # the first sample waits already when the block begins
+        await asyncio.sleep(0)  # so that the first sample waits before the block begins
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Ends the sampling, after one more sample."""
         self._over = True
         await asyncio.wait([self._task])  # the last sample covers a span that ended just now
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Marks the block as `name`."""
+        """Records the block as a span called `name`."""
         start = self.now()
         try:
             yield
@@ -67,13 +69,15 @@ class LagTrace:
             self.spans.append(Span(name, start, self.now()))
 
     def now(self) -> float:
-        """Seconds since the trace began."""
+        """Returns the seconds since the trace began."""
         return time.perf_counter() - self._began
 
     def distribution(self, *spans: Span) -> LagDistribution:
-        """The distribution of the lags whose wait overlapped any of `spans`, or of all lags without `spans`. A sample belongs to
-        the time that it waited, so one taken just after a span may count for it, as may those of the same stall that were due in
-        the span. Raises `ValueError` if there is no sample."""
+        """Returns the distribution of the lags whose wait overlapped any of `spans`, or of all lags without `spans`.
+
+        A sample belongs to the time that it waited. So a sample taken just after a span may count for it, as may those of the
+        same stall that were due in the span. Raises `ValueError` if there is no sample.
+        """
         lags = [
             lag
             for moment, latest in zip(self.times, self.lags, strict=True)

@@ -1,9 +1,9 @@
-"""Reads a pickle that a stranger may have made: containers, numbers, strings, bytes and numpy arrays, and nothing else.
+"""Reads an untrusted pickle: containers, numbers, strings, bytes and numpy arrays, and nothing else.
 
-A pickle is a program: it names functions and calls them. Here a name is never looked up. The few that such data needs stand for
-functions and types of our own, which check their arguments; any other name ends the reading. Not even numpy's own
-functions are called, for an array's or a dtype's `__setstate__` believes what it is told: arrays and dtypes become the stand-ins
-below, which are made of plain bytes once these have been checked.
+A pickle is a program: it names functions and calls them. This reader never looks a name up. The few names that such data needs
+map to functions and types of our own, which check their arguments; any other name raises an error. Not even numpy's own functions
+are called, since `__setstate__` of an array or a dtype does not check its input. Arrays and dtypes become the stand-ins below,
+which are made of plain bytes after a check.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _DTYPES = frozenset(("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2",
 _BYTE_ORDERS = frozenset("<>|=")
 
 _MEMORY_PER_BYTE = 32
-"""Small integers in a list take 2 bytes of a pickle and 8 of memory, small dictionaries 10 times their bytes."""
+"""Memory allowed for each byte of the file. Small integers in a list take 4 times their bytes, small dictionaries 10 times."""
 _MEMORY_TO_SPARE = 256 * 2**20
 
 
 class PickleError(ValueError):
-    """A file that is no pickle, or one that asks for more than plain data; the message names the file and what was refused."""
+    """A file that is not a pickle, or one with more than plain data; the message names the file and what was refused."""
 
 
 def load(path: Path) -> Any:
-    """What the file holds. A numpy array is a `PickledArray`, a numpy number a number, any dictionary a plain one. Blocks.
+    """Reads the file. A numpy array becomes a `PickledArray`, a numpy number a number, any dictionary a plain one. Blocks.
 
-    For as long as it reads, the whole process may not allocate more than a multiple of the file's size, so that a pickle that
-    claims to be huge costs nothing. (One thing is not stopped: a key of millions of nested tuples overflows Python's own stack,
-    which ends the process.) Raises `PickleError`, `OSError`.
+    During the reading, the whole process can allocate at most a multiple of the file's size, so a pickle that claims to be huge
+    costs nothing. One attack is not stopped: a key of millions of nested tuples overflows Python's own stack, which ends the
+    process. Raises `PickleError`, `OSError`.
     """
-    # An extension that this process has unpickled before would be handed out without asking for its name.
+    # The unpickler returns a cached extension without looking up its name.
     copyreg.clear_extension_cache()
     with path.open("rb") as file, _bounded_memory(_MEMORY_TO_SPARE + _MEMORY_PER_BYTE * path.stat().st_size):
         try:
@@ -51,15 +51,17 @@ def load(path: Path) -> Any:
             raise PickleError(
                 f"{path}: a pickle of {path.stat().st_size} bytes asks for more memory than its data can take"
             ) from None
-        except Exception as error:  # what a damaged pickle raises may be anything
+        except Exception as error:  # a damaged pickle may raise anything
             raise PickleError(
                 f"{path}: not a pickle, or a damaged one: {type(error).__name__}: {str(error)[:200]}"
             ) from error
 
 
 def describe_value(value: object) -> str:
-    """A stranger's value for an error message, in at most a hundred letters. Containers are not looked into: one that names
-    itself, or one part many times, has no end."""
+    """Describes an untrusted value for an error message, in at most a hundred characters.
+
+    Containers are not opened: one that contains itself, or one part many times, has no end.
+    """
     match value:
         case None | bool() | float():
             return repr(value)
@@ -74,14 +76,16 @@ def describe_value(value: object) -> str:
 
 
 class PickledArray:
-    """Stands for a numpy array while it is read; `value` is the array, read-only or not as it comes."""
+    """A numpy array in the making; `value` is the array, read-only or not."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: AnyArray | None = None) -> None:
+        """Holds `value`, or an empty array until `__setstate__`."""
         self.value = np.empty(0) if value is None else value
 
     def __setstate__(self, state: object) -> None:
+        """Makes the array from its checked state. Raises `PickleError`."""
         match state:
             case (_, tuple(shape), _Dtype() as dtype, fortran, bytes() | bytearray() as data):
                 self.value = _array(data, dtype, shape, "F" if fortran else "C")
@@ -90,7 +94,7 @@ class PickledArray:
 
 
 class _Dtype:
-    """Stands for a numpy dtype: a plain number's."""
+    """A numpy dtype of plain numbers."""
 
     __slots__ = ("_order", "name")
 
@@ -113,7 +117,7 @@ class _Dtype:
 
 
 class _Admitted:
-    """What a name of the table stands for: may be called as the pickle says, and cannot be changed by it."""
+    """A function that the pickle may call but not change."""
 
     __slots__ = ("_function", "_name")
 
@@ -164,7 +168,7 @@ def _ndarray(*_: object) -> NoReturn:
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """How older protocols write bytes."""
+    """Replaces `_codecs.encode`, with which older protocols write bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise PickleError(f"refused _codecs.encode to {describe_value(encoding)}")
     return text.encode("latin1")
@@ -181,7 +185,7 @@ def _bytearray(data: object = b"") -> bytearray:
 
 
 def _reconstructor(kind: object, base: object, state: object) -> dict[Any, Any]:
-    """How older protocols write a subclass of dict."""
+    """Replaces `copyreg._reconstructor`, with which older protocols write a subclass of dict."""
     if kind is not dict or base is not dict or not isinstance(state, dict):
         raise PickleError("refused copyreg._reconstructor of something other than a dictionary")
     return dict(state)
@@ -219,11 +223,11 @@ _OLDER_MODULES = {
     "numpy.core.multiarray": "numpy._core.multiarray",
     "numpy.core.numeric": "numpy._core.numeric",
 }
-"""Before Python 3 and numpy 2."""
+"""The modules' names before Python 3 and numpy 2."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Asks the table for names. Persistent ids and out-of-band buffers its base refuses, which was given no source of them."""
+    """Finds names in the table only. Its base class refuses persistent ids and out-of-band buffers."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         full_name = f"{_OLDER_MODULES.get(module_name, module_name)}.{global_name}"
@@ -236,7 +240,7 @@ class _Unpickler(pickle.Unpickler):
 
 @contextmanager
 def _bounded_memory(more: int) -> Iterator[None]:
-    """Lets the process map at most `more` bytes beyond what it has now, for as long as the block lasts."""
+    """Limits the process to `more` bytes of memory beyond its present size during the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = [limit for limit in (soft, hard, mapped + more) if limit != resource.RLIM_INFINITY]

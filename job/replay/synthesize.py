@@ -1,9 +1,9 @@
-"""Rollouts made up by a seed, finalized as the daemon finalizes them: dumps to replay and benchmarks, of any size.
+"""Synthetic rollouts from a seed, finalized as the daemon does, for dumps of any size.
 
-Two kinds. `even` ones are all alike, for benchmarks. Others are as production's: turns and tokens with a long tail, contexts that
-are rewritten on the way, several agents that take turns in one rollout, failures, groups that are not full. Tokens, log
-probabilities and rewards are drawn rollout by rollout; routing is slices of one random block, so that making a rollout
-costs far less than writing it, and no more than a group's tokens are ever held.
+There are two kinds. `even` rollouts are all alike, for benchmarks. The others resemble production: turns and tokens with a long
+tail, rewritten contexts, several agents in one rollout, failures, groups that are not full. Tokens, log-probabilities and rewards
+are drawn for each rollout. Routing consists of slices of one random block, so that making a rollout costs far less than writing
+it. At most one group's tokens are in memory.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ VOCABULARY = 150_000
 
 _ADVANTAGE = AdvantageConfig()
 _FILTERS = with_vocabulary([GibberishFilter(), RepetitionFilter(), ZeroAdvantageFilter()], VOCABULARY)
-"""All there are, so that a replay pays for them."""
+"""All filters, so that a replay includes their cost."""
 
 _MEDIAN_SHARE = 0.3
 _SPREAD = 0.9
-"""A rollout's size, relative to the longest, is lognormal with this median and spread, cut off at 1."""
+"""A rollout's size relative to the longest is lognormal with this median and spread, at most 1."""
 _FAILED = 0.06
 _SMALLER_GROUPS = 0.15
 _SEVERAL_AGENTS = 0.2
 _REWRITTEN = 0.03
 """Shares of rollouts, of groups, of rollouts, of turns."""
 _SPARE_ROWS = 1021
-"""Rows of the random block beyond those of the longest turn: how many places a turn's routing may begin at."""
+"""Rows of the random block beyond those of the longest turn: the number of rows at which a turn's routing may begin."""
 _MOST_ROUTING_BYTES = 4 * 2**30
-"""Of one rollout: the random block is as large."""
+"""Most bytes of one rollout's routing; the random block is as large."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What to make. `turns` and `tokens` (of all its samples together) are those of every rollout where `even`, else those of the
-    longest. Raises `ValueError` for what cannot be made."""
+    """The shape of the rollouts to make. Raises `ValueError` for an impossible one.
+
+    `turns` and `tokens` (of all samples together) are those of every rollout if `even`, else those of the longest.
+    """
 
     rollouts: int = 256
     turns: int = 78
@@ -57,6 +59,7 @@ class Shape:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Checks the values."""
         for name in ("rollouts", "turns", "layers", "top_k", "group_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}; expected at least 1")
@@ -75,7 +78,7 @@ class Shape:
 
     @property
     def routing_dtype(self) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
-        """The smallest that holds every expert's index."""
+        """The smallest dtype that holds every expert's index."""
         return np.dtype(np.uint8) if self.experts <= 256 else np.dtype(np.uint16)
 
 
@@ -101,7 +104,7 @@ def header_of(shape: Shape) -> DumpHeader:
 
 
 def synthetic_rollouts(shape: Shape) -> Iterator[Rollout]:
-    """The rollouts of `shape`, group by group, one at a time; the same for the same shape. Routing arrays are read-only."""
+    """Makes the rollouts of `shape`, group by group, one at a time; the same for the same shape. Routing arrays are read-only."""
     block = _routing_block(shape)
     advantage = load_advantage(_ADVANTAGE)
     for group_id, indices in enumerate(_groups(shape)):
@@ -187,7 +190,7 @@ def _turns(steps: list[_Step], block: RoutingArray, generator: np.random.Generat
         lengths[step.conversation] = lengths.get(step.conversation, 0) + step.prompt + step.completion
     tokens = {c: generator.integers(0, VOCABULARY, length, dtype=np.int32) for c, length in lengths.items()}
     first = next(iter(tokens.values()))
-    for token_ids_T in tokens.values():  # a system prompt that agents share, and that stays when a context is rewritten
+    for token_ids_T in tokens.values():  # a system prompt that all agents share and every rewritten context keeps
         shared = min(len(first), len(token_ids_T)) // 8
         token_ids_T[:shared] = first[:shared]
     log_probabilities = -generator.standard_exponential(sum(step.completion for step in steps), dtype=np.float32)

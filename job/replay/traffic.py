@@ -1,4 +1,4 @@
-"""Work that keeps a loop as busy as a daemon with many rollouts in flight: tasks that compute a little and sleep a little.
+"""Tasks that keep a loop as busy as a daemon with many rollouts in flight: they compute a little and sleep a little.
 
 The task is that of the reference figures (`docs/performance.md`): build a dict of 800 floats, sum it, sleep 0.5 to 2 ms.
 """
@@ -29,7 +29,7 @@ async def synthetic_traffic(tasks: int, seed: int = 0) -> AsyncIterator[None]:
 
 
 async def one_round(generator: random.Random) -> None:
-    """What a task does over and over."""
+    """Runs one round of a task's work."""
     values = {str(index): generator.random() for index in range(_VALUES)}
     sum(values.values())
     await asyncio.sleep(generator.uniform(*_SLEEP_SECONDS))

@@ -1,7 +1,7 @@
-"""The targets of a sweep as its file lists them: every combination of a grid's values, or one by one; each with an id. Pure.
+"""Expands a sweep's file to its targets, each with an id: every combination of a grid's values, or the listed ones. Pure.
 
-A target is what it sets, by dotted paths as flags write them; a number in a path is a position in a list. `job/sweep/targets.py`
-lays these values over what all targets share.
+A target is a table of values by dotted paths, as in flags; a number in a path is a position in a list. `job/sweep/targets.py`
+merges these values into those that all targets share.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from job.configuration.layers import Table
 from job.configuration.load import merge
 
 DIGEST_CHARACTERS = 8
-"""Of an id that does not hold all it is made of."""
+"""Length of the digest in an id that cannot show all its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One target: what it sets."""
+    """One target: its id and its values."""
 
     target_id: str
     values: dict[str, Any]
-    """By dotted path, in the file's order."""
+    """The values by dotted path, in the file's order."""
 
 
 def expand(grid: Table, zipped: Sequence[Table], listed: Sequence[Table], longest_id: int) -> list[Point]:
-    """The targets of `[grid]` and `[[zip]]`, or of `[[targets]]`.
+    """Returns the targets of `[grid]` and `[[zip]]`, or of `[[targets]]`.
 
     Each key of `grid` has a list of values. A table of `zipped` has lists of one length, whose values go together. The targets
-    are all combinations, the last key changing fastest. `listed` has a table of values a target.
+    are all combinations, the last key changing fastest. `listed` has a table of values for each target. `longest_id` is in
+    characters.
 
-    Raises `ValueError` naming table, key and value: for no target at all, both ways at once, an empty list, lists that do not fit
-    together, a key given twice, two targets of one id.
+    Raises `ValueError` that names table, key and value: for no target, both ways at once, an empty list, lists of different
+    lengths, a key given twice, or two targets with the same id.
     """
     if listed and (grid or zipped):
         raise ValueError("[[targets]] lists them one by one, [grid] and [[zip]] by their values: give one or the other")
@@ -53,9 +54,9 @@ def expand(grid: Table, zipped: Sequence[Table], listed: Sequence[Table], longes
 
 
 def with_value_at(holder: Any, path: str, value: Any) -> Any:
-    """`holder` with `value` at a dotted path: tables are merged, anything else is replaced. A copy as far as it differs.
+    """Returns `holder` with `value` at a dotted path: tables are merged, any other value is replaced. Copies what it changes.
 
-    Raises `ValueError` for a position in a list that it does not have.
+    Raises `ValueError` for a position beyond the end of a list.
     """
     name, _, rest = path.partition(".")
     if not path:
@@ -71,29 +72,30 @@ def with_value_at(holder: Any, path: str, value: Any) -> Any:
 
 
 def id_of(values: Mapping[str, Any], longest: int) -> str:
-    """`learning_rate-0.001__seed-1`: of the last part of each path, or all of it where two end alike, and of the values.
+    """Makes an id such as `learning_rate-0.001__seed-1`.
 
-    What has no place in a file's name or is too long is left out, and then a digest of all the values follows: targets that
-    differ have ids that differ, and a target has its id whatever others there are.
+    It consists of the last part of each path (the whole path if two end alike) and of the values. Characters that a file's name
+    cannot have, and those beyond `longest`, are left out; a digest of all values then follows. So targets with different values
+    have different ids, and an id does not depend on the other targets.
     """
     names = [path.rpartition(".")[2] for path in values]
     labels = [name if names.count(name) == 1 else path for name, path in zip(names, values, strict=True)]
     whole = "__".join(f"{label}-{_text(value)}" for label, value in zip(labels, values.values(), strict=True))
     safe = re.sub(r"[^A-Za-z0-9_.]+", "-", whole).strip("-_.") if not _is_safe(whole) else whole
-    told_apart = whole.count("__") == len(values) - 1
-    if safe == whole and told_apart and len(safe) <= longest:
+    is_unambiguous = whole.count("__") == len(values) - 1
+    if safe == whole and is_unambiguous and len(safe) <= longest:
         return safe
     digest = hashlib.sha256(_canonical(dict(values)).encode()).hexdigest()[:DIGEST_CHARACTERS]
     return f"{safe[: longest - DIGEST_CHARACTERS - 1].rstrip('-_.')}.{digest}".lstrip(".")
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """The values of a target, for a person: `training.learning_rate = 0.001, seed = 1`."""
+    """Describes the values of a target: `training.learning_rate = 0.001, seed = 1`."""
     return ", ".join(f"{path} = {_text(value)}" for path, value in values.items())
 
 
 def _combinations(grid: Table, zipped: Sequence[Table]) -> Iterator[dict[str, Any]]:
-    """Every combination of the dimensions: each key of the grid is one, each table of `zipped` another."""
+    """Every combination of the dimensions. Each key of the grid and each table of `zipped` is a dimension."""
     lists = _flat(grid, "grid") if grid else {}
     dimensions = [[{path: value} for value in _list(values, f"grid.{path}")] for path, values in lists.items()]
     for position, table in enumerate(zipped):
@@ -102,7 +104,7 @@ def _combinations(grid: Table, zipped: Sequence[Table]) -> Iterator[dict[str, An
         }
         if len({len(column) for column in columns.values()}) > 1:
             lengths = ", ".join(f"{path} has {len(column)}" for path, column in columns.items())
-            raise ValueError(f"zip[{position}]: its lists go together and must be of one length: {lengths}")
+            raise ValueError(f"zip[{position}]: its lists must have the same length: {lengths}")
         dimensions.append([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
     paths = [path for dimension in dimensions for path in dimension[0]]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
@@ -113,7 +115,7 @@ def _combinations(grid: Table, zipped: Sequence[Table]) -> Iterator[dict[str, An
 
 
 def _flat(table: Table, where: str) -> dict[str, Any]:
-    """What a table sets, by dotted paths: TOML reads `training.learning_rate = 1` as a table in a table. Raises `ValueError`."""
+    """The values of a table by dotted paths: TOML reads `training.learning_rate = 1` as nested tables. Raises `ValueError`."""
     if not table:
         raise ValueError(f"{where} is an empty table: it sets nothing")
     flat: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What a target has come to so far, read from the end of its runs' metrics: for a worker's log and for the table of a sweep."""
+"""The progress and reward of a target, read from the end of its runs' metrics, for a worker's log and a sweep's table."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from job.sweep.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Of one run."""
+    """The progress and reward of one run."""
 
     run_id: str
     step: int
-    """The newest one it has shipped; 0 before the first."""
+    """The newest shipped step; 0 before the first."""
     steps: int | None
-    """How many it is to have; None before it has begun."""
+    """The configured number of steps; None before the run has begun."""
     reward: float | None
-    """Mean of its last steps."""
+    """Mean of its last steps; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of a target: its one run's, or those of a job's runs."""
+    """The results of a target's run, or of all runs of a target that is a job."""
 
     runs: Sequence[RunResult]
 
@@ -45,13 +45,13 @@ class Result:
         return " ".join(number(run.reward) for run in self.runs) or "-"
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """`step 20/20, reward 0.912`."""
         return f"step {self.steps}, reward {self.reward}"
 
 
 def result_of(target: Target) -> Result:
-    """What the target's directory says now. Costs the same however long its runs are."""
+    """Reads the present result from the target's directory. The cost does not grow with the length of its runs."""
     return Result([_run_result(target, run_id) for run_id in target.run_ids])
 
 
@@ -61,7 +61,7 @@ def _run_result(target: Target, run_id: str) -> RunResult:
         try:
             lines.append(orjson.loads(text))
         except orjson.JSONDecodeError:
-            continue  # the first one cut off by where we began to read, or the last one as it is being written
+            continue  # the first line, cut off where reading began, or the last, not yet complete
     rewards = [line["reward/mean"] for line in lines if line.get("reward/mean") is not None]
     return RunResult(
         run_id,

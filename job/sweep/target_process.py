@@ -1,7 +1,7 @@
-"""What a worker does with a target that it has claimed: it runs the target's process to its end, or ends it when it must.
+"""Runs the process of a claimed target to its end, or ends it if the claim is lost or the worker is stopped.
 
-The process lives below a guardian (`cluster/launch.py`), so that it dies with its worker however that dies. A peer that takes the
-target over goes on from its checkpoints. `cli/sweep.py` has the worker.
+The process has a guardian (`cluster/launch.py`), so that it dies with its worker however that dies. A worker that takes over the
+target resumes from its checkpoints. `job/sweep/worker.py` claims the targets.
 """
 
 from __future__ import annotations
@@ -31,67 +31,72 @@ from transport.files.atomic import write_atomically
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 WAITING_LOG_SECONDS = 60.0
-"""Between two lines that say what is waited for."""
+"""Seconds between two log lines about the same wait."""
 
 DRAIN_GRACE_SECONDS = 15.0
-"""On top of a run's `shutdown_timeout_seconds`."""
+"""Added to a run's `shutdown_timeout_seconds`."""
 
 SERVICES_STOP_SECONDS = 240.0
-"""What a job's trainer and servers may take to stop after its runs."""
+"""Time limit for a job's trainer and servers to stop after its runs."""
 
 LAST_OUTPUT_LINES = 5
-"""Lines of a process's output that an error quotes,"""
+"""Last lines of a process's output that an error quotes."""
 LAST_OUTPUT_CHARACTERS = 700
-"""and how much of them: a record's error has room for a thousand."""
+"""Most characters of these lines: the error in a target's record holds a thousand."""
 
 
 class TargetFailed(Exception):
-    """The target's process has ended otherwise than it should; the message has its last output."""
+    """The target's process ended before the target was done; the message quotes the end of its output."""
 
 
 async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None:
-    """The body of a claim. Returns when the target is done; raises `TargetFailed` when it is not and its process has ended.
+    """Runs a claimed target until it is done. Raises `TargetFailed` if its process ends before that.
 
-    When cancelled it ends the process: at once when the lease is lost, before anybody else can have it; else it lets it drain. A
-    second cancellation kills it.
+    A cancellation ends the process: at once if the lease is lost, before another worker can claim the target; otherwise it
+    drains. A second cancellation kills it.
     """
-    await _until_it_may_start(target)
+    await _wait_until_startable(target)
     target.file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target.file, tomli_w.dumps(target.settings).encode())
     logger.info(
         "%s: attempt %d, token %d; its output is in %s", claim.target_id, claim.attempt, claim.token, target.log_file
     )
     began = time.monotonic()
-    # Half of what the lease's owner has left once it is lost: the rest is for a kill.
+    # Half of the time between the loss of the lease and another worker's claim; the other half is for a kill.
     abrupt = lease_seconds * MARGIN / 2
     drain = max(run.shutdown_timeout_seconds for run in target.runs) + DRAIN_GRACE_SECONDS
     drain += SERVICES_STOP_SECONDS if target.run_id is None else 0.0
     worker = Worker(claim.target_id, target.command, target.log_file, environment=SAFE_PATH)
     process = Process(worker)
-    code = await _end_of(process, lambda: abrupt if claim.stop.is_set() else drain)
+    code = await _wait_for_end(process, lambda: abrupt if claim.stop.is_set() else drain)
     if code != 0 or not all(map(is_finished, target.runs)):
-        raise TargetFailed(_why(target, code, process.log_from))
+        raise TargetFailed(_describe_failure(target, code, process.log_from))
     logger.info(
-        "%s: done after %s, %s", claim.target_id, duration(time.monotonic() - began), result_of(target).in_words
+        "%s: done after %s, %s", claim.target_id, duration(time.monotonic() - began), result_of(target).description
     )
 
 
-async def _until_it_may_start(target: Target) -> None:
-    """A worker that was paused, or cut off from the storage, may have lost its lease and not know it: its process goes on, and
-    no other may. Or the job to join has been stopped, and is to come back. Either takes what it takes; the claim is ours."""
-    said_at = -math.inf
+async def _wait_until_startable(target: Target) -> None:
+    """Waits, without limit, until the target has no process and the job to join runs.
+
+    A worker that was paused or cut off from the storage may have lost its lease while its process still runs. A job to join may
+    have been stopped for a while. The claim is kept meanwhile.
+    """
+    logged_at = -math.inf
     while (obstacle := await asyncio.to_thread(target.obstacle)) is not None:
-        if time.monotonic() - said_at > WAITING_LOG_SECONDS:
-            said_at = time.monotonic()
+        if time.monotonic() - logged_at > WAITING_LOG_SECONDS:
+            logged_at = time.monotonic()
             logger.info("%s: waiting for %s", target.target_id, obstacle)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
-async def _end_of(process: Process, stop_seconds: Callable[[], float]) -> int:
-    """Until the process has ended; its exit code. Cancelled, it is told to end, and killed after `stop_seconds()`. Whatever
-    happens, nothing is left of it."""
+async def _wait_for_end(process: Process, stop_seconds: Callable[[], float]) -> int:
+    """Waits for the end of the process; returns its exit code.
+
+    A cancellation sends SIGTERM, and a kill after `stop_seconds()`. In any case no descendant of the process is left.
+    """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     handle = os.pidfd_open(process.guardian_pid)
 
@@ -115,7 +120,7 @@ async def _end_of(process: Process, stop_seconds: Callable[[], float]) -> int:
     finally:
         if not ended.is_set():
             process.kill()
-            select.select([handle], [], [], KILL_GRACE_SECONDS)  # milliseconds, and nothing else may come first
+            select.select([handle], [], [], KILL_GRACE_SECONDS)  # takes milliseconds; nothing else may run before it
         loop.remove_reader(handle)
         loop.remove_reader(process.notifications.fileno())
         os.close(handle)
@@ -125,9 +130,9 @@ async def _end_of(process: Process, stop_seconds: Callable[[], float]) -> int:
     return codes[process.guardian_pid]
 
 
-def _why(target: Target, code: int, log_from: int) -> str:
+def _describe_failure(target: Target, code: int, log_from: int) -> str:
     exclusions = [exclusion for run in target.runs if (exclusion := exclusion_of(run.run_dir)) is not None]
     stopped = code == 0 or code in ASKED_TO_END
-    how = "was stopped by somebody before it was done" if stopped else describe_exit(code)
-    words = "\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from))[-LAST_OUTPUT_CHARACTERS:]
-    return f"{'; '.join([how, *exclusions])} ({target.log_file})\n{words}".rstrip()
+    how = "was stopped before it was done" if stopped else describe_exit(code)
+    output = "\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from))[-LAST_OUTPUT_CHARACTERS:]
+    return f"{'; '.join([how, *exclusions])} ({target.log_file})\n{output}".rstrip()

@@ -1,8 +1,7 @@
-"""`SweepConfig`, the file of a sweep, and its targets: what each is, where it shows what it has done, and how it is started.
+"""`SweepConfig`, the file of a sweep, and its targets: their configurations, directories and commands.
 
-A target is one configuration: what all have in common, with the values of one point of the grid (`job/sweep/grid.py`) over
-it. With `join` it is a run, which takes part in a job that runs; without, it is a job of its own. `cli/sweep.py` has workers
-race for them.
+A target is one configuration: the values that all targets share, and those of one point of the grid (`job/sweep/grid.py`). With
+`join` it is a run that joins a live job; without, it is a job of its own. `job/sweep/worker.py` runs them.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ from transport.files.lock import holder_of
 
 LONGEST_RUN_ID = 64
 LONGEST_NAME = 24
-"""Characters; what is left of a run's id is the target's."""
+"""In characters; the rest of a run's id is the target's."""
 
-OURS = ("run_id", "output_dir", "resume", "orchestrator.resume", "trainer.resume")
-"""Keys that no target sets: the sweep does."""
+RESERVED = ("run_id", "output_dir", "resume", "orchestrator.resume", "trainer.resume")
+"""Keys that the sweep sets, and no target may."""
 
 
 class SweepConfig(Config):
-    """A sweep: targets that any number of workers, anywhere, race over, each of them run by exactly one."""
+    """A sweep: targets that any number of workers, on any machines, share. Each target is run by exactly one of them."""
 
     name: Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST_NAME - 1}}}$")]
-    """The same name goes on with what is there, be it done or half done; a new one starts afresh. It is part of the runs' ids."""
+    """The sweep's name, part of the runs' ids. A sweep with the same name goes on where it was; a new name starts anew."""
 
     root: str
-    """Where the workers meet, and where it is kept what became of each target, in a folder of the sweep's name: a directory,
-    `file://`, `s3://` or `gs://`, the same for all workers."""
+    """The storage of the targets' states, in a folder with the sweep's name: a directory, `file://`, `s3://` or `gs://`, the same
+    for all workers."""
 
     join: Path | None = None
-    """The directory of a job that runs: each target is a run that joins it, as by `counterpoint orchestrator FILE --join`. Unset:
-    each target is a job of its own, as by `counterpoint run FILE`, below the `output_dir` that `file` or `[base]` gives."""
+    """The directory of a live job: each target is a run that joins it, as by `counterpoint orchestrator FILE --join`. Unset: each
+    target is a job of its own, as by `counterpoint run FILE`, below the `output_dir` that `file` or `[base]` gives."""
 
     file: Path | None = None
-    """What all targets have in common: a run's file with `join`, else a job's."""
+    """The values that all targets share: a run's file with `join`, else a job's."""
 
     base: dict[str, Any] = {}
-    """What all targets have in common, over `file`."""
+    """Further values that all targets share; they replace those of `file`."""
 
     grid: dict[str, Any] = {}
     """Lists of values by keys of a run, or of a job: every combination is a target. `environments.0.ratio` reaches into
@@ -68,21 +67,19 @@ class SweepConfig(Config):
     """Instead of a grid: the values of each target."""
 
     max_attempts: int | None = Field(default=3, ge=1)
-    """How often a target is tried, by all workers together, before it stays FAILED. Those interrupted do not count."""
+    """How often all workers together try a target before it stays FAILED. Interrupted attempts do not count."""
 
     heartbeat_seconds: float = Field(default=30.0, gt=0)
-    """Between two signs of life of a worker."""
+    """Seconds between two heartbeats of a worker."""
 
     lease_seconds: float = Field(default=90.0, gt=0)
-    """Without one for this long, a worker has lost its target to whoever comes next. At least twice `heartbeat_seconds`."""
+    """Seconds without a heartbeat after which another worker may claim the target. At least twice `heartbeat_seconds`."""
 
     @field_validator("root")
     @classmethod
     def _is_shared(cls, root: str) -> str:
         if root.startswith("memory://"):
-            raise ValueError(
-                "the memory of one process is no place where workers meet: name a directory, or s3:// or gs://"
-            )
+            raise ValueError("workers cannot share the memory of one process: name a directory, or s3:// or gs://")
         return root
 
     @model_validator(mode="after")
@@ -92,55 +89,56 @@ class SweepConfig(Config):
 
     @property
     def store(self) -> str:
-        """The root of this sweep, of this name, as `sweep` takes it."""
+        """The root of the sweep with this name, for the package `sweep`."""
         return f"{self.root.rstrip('/')}/{self.name}"
 
 
 @dataclass(frozen=True)
 class Target:
-    """One target, not yet looked at by any schema."""
+    """One target, not yet validated."""
 
     target_id: str
     values: dict[str, Any]
-    """What it sets, by dotted paths."""
+    """The values that it sets, by dotted path."""
     settings: Table
-    """What it is, whole: the content of its file."""
+    """The whole content of its file."""
     output_dir: Path
-    """Of the job that it is, or joins."""
+    """The directory of the job that it is, or joins."""
     run_id: str | None
-    """Of the run that it is; None for a job."""
+    """The run's id; None for a job."""
     joins: Path | None
+    """The directory of the job to join; None for a job."""
     origin: str
-    """For error messages."""
+    """The sweep's file and the target's id, for error messages."""
 
     @property
     def file(self) -> Path:
-        """What its process is started with; beside the other roles' files, or beside the job's directory."""
+        """The file of its process: beside the other roles' files, or beside the job's directory."""
         if self.run_id is not None:
             return self.output_dir / "roles" / f"orchestrator_{self.run_id}.toml"
         return self.output_dir.with_name(f"{self.output_dir.name}.toml")
 
     @property
     def log_file(self) -> Path:
-        """Where its process's output is."""
+        """The file of its process's output."""
         if self.run_id is not None:
             return self.output_dir / f"orchestrator_{self.run_id}.log"
         return self.output_dir.with_name(f"{self.output_dir.name}.log")
 
     @property
     def command(self) -> list[str]:
-        """Its process. What it has done before, by whichever worker, it goes on with."""
+        """The command of its process, which resumes what earlier processes have done."""
         role = ["run"] if self.run_id is None else ["orchestrator"]
         join = [] if self.joins is None else ["--join", str(self.joins)]
         return [sys.executable, "-m", "cli.main", *role, str(self.file), *join, "--resume"]
 
     @property
     def run_ids(self) -> list[str]:
-        """Its runs, as far as they have begun."""
+        """The ids of its runs that have begun."""
         return run_ids_in(self.output_dir) if self.run_id is None else [self.run_id]
 
     def obstacle(self) -> str | None:
-        """What must end, or begin, before its process may be started; None when nothing must."""
+        """Returns what the start of its process has to wait for, in words; None if nothing."""
         lock = self.output_dir / JOB_LOCK
         holder = holder_of(lock) if self.run_id is None else orchestrator_of(self.output_dir, self.run_id)
         if holder is not None:
@@ -151,12 +149,16 @@ class Target:
 
     @cached_property
     def runs(self) -> list[RunConfig]:
-        """The runs that it comes to. Raises `UserError` for values that its schema, the job that it joins, or its environments
-        refuse."""
+        """The validated configurations of its runs.
+
+        Raises `UserError` for values that the schema, the job to join, or the environments refuse.
+        """
         if self.joins is None:
             job = validate(JobConfig, self.settings, self.origin)
             if job.stay:
-                raise UserError(f"{self.origin}: stay = true: such a job has no end, and a target must; leave it out")
+                raise UserError(
+                    f"{self.origin}: stay = true: such a job does not end by itself, and a target must; leave it out"
+                )
             runs = job.every_run
         else:
             below = values_of_job(str(self.joins)) | {"resume": True}
@@ -172,7 +174,7 @@ class Target:
 
 
 def targets_of(config: SweepConfig, file: Path) -> list[Target]:
-    """All targets, in order. Raises `UserError` for keys that do not exist or are the sweep's own, and for no proper grid."""
+    """Returns all targets, in order. Raises `UserError` for an unknown key, a key that the sweep sets, and an invalid grid."""
     try:
         points = expand(config.grid, config.zip, config.targets, LONGEST_RUN_ID - len(config.name) - 1)
     except ValueError as error:
@@ -207,7 +209,7 @@ def _check_keys(points: list[Point], config: SweepConfig, file: Path) -> None:
     for point in points:
         for path, value in point.values.items():
             where = f"{file}: {describe_values({path: value})}"
-            if path in OURS:
+            if path in RESERVED:
                 raise UserError(f"{where}\n    {path} is set by the sweep; leave it out")
             pattern = ".".join(ITEM if part.isdigit() else part for part in path.split("."))
             above = [pattern[:position] for position, character in enumerate(pattern) if character == "."]

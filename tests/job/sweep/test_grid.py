@@ -127,7 +127,7 @@ def test_values_reach_into_lists() -> None:
         ({"a": {"b": [1]}, "a.b": [2]}, [], [], "grid.a.b is given twice"),
         ({"seed": [1, 2, 1]}, [], [], "two targets have the id seed-1: one sets seed = 1, the other seed = 1"),
         ({"seed": [1]}, [{"seed": [1]}], [], "seed is given twice"),
-        ({}, [{"seed": [1], "steps": [1, 2]}], [], r"zip\[0\].*one length: seed has 1, steps has 2"),
+        ({}, [{"seed": [1], "steps": [1, 2]}], [], r"zip\[0\].*length: seed has 1, steps has 2"),
         ({}, [{"seed": [1]}, {}], [], r"zip\[1\] is an empty table"),
         ({"seed": [1]}, [], [{"seed": 1}], "one or the other"),
         ({}, [], [{"seed": 1}, {"steps": {}}], r"targets\[1\].steps is an empty table"),
