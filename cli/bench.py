@@ -17,7 +17,7 @@ PIPE_WIDTH = 120
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command. Returns 1 if a bound is broken. A bound on time that other processes may have broken is not judged."""
+    """Runs the command. Returns 1 if a bound is broken. A bound on time that other processes may have broken does not count."""
     if arguments[:1] == ["chaos"]:
         return run_chaos(arguments[1:])
     given = _parser().parse_args(arguments)
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     if noise := undecided_noise(cases):
         print(
             f"counterpoint: bench: other processes took up to {noise:.0%} of the machine's CPU; broken bounds on "
-            "time are not judged in such cases. Run them again on a quiet machine",
+            "time do not count in such cases. Run them again on a quiet machine",
             file=sys.stderr,
         )
     if given.json:

@@ -1,7 +1,7 @@
 """Starts vLLM with our plugin as a subprocess, and answers for it: checks before, readiness, logs, signals, no orphan after.
 
 vLLM runs as its own program, `python -m vllm.entrypoints.openai.api_server`, in a process group of its own. This process
-imports neither torch nor vllm and only waits. Whichever of them is killed, and however, the others follow (`lifeline`).
+imports neither torch nor vllm and only waits. Whichever of them is killed, and however, the others follow (`parent_death`).
 """
 
 from __future__ import annotations

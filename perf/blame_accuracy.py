@@ -130,15 +130,15 @@ async def found(culprit: Culprit, moments: int) -> Counter[str]:
     return verdicts
 
 
-def _verdict(culprit: Culprit, line: int, offence: SlowSpot) -> str:
-    named = offence.place.function
+def _verdict(culprit: Culprit, line: int, slow_spot: SlowSpot) -> str:
+    named = slow_spot.place.function
     if named not in (culprit.function.__name__, "found", ""):
         return "wrong"
-    if offence.kind is not culprit.kind:
+    if slow_spot.kind is not culprit.kind:
         return "missed"
     if named != culprit.function.__name__:
         return "nearly"
-    return "line" if abs(offence.place.line - line) <= (culprit.function is python) else "nearly"
+    return "line" if abs(slow_spot.place.line - line) <= (culprit.function is python) else "nearly"
 
 
 def measure(moments: int) -> list[Case]:

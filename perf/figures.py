@@ -14,7 +14,7 @@ from perf.noise import TOO_NOISY
 RATIOS = ("x", "")
 """Units of ratios, which mean the same on any machine."""
 
-Verdict = Literal["held", "broken", "too noisy to judge"]
+Verdict = Literal["held", "broken", "too noisy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class Case:
 
     @property
     def held(self) -> bool:
-        """Whether every bound that can be judged holds."""
+        """Whether no bound is broken. A figure that is too noisy breaks none."""
         return all(self.verdict(figure) != "broken" for figure in self.figures)
 
     def verdict(self, figure: Figure) -> Verdict | None:
-        """The verdict on one of its figures; None without a bound. Noise can only break a bound, so one that holds is judged."""
+        """The verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold."""
         if figure.held is None:
             return None
         if figure.held:
             return "held"
-        return "too noisy to judge" if figure.timed and self.noise > TOO_NOISY else "broken"
+        return "too noisy" if figure.timed and self.noise > TOO_NOISY else "broken"
 
     def gross(self) -> Case:
         """With bounds that only a gross fault breaks: ratios, and those wider. For measurements too short to be exact."""
@@ -101,7 +101,7 @@ class Case:
         for figure in self.figures:
             bound = "" if figure.bound is None else f"{figure.side} {_shown(figure.bound, figure.unit)}"
             verdict = self.verdict(figure) or ""
-            shown = {"broken": "[red]broken[/red]", "too noisy to judge": "[yellow]too noisy to judge[/yellow]"}
+            shown = {"broken": "[red]broken[/red]", "too noisy": "[yellow]too noisy[/yellow]"}
             table.add_row(figure.name, _shown(figure.value, figure.unit), bound, shown.get(verdict, verdict))
         return table
 

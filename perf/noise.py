@@ -1,4 +1,4 @@
-"""Measures how much CPU other processes use while a benchmark runs, to decide whether its figures can be judged.
+"""Measures how much CPU other processes use while a benchmark runs, to decide whether its bounds on time count.
 
 It uses the kernel's counters of the whole machine, of this process, and of its descendants, both ended and living.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from cluster.launch import descendants
 
 TOO_NOISY = 0.1
-"""Largest share of the machine's CPU that other processes may use; above it, a broken bound on time is not judged."""
+"""Largest share of the machine's CPU that other processes may use; above it, a broken bound on time does not count."""
 
 _JIFFIES_A_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -93,7 +93,7 @@ class RepetitionFilter(Config):
     ngram: int = Field(default=4, ge=1)
     """Length of the n-grams compared."""
     window: int = Field(default=2048, ge=2)
-    """Consecutive n-grams that are judged together, wherever in a turn; in a turn of less than one and a half windows, two
+    """Consecutive n-grams that are taken together, wherever in a turn; in a turn of less than one and a half windows, two
     thirds of it."""
     share_above: float = Field(default=0.95, gt=0, lt=1)
     """A turn is caught when, in a window, more than this share of n-grams has occurred within the half window before. Rows of a

@@ -3,7 +3,7 @@
 Additive rise, multiplicative cut. Every run's orchestrator has a controller of its own for each server, and they know nothing
 of one another; but they see the same server, and where all rise by the same amount and fall by the same share, they approach
 equal caps (D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in Computer
-Networks", 1989). `load_report` reads the observations, a server's `keeper` passes them on.
+Networks", 1989). `load_report` reads the observations, a server's `monitor` passes them on.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class StateError(ValueError):
 def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     """Writes a new file, flushed to disk. Blocks: call it in a thread.
 
-    Raises `OSError`, and `StateError` for a rollout that was not judged and whose state cannot be saved.
+    Raises `OSError`, and `StateError` for a rollout that was not finalized and whose state cannot be saved.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -119,7 +119,7 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
 
 
 def saved_state(rollout: Rollout) -> SavedState:
-    """What files hold of the rollout's `metrics` and `state`: as it was judged, or as they are now.
+    """What files hold of the rollout's `metrics` and `state`: as it was finalized, or as they are now.
 
     Raises `StateError`.
     """

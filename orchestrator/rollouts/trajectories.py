@@ -16,7 +16,7 @@ the branch it extends has rows (it was one of several turns sent at once from on
 borrows what lies between from any branch that begins with the same tokens. If there is none, rows are missing, and the rollout
 fails: a sample with a hole cannot be replayed. Rows are slices of the arrays as received, never copies.
 
-Each token is held once: while a rollout is played its branch grows in place, and the judge, which merges the turns for the step
+Each token is held once: while a rollout is played its branch grows in place, and finalizing, which merges the turns for the step
 boundary as well, stores them side by side. All of it is linear in the tokens received. Tokens are compared as bytes, and the end
 first, where a branch that is no prefix differs almost always. Bytes and not numpy, because numpy lets go of the GIL around every
 operation on 500 elements or more, and to get it back beside a busy loop costs more than the operation.
@@ -233,10 +233,10 @@ def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
 
 
 def merge_rollout(rollout: Rollout) -> list[Sample]:
-    """The samples of one judged rollout, in the order their first turns were made; none for a branch without a completion.
+    """The samples of one finalized rollout, in the order their first turns were made; none for a branch without a completion.
 
     A sample's staleness is that of its oldest turn, its advantage the rollout's on every trained token and 0 elsewhere. Routed
-    experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap (see above), which `judge.py` rules out.
+    experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap (see above), which finalizing rules out.
     """
     if rollout.branches is None:  # from a file
         rollout = replace(rollout)

@@ -2,7 +2,7 @@
 
 An advantage function sees the completed rollouts of a group and answers one number for each. `load_advantage` turns the
 configuration into an `Advantage`, which applies the length penalty, calls the function and refuses an answer that could not be
-trained on. `judge.py` calls it in a worker thread.
+trained on. `finalize.py` calls it in a worker thread.
 """
 
 from __future__ import annotations

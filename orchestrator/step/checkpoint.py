@@ -37,7 +37,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything a resume needs. Values are plain (msgpack); rollouts are not changed after they were judged."""
+    """Everything a resume needs. Values are plain (msgpack); rollouts are not changed after they were finalized."""
 
     step: int
     identity: dict[str, Any]
@@ -46,7 +46,7 @@ class Checkpoint:
     counts: dict[str, int]
     """What has been counted for the next step's metrics."""
     waiting: list[Rollout]
-    """Rollouts of judged groups that no step has accounted for: lost since the last one, and at a shutdown ready to ship."""
+    """Rollouts of finalized groups that no step has accounted for: lost since the last one, and at a shutdown ready to ship."""
     line: MetricsLine | None = None
     """The step's metrics; None where no step was taken (step 0, and the state written at shutdown)."""
 

@@ -82,7 +82,7 @@ class DiscardedRollouts:
     # --- what happens ---
 
     def add(self, rollouts: Sequence[Rollout], reason: str) -> None:
-        """A judged group is lost."""
+        """Counts a finalized group that is discarded."""
         self.rollouts += rollouts
         self._totals.update(additive_metrics(rollouts))
         self._number += len(rollouts)

@@ -1,7 +1,7 @@
 """Filters catch rollouts that would train little or nothing good: gibberish, repetition, zero advantage.
 
 Each only monitors (counts) or enforces (removes), as configured in `config.py`. All are vectorised: no Python runs per token.
-`judge.py` applies them to one group, in a worker thread, after the advantages.
+`finalize.py` applies them to one group, in a worker thread, after the advantages.
 """
 
 from __future__ import annotations

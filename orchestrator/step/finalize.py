@@ -33,7 +33,7 @@ class GroupOutcome:
     event: GroupFinalized
     """What the scheduler is told. `kept` rollouts have neither `error` nor `filtered_by`."""
     rollouts: Sequence[Rollout]
-    """The group's, judged."""
+    """The group's, finalized."""
     failed: int = 0
     """Rollouts that had completed and were failed here."""
     caught: FilterCounts = field(default_factory=FilterCounts)

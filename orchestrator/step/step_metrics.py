@@ -1,6 +1,6 @@
 """A step's metrics, out of the rollouts it accounts for: those of the groups it ships and of the groups lost since the last step.
 
-So every judged rollout counts in exactly one step, filtered ones included: leaving out the groups whose advantage is zero would
+So each finalized rollout counts in exactly one step, filtered ones included: leaving out the groups whose advantage is zero would
 hide exactly the examples that are always solved.
 """
 
@@ -29,7 +29,7 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
 
 
 def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    """The metrics that are sums over judged rollouts, so that those of two sets add up. Filtered ones are among the completed."""
+    """The metrics that are sums over finalized rollouts, so those of two sets add up. Filtered ones are among the completed."""
     completed = _completed(rollouts)
     inference_failed = sum(rollout.inference_failed for rollout in rollouts)
     turns = [turn for rollout in rollouts for turn in rollout.turns]

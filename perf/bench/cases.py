@@ -53,9 +53,9 @@ def run_chaos(arguments: Sequence[str]) -> int:
 
 
 def undecided_noise(cases: Sequence[Case]) -> float:
-    """Returns the largest noise (share of the machine's CPU, 0 to 1) of the cases with a figure too noisy to judge; 0 if none."""
+    """Returns the largest noise (share of the machine's CPU, 0 to 1) of the cases with a figure that is too noisy; 0 if none."""
     return max((case.noise for case in cases if _is_undecided(case)), default=0.0)
 
 
 def _is_undecided(case: Case) -> bool:
-    return any(case.verdict(figure) == "too noisy to judge" for figure in case.figures)
+    return any(case.verdict(figure) == "too noisy" for figure in case.figures)

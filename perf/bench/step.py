@@ -129,14 +129,14 @@ def _wall(found: Replay) -> float:
 
 
 def _over_idle(trace: LagTrace, quantity: str) -> float:
-    """Of the median round: the lag from its judging to its delivery over that of as long a piece of the baseline just before. A
-    maximum grows with what it is the maximum of."""
+    """Returns, for the median round, the lag from finalizing to delivery over that of as long a piece of the baseline before:
+    a maximum grows with the time that it is taken over."""
     rounds = [[span for span in trace.spans if span.name == name] for name in (BASELINE, FINALIZE, DELIVERY)]
     ratios = []
-    for baseline, judge, delivery in zip(*rounds, strict=True):
-        seconds = min(baseline.seconds, delivery.end - judge.start)
+    for baseline, finalizing, delivery in zip(*rounds, strict=True):
+        seconds = min(baseline.seconds, delivery.end - finalizing.start)
         idle = trace.distribution(Span("idle", baseline.end - seconds, baseline.end))
-        busy = trace.distribution(Span("busy", judge.start, delivery.end))
+        busy = trace.distribution(Span("busy", finalizing.start, delivery.end))
         ratios.append(getattr(busy, quantity) / getattr(idle, quantity))
     return statistics.median(ratios)
 

@@ -137,7 +137,7 @@ def tell(directory: Path, for_the_job: list[str], console: Console) -> int:
         code_of_job = until_ended("the job", job)
 
     console.print()
-    return judge(directory, [*runs, GUEST_ID], [eviction, joining], (code_of_job, code_of_guest), console)
+    return verdict_of(directory, [*runs, GUEST_ID], [eviction, joining], (code_of_job, code_of_guest), console)
 
 
 def evict(directory: Path, job: subprocess.Popen[bytes]) -> Event:
@@ -287,7 +287,7 @@ class Row:
             yield f"{self.run_id}: ended as {self.ended!r}; expected {ending!r}"
 
 
-def judge(directory: Path, runs: list[str], events: list[Event], codes: tuple[int, int], console: Console) -> int:
+def verdict_of(directory: Path, runs: list[str], events: list[Event], codes: tuple[int, int], console: Console) -> int:
     """Shows what became of each run and whether the claims hold; the exit code."""
     summary = json.loads((directory / "summary.json").read_text())["runs"]
     times = updates(directory)

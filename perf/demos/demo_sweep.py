@@ -65,7 +65,7 @@ def main() -> int:
     rows = look()
     subprocess.run([sys.executable, "-m", "cli.main", "sweep", "status", SWEEP], check=True)
     say(
-        f"after {time.monotonic() - began:.0f} s: {(verdict := judge(rows, row_of(name, rows))) or 'every target succeeded'}"
+        f"after {time.monotonic() - began:.0f} s: {(verdict := verdict_of(rows, row_of(name, rows))) or 'every target succeeded'}"
     )
     return 1 if verdict else 0
 
@@ -143,7 +143,7 @@ def steps(row: Row) -> str:
     return row.result.steps
 
 
-def judge(rows: Sequence[Row], victim: Row) -> str | None:
+def verdict_of(rows: Sequence[Row], victim: Row) -> str | None:
     """What is wrong; None if nothing is."""
     for row in rows:
         name, lines = row.status.target_id, OUTPUT / f"run_demo.{row.status.target_id}" / "metrics.jsonl"

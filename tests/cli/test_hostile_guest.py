@@ -53,7 +53,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-OFFENCES = st.fixed_dictionaries(
+SLOW_SPOTS = st.fixed_dictionaries(
     dict.fromkeys(
         ("kind", "function", "file", "line", "inside", "callback", "thread", "seconds", "worst", "count"),
         VALUES | st.just("gil"),
@@ -64,7 +64,7 @@ LINES = st.builds(
     st.dictionaries(NAMES, VALUES, max_size=4),
     st.integers(0, 9),
     st.floats(0, 1e10),
-    st.lists(OFFENCES, max_size=2),
+    st.lists(SLOW_SPOTS, max_size=2),
 )
 
 

@@ -62,7 +62,7 @@ def line_of(function: Callable[..., object], text: str) -> int:
     return first + next(index for index, line in enumerate(lines) if text in line)
 
 
-def first_offence(new_event_loop: NewLoop, provoke: Callable[[], object], function: str, kind: Kind) -> SlowSpot:
+def first_slow_spot(new_event_loop: NewLoop, provoke: Callable[[], object], function: str, kind: Kind) -> SlowSpot:
     """Provokes it until it is seen. Now and then a moment goes to someone else who was on the machine just then."""
 
     async def provoke_until_seen() -> SlowSpot:
@@ -88,7 +88,7 @@ def first_offence(new_event_loop: NewLoop, provoke: Callable[[], object], functi
 @both_loops
 @pytest.mark.slow
 def test_python_on_the_loop_is_named_with_its_task(new_event_loop: NewLoop) -> None:
-    slow_spot = first_offence(new_event_loop, lambda: a_task(run_python), "run_python", Kind.CALLBACK)
+    slow_spot = first_slow_spot(new_event_loop, lambda: a_task(run_python), "run_python", Kind.CALLBACK)
     assert slow_spot.place.file == "tests/orchestrator/loop_health/test_blame.py"
     assert line_of(run_python, "while") <= slow_spot.place.line <= line_of(run_python, "pass")
     assert slow_spot.callback == "a_task_that"
@@ -103,14 +103,14 @@ def a_task(block: Callable[[], object]) -> asyncio.Task[None]:
 @both_loops
 @pytest.mark.slow
 def test_a_c_call_that_holds_the_gil_is_named_by_its_line(new_event_loop: NewLoop) -> None:
-    slow_spot = first_offence(new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
+    slow_spot = first_slow_spot(new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
     assert slow_spot.place.line == line_of(run_one_c_call, "orjson.dumps")
 
 
 @both_loops
 @pytest.mark.slow
 def test_a_wait_on_the_loop_is_told_from_work(new_event_loop: NewLoop) -> None:
-    slow_spot = first_offence(new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
+    slow_spot = first_slow_spot(new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
     assert slow_spot.place.line == line_of(wait_on_the_loop, "time.sleep")
 
 
@@ -120,7 +120,7 @@ def test_another_thread_that_holds_the_gil_is_named(new_event_loop: NewLoop) -> 
     def in_a_thread() -> None:
         threading.Thread(target=run_one_c_call, name="holder-12").start()
 
-    slow_spot = first_offence(new_event_loop, in_a_thread, "run_one_c_call", Kind.GIL)
+    slow_spot = first_slow_spot(new_event_loop, in_a_thread, "run_one_c_call", Kind.GIL)
     assert slow_spot.thread == "holder"
     assert slow_spot.place.line == line_of(run_one_c_call, "orjson.dumps")
     assert "thread 'holder' held the GIL in run_one_c_call" in str(slow_spot)
@@ -128,17 +128,17 @@ def test_another_thread_that_holds_the_gil_is_named(new_event_loop: NewLoop) -> 
 
 @pytest.mark.slow
 def test_who_called_the_library_is_named_and_the_library_beside() -> None:
-    slow_spot = first_offence(uvloop.new_event_loop, call_a_library, "call_a_library", Kind.CALLBACK)
+    slow_spot = first_slow_spot(uvloop.new_event_loop, call_a_library, "call_a_library", Kind.CALLBACK)
     assert "encode" in slow_spot.place.inside
 
 
 @pytest.mark.slow
 def test_without_proc_it_knows_less_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.loop_health.thread_clocks._ProcFile.read", lambda file: b"")
-    first_offence(uvloop.new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
-    first_offence(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
+    first_slow_spot(uvloop.new_event_loop, run_one_c_call, "run_one_c_call", Kind.CALLBACK)
+    first_slow_spot(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.WAIT)
     monkeypatch.setattr("orchestrator.loop_health.thread_clocks._LINUX", False)
-    first_offence(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.CALLBACK)
+    first_slow_spot(uvloop.new_event_loop, wait_on_the_loop, "wait_on_the_loop", Kind.CALLBACK)
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def slow_spot(function: str, seconds: float, kind: Kind = Kind.CALLBACK) -> Slow
     return SlowSpot(kind, Place(function, "file.py", 3), seconds=seconds)
 
 
-def test_offences_add_up_by_place() -> None:
+def test_slow_spots_add_up_by_place() -> None:
     moments = [merged([slow_spot("a", 0.1), slow_spot("b", 0.3), slow_spot("a", 0.1)]), merged([slow_spot("a", 0.4)])]
     lines = [{"event_loop_late/n": 1, "event_loop_blame": [each.as_json() for each in moment]} for moment in moments]
     slow_spots = slow_spots_of([*orjson.loads(orjson.dumps(lines)), {"step": 7}])

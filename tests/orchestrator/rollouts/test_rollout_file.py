@@ -104,7 +104,7 @@ def test_a_state_that_cannot_be_saved_is_named() -> None:
             saved_state(make_rollout(state=state))
 
 
-def test_what_was_judged_is_written_whatever_became_of_the_state(tmp_path: Path) -> None:
+def test_what_was_finalized_is_written_whatever_became_of_the_state(tmp_path: Path) -> None:
     rollout = make_rollout(state={"answer": "four"}, metrics={"length": 2.0})
     rollout.saved = saved_state(rollout)
     rollout.state["answer"], rollout.metrics["length"] = object(), 3.0

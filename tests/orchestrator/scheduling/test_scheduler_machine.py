@@ -230,12 +230,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
-    def a_group_is_played_and_judged(self, data: st.DataObject) -> None:
+    def a_group_is_played_and_finalized(self, data: st.DataObject) -> None:
         group_id = self.in_flight[data.draw(st.sampled_from(sorted(self.in_flight)))]
         for rollout_id in sorted(rollout_id for rollout_id, owner in self.in_flight.items() if owner == group_id):
             self.end(rollout_id, True, 0)
         if group_id in self.finalizing():
-            self.judge_keeping_all(group_id)
+            self.finalize_keeping_all(group_id)
 
     def finalizing(self) -> list[int]:
         return sorted(group_id for group_id, group in self.world.groups.items() if group.finalizing)
@@ -246,13 +246,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         group.kept, group.filtered = kept, filtered
         self.handle(GroupFinalized(group_id, kept, filtered, DropReason.FAILED if dropped else None))
 
-    def judge_keeping_all(self, group_id: int) -> None:
+    def finalize_keeping_all(self, group_id: int) -> None:
         versions = self.world.groups[group_id].versions
         self.finalize(group_id, len(versions), 0, dropped=not versions)
 
     @precondition(lambda self: self.finalizing())
     @rule(data=st.data(), dropped=st.booleans())
-    def a_group_is_judged(self, data: st.DataObject, dropped: bool) -> None:
+    def a_group_is_finalized(self, data: st.DataObject, dropped: bool) -> None:
         group_id = data.draw(st.sampled_from(self.finalizing()))
         completed = len(self.world.groups[group_id].versions)
         if dropped or not completed:
@@ -327,7 +327,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             group_id = self.in_flight.pop(rollout_id)
             self.handle(RolloutEnded(group_id, rollout_id, RolloutOutcome.CANCELLED, None))
         for group_id in self.finalizing():
-            self.judge_keeping_all(group_id)
+            self.finalize_keeping_all(group_id)
         assert self.version is not None
         self.resume(*self.capture(self.world.committed, ready=True), self.version)
 
@@ -388,7 +388,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         playing: list[tuple[object, Callable[[], None]]] = [
             (self.more_to_start, self.the_groups_have_begun),
             (self.shipping, self.the_batch_is_committed),
-            (self.finalizing(), lambda: self.judge_keeping_all(self.finalizing()[0])),
+            (self.finalizing(), lambda: self.finalize_keeping_all(self.finalizing()[0])),
             (rollouts, lambda: self.end(rollouts[0], True, 0)),
         ]
         ways = training + playing if eager_trainer else playing + training

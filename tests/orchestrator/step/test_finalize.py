@@ -226,7 +226,7 @@ def nested(depth: int) -> Any:
     return [nested(depth - 1)] if depth else "the answer"
 
 
-def test_a_state_is_recorded_as_it_was_judged(tmp_path: Path) -> None:
+def test_a_state_is_recorded_as_it_was_finalized(tmp_path: Path) -> None:
     """However deep it is, and whatever the environment and the advantage function do with it later."""
 
     def meddling(inputs: AdvantageInputs) -> AdvantageOutputs:

@@ -180,7 +180,7 @@ def test_a_verdict_of_a_former_life_goes_with_the_first_look(tmp_path: Path) -> 
     assert not complaint.exists()
     complaint.write_text("by another hand")
     manager.discover_runs()
-    assert complaint.exists(), "what has been judged is not looked at again"
+    assert complaint.exists(), "what was refused is not looked at again"
 
 
 def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path: Path) -> None:
