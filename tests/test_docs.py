@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_imports import FLOOR_OF, GRAPH
+
 REPOSITORY = Path(__file__).parents[1]
 
 PAGES = sorted(
@@ -129,3 +131,16 @@ def test_code_on_a_page_imports_what_exists(page: Path) -> None:
         if name not in names_in(source) and not exported:
             missing.append(f"from {module} import {name}")
     assert not missing
+
+
+def test_the_table_of_packages_is_true() -> None:
+    table = re.findall(
+        r"^\| (\d) \| `(\w+)/` \|.*\| (.+) \|$", prose(REPOSITORY / "docs/architecture.md"), flags=re.MULTILINE
+    )
+    assert {package: int(floor) for floor, package, _ in table} == FLOOR_OF
+    for _, package, imported in table:
+        found = {
+            other.split(".")[0] for name, others in GRAPH.items() if name.split(".")[0] == package for other in others
+        }
+        if "below" not in imported:
+            assert {*re.findall(r"`(\w+)`", imported)} == found - {package}, package
