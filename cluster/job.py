@@ -83,8 +83,11 @@ class WorkerView:
 
 
 class Job:
-    """Supervises workers. One at a time in a process, whose children it takes for its own: it reaps every child and, at the
-    end, kills every descendant. It must run in the main thread, on asyncio's own loop (uvloop keeps SIGCHLD to itself)."""
+    """Supervises workers.
+
+    One at a time in a process, whose children it takes for its own: it reaps every child and, at the end, kills every
+    descendant. It must run in the main thread, on asyncio's own loop (uvloop keeps SIGCHLD to itself).
+    """
 
     def __init__(
         self,
@@ -93,9 +96,12 @@ class Job:
         guests: Callable[[], Sequence[str]] = lambda: (),
         stay: bool = False,
     ) -> None:
-        """`on_change` is called, on the loop, after anything that `views` shows has changed. `guests` names who makes use of the
-        services without being one of the workers; it is asked before the services are stopped for want of tasks,
-        which they never are if they are to `stay`. An exception of either is logged and does not end the job."""
+        """`on_change` is called, on the loop, after anything that `views` shows has changed.
+
+        `guests` names who makes use of the services without being one of the workers; it is asked before the services are
+        stopped for want of tasks, which they never are if they are to `stay`. An exception of either is logged and does not
+        end the job.
+        """
         self.lifecycle = Lifecycle(workers, stay)
         self._on_change = on_change
         self._guests = guests
@@ -162,13 +168,17 @@ class Job:
                 self._forget(process)
 
     def stop(self, reason: str, code: int) -> None:
-        """Ends the job in order; a second call kills. `code` is the job's exit code, should the workers stop cleanly
-        before its work is complete."""
+        """Ends the job in order; a second call kills.
+
+        `code` is the job's exit code, should the workers stop cleanly before its work is complete.
+        """
         self._apply(StopRequested(reason, code, self._clock.read()))
 
     def check_guests(self) -> None:
-        """Notices guests that have come or gone. To be called now and then: the last one that leaves ends a job whose tasks have
-        ended."""
+        """Notices guests that have come or gone.
+
+        To be called now and then: the last one that leaves ends a job whose tasks have ended.
+        """
         guests = self.observe(lambda: tuple(self._guests()), otherwise=self.lifecycle.guests)
         if guests is not None and guests != self.lifecycle.guests and self.lifecycle.outcome is None:
             self._apply(GuestsChanged(guests, self._clock.read()))
@@ -182,8 +192,10 @@ class Job:
                 process.log_until = None if process.log_until is None else 0
 
     def observe(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """The result of a callback that only observes the job, or `otherwise` if it raises. The exception does not end the job;
-        it is logged once for each reason."""
+        """The result of a callback that only observes the job, or `otherwise` if it raises.
+
+        The exception does not end the job; it is logged once for each reason.
+        """
         try:
             return look()
         except Exception as error:
@@ -207,7 +219,9 @@ class Job:
 
     def _on_callback_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Ends the job in order after an exception in a callback, which is a bug of ours: the job might otherwise wait for ever.
-        If that fails, too, everything is killed."""
+
+        If that fails, too, everything is killed.
+        """
         loop.default_exception_handler(context)
         error = context.get("exception") or RuntimeError(context["message"])
         try:

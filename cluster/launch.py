@@ -37,8 +37,10 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Makes this process the parent of every orphan below it, and the one that `reap`s them. From the main thread. Linux only;
-    `OSError` where the kernel refuses."""
+    """Makes this process the parent of every orphan below it, and the one that `reap`s them.
+
+    From the main thread. Linux only; `OSError` where the kernel refuses.
+    """
     if (
         signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     ):  # inherited; the kernel would reap, and no exit code be known
@@ -49,7 +51,8 @@ def become_subreaper() -> None:
 def die_with_parent(signal_number: int, parent: int) -> None:
     """Asks the kernel to send `signal_number` when the thread of `parent` that started this process ends; sends it at once if
     `parent` is no longer the parent, since it ended before this call. An exec preserves the request. Linux only; `OSError`
-    where the kernel refuses."""
+    where the kernel refuses.
+    """
     _prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal_number)
@@ -109,8 +112,10 @@ def reap() -> list[tuple[int, int]]:
 
 
 def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
-    """Kills and reaps everything below this process, which must be a subreaper, until nothing is left. Returns what would
-    not die in time (a process in an uninterruptible sleep) or may not be killed, which is not waited for (another user's).
+    """Kills and reaps everything below this process, which must be a subreaper, until nothing is left.
+
+    Returns what would not die in time (a process in an uninterruptible sleep) or may not be killed, which is not waited for
+    (another user's).
 
     Python's resource trackers come last: each removes the shared memory and the semaphores of those that were killed, which
     would stay in /dev/shm for ever, and then ends by itself.
@@ -133,7 +138,8 @@ def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
 
 def kill_orphans(guardians: Sequence[int]) -> None:
     """Kills everything below this process, a subreaper, that is none of `guardians` nor below one: what a guardian left that was
-    killed itself. Its worker's ports and memory are wanted again."""
+    killed itself. Its worker's ports and memory are wanted again.
+    """
     children = _children()  # once: what a guarded worker starts between two looks would seem to be nobody's
     guarded = {pid for guardian in guardians for pid in (guardian, *_below(guardian, children))}
     for pid in set(_below(os.getpid(), children)) - guarded:

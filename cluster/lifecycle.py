@@ -60,8 +60,11 @@ DONE = Outcome(0, "done")
 
 
 class Lifecycle:
-    """The state machine of one job. Workers start in the order given (subject to `after`). The tasks stop first, all at once;
-    then the services, in the reverse of the order given. With `stay`, the services live until told to stop."""
+    """The state machine of one job.
+
+    Workers start in the order given (subject to `after`). The tasks stop first, all at once; then the services, in the
+    reverse of the order given. With `stay`, the services live until told to stop.
+    """
 
     def __init__(self, workers: Sequence[Worker], stay: bool = False) -> None:
         self.workers = {worker.name: worker for worker in workers}
@@ -349,7 +352,8 @@ class Lifecycle:
 
     def _stop_next(self, at: float) -> list[Instruction]:
         """Stops the tasks, which need no one another; then one service at a time, the last one first: each may need those before
-        it to end well."""
+        it to end well.
+        """
         alive = [name for name in reversed(self.workers) if self.states[name] not in ENDED]
         tasks = [name for name in alive if self.workers[name].task]
         instructions: list[Instruction] = []
@@ -366,8 +370,10 @@ class Lifecycle:
         return instructions
 
     def _conclusion(self) -> Outcome:
-        """How the job has ended. If its work was complete, a request to end does not count, except for a job that stays, which
-        has no end of its own."""
+        """How the job has ended.
+
+        If its work was complete, a request to end does not count, except for a job that stays, which has no end of its own.
+        """
         assert self._decided is not None
         over = self._settled >= {name for name, worker in self.workers.items() if worker.task} and not self._stay
         return (self._failed_task or DONE) if over and not _is_failure(self._decided) else self._decided

@@ -79,8 +79,10 @@ class Heartbeat:
         self._trouble = ""
 
     def report(self, trouble: str) -> None:
-        """Sends the problem that keeps the role from its work, in one line for people; empty once it is over. Sends only
-        changes."""
+        """Sends the problem that keeps the role from its work, in one line for people; empty once it is over.
+
+        Sends only changes.
+        """
         if trouble != self._trouble and notify(f"X_TROUBLE={' '.join(trouble.split())}"):
             self._trouble = trouble
 
@@ -96,8 +98,10 @@ class Heartbeat:
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Sends heartbeats from a thread while the block runs, for a role whose loop may take minutes for one step. They show that
-    the process runs, not that its loop makes progress."""
+    """Sends heartbeats from a thread while the block runs, for a role whose loop may take minutes for one step.
+
+    They show that the process runs, not that its loop makes progress.
+    """
     heartbeat, stop = Heartbeat(), threading.Event()
 
     def beat() -> None:

@@ -19,7 +19,8 @@ from cluster.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker
 
 def bind_worker_to_parent() -> None:
     """Binds a process that `multiprocessing` spawned to the process that spawned it; does nothing in a main process, whose parent
-    may be a shell that ends long before it should."""
+    may be a shell that ends long before it should.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         die_with_parent(signal.SIGKILL, parent.pid)
@@ -31,8 +32,11 @@ def bound_command(command: list[str]) -> list[str]:
 
 
 def end_group(group: int) -> None:
-    """Kills the remaining processes of a process group. Python's resource trackers are killed last: each removes the shared
-    memory and semaphores of the killed processes, which would stay in /dev/shm for ever, and then ends by itself."""
+    """Kills the remaining processes of a process group.
+
+    Python's resource trackers are killed last: each removes the shared memory and semaphores of the killed processes, which
+    would stay in /dev/shm for ever, and then ends by itself.
+    """
     trackers_until = time.monotonic() + TRACKER_SECONDS
     while members := _members(group):
         others = [pid for pid in members if not is_resource_tracker(pid)]

@@ -33,8 +33,11 @@ class Process:
     """A started worker. Start it from the main thread: the kernel ties its life to the thread that started it."""
 
     def __init__(self, worker: Worker, again: bool = False) -> None:
-        """Starts it, `again` with its `restart_arguments`. Raises `OSError` when the log file cannot be opened, or the system
-        lacks memory, processes or descriptors; then nothing is left of the attempt."""
+        """Starts it, `again` with its `restart_arguments`.
+
+        Raises `OSError` when the log file cannot be opened, or the system lacks memory, processes or descriptors; then
+        nothing is left of the attempt.
+        """
         self.worker = worker
         self._command = [*worker.command, *(worker.restart_arguments if again else ())]
         self.main_pid: int | None = None

@@ -49,8 +49,11 @@ class Environment(Protocol):
         """The example at `index`, the same every time."""
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
-        """Plays the example to its end by calling `model.generate`. What it puts into `state` (JSON-serialisable) is kept
-        with the rollout, for scoring and for the saved records. An exception costs this rollout only."""
+        """Plays the example to its end by calling `model.generate`.
+
+        What it puts into `state` (JSON-serialisable) is kept with the rollout, for scoring and for the saved records. An
+        exception costs this rollout only.
+        """
 
     async def score(self, example: Example, rollout: Rollout) -> float:
         """The reward of one finished rollout."""

@@ -86,14 +86,17 @@ class Chat:
         return chat
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt ids that open a conversation, ending where the assistant is to write. Raises `ValueError` when the template
-        refuses the messages."""
+        """The prompt ids that open a conversation, ending where the assistant is to write.
+
+        Raises `ValueError` when the template refuses the messages.
+        """
         return self.encode(self._render(messages, add_generation_prompt=True))
 
     def extend(self, turn: Turn, messages: Sequence[Message]) -> array[int]:
         """The prompt ids of the next turn, as an array of int32: `turn`'s prompt and completion token for token, then what the
         template puts between that completion and the next one, `messages` included. A completion that was cut by its length
-        gets the template's end of turn, as does one that a stop string ended; one that ended itself keeps its own."""
+        gets the template's end of turn, as does one that a stop string ended; one that ended itself keeps its own.
+        """
         following = self.encode(self._after_completion(messages, add_generation_prompt=True))
         written = len(self._closing_ids)
         if tuple(following[:written]) != self._closing_ids:
@@ -163,7 +166,8 @@ class Chat:
     @cached_property
     def _closing_ids(self) -> tuple[int, ...]:
         """What the template writes after a completion up to and including the token that ends the turn, or nothing if
-        its turns end without one: what a completion that ended itself already has."""
+        its turns end without one: what a completion that ended itself already has.
+        """
         closing = self.encode(self._after_completion([], add_generation_prompt=False))
         for position, token_id in enumerate(closing):
             if token_id in self.stop_token_ids:
@@ -183,7 +187,8 @@ class _GenerationTag(Extension):
 
 def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, frozenset[str]]:
     """The compiled template of a model directory, with the names that transformers gives to templates, and the
-    variables it reads."""
+    variables it reads.
+    """
     template_file = directory / "chat_template.jinja"
     source: str | None
     if template_file.is_file():

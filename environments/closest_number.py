@@ -42,7 +42,8 @@ class ClosestNumber:
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
         """Each rollout's share of the group's other answers that are no closer than its own; 0 for what is not a number, and 1
-        for one alone in its group."""
+        for one alone in its group.
+        """
         distances = [rollout.state["distance"] for rollout in rollouts]
         return [_share_beaten(distance, distances) for distance in distances]
 

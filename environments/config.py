@@ -53,8 +53,10 @@ class SamplingConfig(Config):
 
 
 class SamplingOverrides(Config):
-    """How completions of one environment are sampled, where that differs from the run's `[sampling]`, which explains the keys. A
-    list or table replaces the run's as a whole."""
+    """How completions of one environment are sampled, where that differs from the run's `[sampling]`, which explains the keys.
+
+    A list or table replaces the run's as a whole.
+    """
 
     temperature: Temperature | None = None
     """Unset: the run's, as with all of these."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 def import_advice(module_name: str, error: BaseException) -> str:
     """What to do when importing `module_name` failed with `error` because it is not there, to append to a message; nothing when
-    it was found and failed by itself."""
+    it was found and failed by itself.
+    """
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if not missing or not f"{module_name}.".startswith(f"{missing}."):
         return ""

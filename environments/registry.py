@@ -25,8 +25,10 @@ BUILT_IN = {
 
 
 def load_environment(config: EnvironmentConfig) -> Environment:
-    """The environment that `config` describes, constructed and checked. Raises `ValueError` that names the environment, the
-    value at fault, and what would do instead."""
+    """The environment that `config` describes, constructed and checked.
+
+    Raises `ValueError` that names the environment, the value at fault, and what would do instead.
+    """
     where = f"environment {config.name!r}"
     built = _construct(_find_class(config.kind, where), config.args, where)
     _check_shape(built, config.kind, where)

@@ -13,7 +13,8 @@ from transport.records import Rollout
 
 class ReverseText:
     """Random words of `shortest` to `longest` lower-case letters, no letter twice, since a tiny model goes by
-    the letter it wrote last; `seed` chooses them."""
+    the letter it wrote last; `seed` chooses them.
+    """
 
     group_scoring = False
 

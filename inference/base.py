@@ -51,7 +51,8 @@ class ServerUnreachable(ServerFailure):
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
     """How a completion is sampled, without a seed of its own: at `temperature`, from the whole distribution unless `top_p`,
-    `top_k` or `min_p` restricts it."""
+    `top_k` or `min_p` restricts it.
+    """
 
     temperature: float
     max_tokens: int
@@ -181,7 +182,8 @@ class Probe:
 
     def mismatched_layers(self, held: HeldWeights) -> str | None:
         """None if the server's weights are those that the trainer published, in all layers of which both have digests; else a
-        message that names the layers that differ."""
+        message that names the layers that differ.
+        """
         published = self.digests.get(held.dtype, {})
         others = sorted(
             layer for layer in published.keys() & held.layers.keys() if published[layer] != held.layers[layer]

@@ -170,7 +170,8 @@ def _on_cpu() -> bool:
 
 def address_of(host: str) -> str:
     """The address of `host` that vLLM listens on and that is checked: the first IPv4 address of a name with several, which vLLM
-    chooses, too. Raises `OSError` for a name without an address."""
+    chooses, too. Raises `OSError` for a name without an address.
+    """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] is not socket.AF_INET)[4][0])
 
@@ -289,7 +290,8 @@ def _healthy(config: InferenceConfig) -> bool:
 
 def _stop(child: subprocess.Popen[bytes], signals: StopSignals) -> None:
     """Ends the child: SIGTERM, then SIGKILL after `STOP_SECONDS` or a second signal; then whatever is left of its process
-    group, which removes the memory that they shared."""
+    group, which removes the memory that they shared.
+    """
     if child.poll() is None:
         child.terminate()
         deadline = time.monotonic() + STOP_SECONDS

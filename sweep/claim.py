@@ -53,7 +53,9 @@ class SweepTarget(Generic[C]):
 
 class BodyExited(Exception):
     """A body raised a `BaseException` that is not an `Exception`, such as `SystemExit`, although the worker was not asked to end.
-    The attempt has failed; the exception is the cause."""
+
+    The attempt has failed; the exception is the cause.
+    """
 
 
 Call = Callable[[SweepTarget[C], Claim], Any]
@@ -64,7 +66,8 @@ ignored."""
 
 class SweepFailed(ExceptionGroup[Exception]):
     """Targets that stay FAILED when all others read SUCCESS: the errors of this worker's own attempts, `PreviousTaskFailed`
-    for those of others, `RecordError` for a record that cannot be read."""
+    for those of others, `RecordError` for a record that cannot be read.
+    """
 
 
 def claim_and_run(
@@ -119,9 +122,11 @@ async def claim_and_run_async(
     heartbeat: float = 30.0,
     lease: float = 90.0,
 ) -> None:
-    """`claim_and_run` in a running loop, which is never blocked. A lost lease cancels the coroutine; a function runs in a
-    thread and is told by `claim.stop`. Cancelling this does the same, waits for the body's end and gives the claim back.
-    Signals are the caller's."""
+    """`claim_and_run` in a running loop, which is never blocked.
+
+    A lost lease cancels the coroutine; a function runs in a thread and is told by `claim.stop`. Cancelling this does the
+    same, waits for the body's end and gives the claim back. Signals are the caller's.
+    """
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
     body = _with_both_arguments(run_fn)
     worker = await _shielded(_Worker, sweep_root, targets, terms)
@@ -218,8 +223,11 @@ class _Worker(Generic[C]):
 
 
 def _with_both_arguments(run_fn: Body[C]) -> Call[C]:
-    """The body as a function of target and claim. A second parameter with a default is not taken for the claim, unless it has its
-    name. Raises `TypeError` for one that takes neither one nor two arguments."""
+    """The body as a function of target and claim.
+
+    A second parameter with a default is not taken for the claim, unless it has its name. Raises `TypeError` for one that
+    takes neither one nor two arguments.
+    """
     function: Any = run_fn
     parameters = inspect.signature(function).parameters.values()
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
@@ -252,8 +260,10 @@ def _call(
 
 @contextlib.contextmanager
 def _contained(interruptions: Interruptions) -> Iterator[None]:
-    """Raises `BodyExited` instead of an exception that would end the worker although it was not asked to end. Otherwise one bad
-    body would end one worker after another."""
+    """Raises `BodyExited` instead of an exception that would end the worker although it was not asked to end.
+
+    Otherwise one bad body would end one worker after another.
+    """
     try:
         yield
     except BaseException as error:
@@ -354,8 +364,10 @@ async def _run_in_thread(run_fn: Call[C], target: SweepTarget[C], claim: Claim, 
 
 
 async def _shielded(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """The function's result, from a thread. A cancellation meanwhile is put off until it is there, and comes at the next
-    `await`."""
+    """The function's result, from a thread.
+
+    A cancellation meanwhile is put off until it is there, and comes at the next `await`.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **keywords))
     await _wait_shielded(work)
     return work.result()

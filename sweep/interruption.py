@@ -54,8 +54,10 @@ class Interruptions:
                 signal.signal(number, before)
 
     def caused(self, error: BaseException) -> bool:
-        """Whether a body that ended with this exception was interrupted because the worker was asked to end. Otherwise the body
-        has failed, as after a `sys.exit` of its own."""
+        """Whether a body that ended with this exception was interrupted because the worker was asked to end.
+
+        Otherwise the body has failed, as after a `sys.exit` of its own.
+        """
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | GeneratorExit):
             return True
         return not isinstance(error, Exception) and (self._passed_on or self._asked is not None)

@@ -199,8 +199,10 @@ def _vanished(record: Record) -> str:
 
 
 def monotonic() -> float:
-    """Seconds by a clock that nobody sets. It goes on while the machine sleeps, where the system has such a clock: a lease
-    does not sleep with its owner."""
+    """Seconds by a clock that nobody sets.
+
+    It goes on while the machine sleeps, where the system has such a clock: a lease does not sleep with its owner.
+    """
     return time.clock_gettime(_CLOCK)
 
 

@@ -62,8 +62,10 @@ class Claim:
 
 
 class LeaseHolder:
-    """Keeps one claim until it is ended, by exactly one of `succeed`, `fail` and `give_back`. In a forked child these do nothing:
-    the claim is the parent's."""
+    """Keeps one claim until it is ended, by exactly one of `succeed`, `fail` and `give_back`.
+
+    In a forked child these do nothing: the claim is the parent's.
+    """
 
     def __init__(self, store: Store, owned: OwnedLease) -> None:
         record = owned.record
@@ -109,8 +111,10 @@ class LeaseHolder:
             raise LeaseLost(f"{lost}; its body had raised {text}") from error
 
     def give_back(self) -> None:
-        """The body was interrupted: a peer may take the target at once. Logs what goes wrong, since another exception is
-        under way."""
+        """The body was interrupted: a peer may take the target at once.
+
+        Logs what goes wrong, since another exception is under way.
+        """
         try:
             self._end(interrupted, min(GIVE_BACK_SECONDS, self._owned.terms.lease))
         except LeaseLost as error:
@@ -195,7 +199,8 @@ class LeaseHolder:
 @contextlib.contextmanager
 def holding(holder_of_lease: LeaseHolder, interruptions: Interruptions) -> Iterator[Claim]:
     """The claim for as long as the block runs: SUCCESS when it ends, given back when it is interrupted, FAILED when it raises
-    anything else; the exception goes on. Raises `LeaseLost` if it ended too late to count."""
+    anything else; the exception goes on. Raises `LeaseLost` if it ended too late to count.
+    """
     try:
         yield holder_of_lease.claim
     except BaseException as error:

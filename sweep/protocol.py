@@ -164,8 +164,10 @@ class OwnedLease:
         yield from self._write(lambda record: with_heartbeat(record, self.clocks.wall()), give_up)
 
     def end(self, transition: Callable[[Record, float], Record], patience: float) -> Exchange[None]:
-        """The last write. Safe at any time: it is refused if a peer has taken over. Raises `LeaseLost`, `StoreError` after
-        `patience`."""
+        """The last write.
+
+        Safe at any time: it is refused if a peer has taken over. Raises `LeaseLost`, `StoreError` after `patience`.
+        """
         yield from self._write(
             lambda record: transition(record, self.clocks.wall()), self.clocks.monotonic() + patience
         )

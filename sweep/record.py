@@ -41,8 +41,10 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One target as stored. `revision` rises with every write and `owner` differs with every claim, so no two writes are
-    alike."""
+    """One target as stored.
+
+    `revision` rises with every write and `owner` differs with every claim, so no two writes are alike.
+    """
 
     target_id: str
     state: State

@@ -32,8 +32,11 @@ class Stored(NamedTuple):
 
 
 class Store(Protocol):
-    """A flat set of small objects. A write that is confirmed is seen by every later read, everywhere; a reader never sees half
-    of one. Safe to be called from several threads. `StoreError` may come from every method."""
+    """A flat set of small objects.
+
+    A write that is confirmed is seen by every later read, everywhere; a reader never sees half of one. Safe to be called
+    from several threads. `StoreError` may come from every method.
+    """
 
     root: str
     """For messages."""
@@ -46,8 +49,10 @@ class Store(Protocol):
         """The object, or None."""
 
     def write(self, key: str, data: bytes, version: str | None) -> str:
-        """Replaces the object if it is still the one of `version`; with None, creates it if there is none. Returns the new
-        version. Raises `Conflict`."""
+        """Replaces the object if it is still the one of `version`; with None, creates it if there is none.
+
+        Returns the new version. Raises `Conflict`.
+        """
 
     def keys(self) -> list[str]:
         """All of them, in no order."""

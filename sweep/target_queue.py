@@ -35,7 +35,8 @@ class Backoff:
     def next_pause(self, targets: int, soonest: float) -> float:
         """Seconds to rest, with jitter, since workers that wait for the same target would otherwise all look at the same moment.
 
-        `targets` is the number of targets that a pass looks at. None of them changes before `soonest` unless a peer ends it."""
+        `targets` is the number of targets that a pass looks at. None of them changes before `soonest` unless a peer ends it.
+        """
         first = min(FIRST_WAIT_SECONDS * targets, self._heartbeat)
         pause = min(first * 2.0 ** min(self._looks, 32), self._heartbeat)
         self._looks += 1

@@ -94,7 +94,8 @@ _FILE_ALIGNMENT = 8
 
 def encode(batch: Batch) -> list[Buffer]:
     """The frames of a batch: kind, header, then the columns and the routing chunks, by reference unless an array is not
-    C-contiguous. Raises `ValueError` for arrays that cannot travel; it does not look at their values (`validate` does)."""
+    C-contiguous. Raises `ValueError` for arrays that cannot travel; it does not look at their values (`validate` does).
+    """
     columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
     header, frames = [_preamble(batch)], []
     chunks = [chunk for sample in batch.routed_experts for chunk in sample]
@@ -158,8 +159,11 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
 
 
 def _values(header: memoryview) -> Iterator[Any]:
-    """The msgpack values of a header, one by one. The limits bound each value, as nested claims of length would otherwise
-    multiply: everything legitimate is a list of at most six with short strings."""
+    """The msgpack values of a header, one by one.
+
+    The limits bound each value, as nested claims of length would otherwise multiply: everything legitimate is a list of at
+    most six with short strings.
+    """
     if header.nbytes >= MAX_HEADER_BYTES:
         raise CodecError(f"a header of {header.nbytes} bytes")
     unpacker = msgpack.Unpacker(
@@ -266,8 +270,13 @@ def _fits(value: object, annotation: str) -> bool:
 
 def write_file(path: Path, batch: Batch) -> None:
     """Writes the frames of `batch` as a new file: 8 bytes magic, uint64 number of frames, then for each its uint64 length and its
-    bytes, padded to 8. For use inside `publish_directory`, which flushes. Raises `OSError`."""
-    write_new_file(path, file_buffers(encode(batch)))
+    bytes, padded to 8. Arrays are written by reference. For use inside `publish_directory`, which flushes. Raises `OSError`.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_buffers(descriptor, file_buffers(encode(batch)))
+    finally:
+        os.close(descriptor)
 
 
 def read_file(path: Path, max_batch_bytes: int) -> Batch:
@@ -288,8 +297,11 @@ def file_buffers(frames: Sequence[Buffer]) -> list[Buffer]:
 
 
 def read_frames(path: Path, max_bytes: int) -> list[Buffer]:
-    """The frames of a file of `file_buffers`, views of one buffer. Raises `CodecError` when it is no such file or larger than
-    `max_bytes` and the file's own framing, before anything is allocated for it; `OSError` as reading does."""
+    """The frames of a file of `file_buffers`, views of one buffer.
+
+    Raises `CodecError` when it is no such file or larger than `max_bytes` and the file's own framing, before anything is
+    allocated for it; `OSError` as reading does.
+    """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes + 16 * MAX_FRAMES:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 def printable(text: str) -> str:
     """The text with every unprintable character (controls, changes of the writing direction, surrogates) escaped, except line
-    feeds and tabs."""
+    feeds and tabs.
+    """
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
         for letter in text

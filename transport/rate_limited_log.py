@@ -1,5 +1,8 @@
-"""What peers do, in the log: a flood of it must not fill the disk. The trainer's end has one
-(`transport/wires/receiver.py`), and so has what the trainer makes of the messages (`trainer/runs/sessions.py`)."""
+"""What peers do, in the log: a flood of it must not fill the disk.
+
+The trainer's end has one (`transport/wires/receiver.py`), and so has what the trainer makes of the messages
+(`trainer/runs/sessions.py`).
+"""
 
 from __future__ import annotations
 

@@ -63,8 +63,10 @@ class TickLimits:
 
 
 class BinaryHttpClient:
-    """The connections to the server at `url`. As many are opened as there are calls at once; none is closed but by the
-    server, a failure or a cancelled call."""
+    """The connections to the server at `url`.
+
+    As many are opened as there are calls at once; none is closed but by the server, a failure or a cancelled call.
+    """
 
     def __init__(
         self,
@@ -94,8 +96,11 @@ class BinaryHttpClient:
         self._closed = False
 
     async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
-        """The body of a 200. Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this
-        machine has no memory for it. Cancelling closes the connection, which ends the request at the server."""
+        """The body of a 200.
+
+        Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no memory
+        for it. Cancelling closes the connection, which ends the request at the server.
+        """
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
             f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -114,7 +119,8 @@ class BinaryHttpClient:
 
     async def _ask(self, request: bytes) -> _Answer:
         """A server may close an idle connection just as it is used again, which says nothing about the server: then the
-        request is sent once more, by a new connection. All our requests may be repeated."""
+        request is sent once more, by a new connection. All our requests may be repeated.
+        """
         connection = self._take_idle()
         if connection is not None:
             try:

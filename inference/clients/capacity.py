@@ -57,8 +57,11 @@ class CapacityController:
         """Looks in a row."""
 
     def observe(self, seen: Observation, in_flight: int) -> str:
-        """Moves the cap. `in_flight` are this run's requests at the server: before an earlier cut has shown there is no further
-        one. Returns why the cap was cut, for a person, or nothing."""
+        """Moves the cap.
+
+        `in_flight` are this run's requests at the server: before an earlier cut has shown there is no further one. Returns
+        why the cap was cut, for a person, or nothing.
+        """
         preempted = 0 if self._preemptions is None else seen.preemptions - self._preemptions
         self._preemptions = seen.preemptions
         reason = _overload(seen, preempted)

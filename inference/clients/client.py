@@ -30,8 +30,11 @@ class Identity:
 
 
 class ServerClient(Protocol):
-    """One server. Every method raises `RequestRefused`, `ServerFailure` or `ServerUnreachable`, and leaves deadlines to the
-    caller; cancelling a call ends it at the server too."""
+    """One server.
+
+    Every method raises `RequestRefused`, `ServerFailure` or `ServerUnreachable`, and leaves deadlines to the caller;
+    cancelling a call ends it at the server too.
+    """
 
     url: str
 

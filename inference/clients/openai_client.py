@@ -44,8 +44,10 @@ class OpenAIClient:
         self._salt = secrets.token_hex(16)
 
     async def identify(self) -> Identity:
-        """See `ServerClient`. A stock server has no name of its instance; that it was restarted is learnt when it is
-        unreachable."""
+        """See `ServerClient`.
+
+        A stock server has no name of its instance; that it was restarted is learnt when it is unreachable.
+        """
         await call(self._connections.admin, f"{self.url}/health", None)
         return Identity(self.url)
 
@@ -118,8 +120,11 @@ class OpenAIClient:
             logger.info("Adapter %s was not unloaded: %s", name, error)
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
-        """See `ServerClient`. One request for each token asks for the next token after those before it. `prompt_logprobs` would
-        crash vLLM 0.30 on a CPU while adapter requests run (`PunicaWrapperCPU.add_lora_logits` expects one row a request)."""
+        """See `ServerClient`.
+
+        One request for each token asks for the next token after those before it. `prompt_logprobs` would crash vLLM 0.30 on
+        a CPU while adapter requests run (`PunicaWrapperCPU.add_lora_logits` expects one row a request).
+        """
         targets = token_ids[1:]
         asked = sorted(set(targets))
         fields = {

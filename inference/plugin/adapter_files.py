@@ -67,7 +67,8 @@ class AdapterFiles:
 def _own_directory() -> tuple[Path, int]:
     """A new directory, and the lock on it that is held while this process lives, however it ends.
 
-    The lock is an `flock`: the lock of `transport.files.lock` needs a file opened for writing, which a directory cannot be."""
+    The lock is an `flock`: the lock of `transport.files.lock` needs a file opened for writing, which a directory cannot be.
+    """
     while True:
         root = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

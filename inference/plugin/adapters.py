@@ -79,7 +79,8 @@ class Adapters:
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[tuple[LoRARequest, str] | None]:
         """For as long as one request under adapter `name` runs: what to give the engine with it, and the cache salt of its
-        prompt. None if there is no such adapter. Waits until it is the adapter's turn."""
+        prompt. None if there is no such adapter. Waits until it is the adapter's turn.
+        """
         self._in_use[name] += 1
         try:
             async with self._slots.use(name):
@@ -93,7 +94,8 @@ class Adapters:
 
     async def load(self, name: str, version: int, directory: Path) -> HeldWeights:
         """Loads the PEFT adapter in `directory` as `name`, in place of an older version, and returns the digest of the weights
-        that the engine then computes with. Raises `UpdateRefused`."""
+        that the engine then computes with. Raises `UpdateRefused`.
+        """
         if self._models.is_base_model(name):
             raise UpdateRefused(
                 f"adapter {name!r}: the base model is served under this name, and would answer; take another"
@@ -125,7 +127,8 @@ class Adapters:
 
     def _find_provable(self, copy: Path, held: Digest) -> frozenset[str]:
         """The layers whose digest proves what is loaded, found when the first adapter with these tensors is: the slot held
-        nothing of it before."""
+        nothing of it before.
+        """
         tensors = frozenset(read_header(copy / WEIGHTS))
         if tensors not in self._provable:
             settings = orjson.loads((copy / "adapter_config.json").read_bytes())

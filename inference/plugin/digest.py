@@ -29,8 +29,9 @@ _MODULUS = 1 << 64
 
 
 def hash_sum(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """The sum of the hashes of `tensor`'s elements, rounded to `dtype`: int64 `[]`, modulo 2^64. `device`: where to compute, by
-    default where the tensor is.
+    """The sum of the hashes of `tensor`'s elements, rounded to `dtype`: int64 `[]`, modulo 2^64.
+
+    `device`: where to compute, by default where the tensor is.
 
     Zero, of either sign, is hashed to 0. The hash multiplies and shifts as in Steele et al., "Fast splittable pseudorandom
     number generators", 2014. Two numbers share a hash with a probability of about 2^-63 (torch's shift keeps the sign, so
@@ -77,7 +78,8 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
 
 def scaled_adapter(tensors: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """An adapter as an engine holds it: rounded, then each `lora_B` multiplied by `scale` (vLLM 0.30,
-    `LoRALayerWeights.optimize`)."""
+    `LoRALayerWeights.optimize`).
+    """
     for name, tensor in tensors.items():
         rounded = tensor.detach().to(dtype)
         yield name, rounded * scale if ".lora_B." in name else rounded

@@ -75,8 +75,11 @@ class CounterpointRoutes:
         self.draining = False
 
     async def status(self) -> Response:
-        """Who this is and what it holds. 503 once the engine is dead. `instance` changes when the server is restarted, and a
-        restarted server holds the weights it was started with."""
+        """Who this is and what it holds.
+
+        503 once the engine is dead. `instance` changes when the server is restarted, and a restarted server holds the
+        weights it was started with.
+        """
         try:
             await self.engine.check_health()
         except EngineDeadError:
@@ -154,7 +157,8 @@ class CounterpointRoutes:
 
     async def update(self, raw_request: Request) -> Response:
         """`{"version", "directory", "adapter"}`: loads published weights, and answers `{"version", "held": {"dtype", "layers"}}`,
-        the digest of what is computed with since. 422 if they are refused and nothing has changed."""
+        the digest of what is computed with since. 422 if they are refused and nothing has changed.
+        """
         try:
             fields = await _read_json(raw_request)
             match fields:
@@ -192,8 +196,10 @@ class CounterpointRoutes:
             return _answer({"error": message}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def drain(self, raw_request: Request) -> Response:
-        """`{"draining": true}`: tells everybody, in `status`, to send no further request here; those here go on. `false` takes it
-        back. The server itself refuses nothing."""
+        """`{"draining": true}`: tells everybody, in `status`, to send no further request here; those here go on.
+
+        `false` takes it back. The server itself refuses nothing.
+        """
         try:
             fields = await _read_json(raw_request)
             match fields:
@@ -209,8 +215,10 @@ class CounterpointRoutes:
     async def _run(
         self, model: str, prompts: list[tuple[list[int], SamplingParams]], raw_request: Request, salt: str | None = None
     ) -> list[Any] | None:
-        """The engine's final output of each prompt, or None if the client hung up, which aborts them. `salt`: in place of that
-        by which prompts share prefixes."""
+        """The engine's final output of each prompt, or None if the client hung up, which aborts them.
+
+        `salt`: in place of that by which prompts share prefixes.
+        """
         for token_ids, _ in prompts:
             self._check_prompt(token_ids)
 
@@ -251,7 +259,8 @@ class CounterpointRoutes:
 
 def _probe_sampling(token_id: int) -> SamplingParams:
     """For the log-probability of one next token. vLLM's own `prompt_logprobs` ends the engine on a CPU where requests of
-    adapters run beside it (0.30, `PunicaWrapperCPU.add_lora_logits`, which counts one row a request)."""
+    adapters run beside it (0.30, `PunicaWrapperCPU.add_lora_logits`, which counts one row a request).
+    """
     return SamplingParams(
         max_tokens=1, logprob_token_ids=[token_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )

@@ -48,12 +48,15 @@ class Updater:
     @property
     def cache_salt(self) -> str:
         """What keys the prefixes that requests for the base model may share: only those computed since its newest weights began
-        to load."""
+        to load.
+        """
         return f"base@{self._loads}"
 
     async def update(self, version: int, directory: Path, adapter: str | None) -> HeldWeights:
-        """Loads what `directory` holds, and returns what the engine computes with afterwards. Raises `UpdateRefused` if it cannot
-        be loaded."""
+        """Loads what `directory` holds, and returns what the engine computes with afterwards.
+
+        Raises `UpdateRefused` if it cannot be loaded.
+        """
         if not (directory / "STABLE").is_file():
             raise UpdateRefused(f"{directory} is not a published directory: it has no STABLE marker")
         async with self._lock:
@@ -99,8 +102,10 @@ class Updater:
         return join_ranks(await self._engine.collective_rpc("counterpoint_held", args=(self._dtype,)))
 
     async def _find_provable(self, model: Path, tied: bool) -> frozenset[str]:
-        """Compares the engine's weights with the checkpoint that it was started with. Layers in which the engine computes with
-        other numbers (quantised or derived ones) cannot be proven by a digest."""
+        """Compares the engine's weights with the checkpoint that it was started with.
+
+        Layers in which the engine computes with other numbers (quantised or derived ones) cannot be proven by a digest.
+        """
         arguments = (str(model), self._dtype, tied)
         written = join_ranks(await self._engine.collective_rpc("counterpoint_written", args=arguments))
         return provable_layers(written, await self._held(), "the model")

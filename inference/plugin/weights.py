@@ -86,7 +86,8 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
 @contextmanager
 def _quiet_about_layers_without_weights(model: torch.nn.Module) -> Iterator[None]:
     """vLLM 0.30 warns "Failed to load weights" of every layer that a reload gave nothing: of rotary embeddings, whose tables are
-    computed, and of a tied `lm_head`, whose weights are another's, as well. Of a layer with weights of its own it still does."""
+    computed, and of a tied `lm_head`, whose weights are another's, as well. Of a layer with weights of its own it still does.
+    """
     owned: set[int] = set()
     with_weights: set[str] = set()
     for layer in model.modules():

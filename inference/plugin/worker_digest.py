@@ -87,8 +87,11 @@ def restrict(digest: Digest, layers: frozenset[str]) -> Digest:
 
 
 def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Part and `hash_sum` of all that `model` computes with. A matrix that a kernel holds in addition to the parameter, such as
-    that of a tied output layer, adds nothing to the sum where the two agree, and changes it where they differ."""
+    """Part and `hash_sum` of all that `model` computes with.
+
+    A matrix that a kernel holds in addition to the parameter, such as that of a tied output layer, adds nothing to the sum
+    where the two agree, and changes it where they differ.
+    """
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):

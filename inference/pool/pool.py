@@ -115,7 +115,8 @@ class InferencePool:
 
     async def _apply_listing(self, listing: Listing) -> None:
         """Takes in the servers that are new, and drains those to be drained or gone; what has gone and has no request of ours any
-        more is forgotten. (No request outlasts `request_timeout_seconds`.)"""
+        more is forgotten. (No request outlasts `request_timeout_seconds`.)
+        """
         known = {server.url: server for server in self._fleet.servers}
         for url, drain_reason in listing.items():
             server = known.pop(url, None) or self._add(url)
@@ -203,8 +204,9 @@ class InferencePool:
         raise InferenceError(f"no answer after {self._config.max_retries + 1} attempts; the last: {last}") from last
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Returns when every reachable server holds the weights and has proven it, or is out of service. Requests in flight
-        go on.
+        """Returns when every reachable server holds the weights and has proven it, or is out of service.
+
+        Requests in flight go on.
 
         Raises `InferenceError`, saying why, if servers were reached and none of them took the weights: no later attempt
         will succeed where the checkpoint or its probe is wrong.

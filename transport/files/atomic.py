@@ -34,8 +34,10 @@ _SYNCS_AT_ONCE = 8
 
 
 def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None:
-    """Writes `buffers`, one after the other, as the file `path`, replacing one that is there. Nothing is copied or joined.
-    Without `durable` it appears whole just the same, but the disk is not waited for, and the machine's end may take it.
+    """Writes `buffers`, one after the other, as the file `path`, replacing one that is there.
+
+    Nothing is copied or joined. Without `durable` it appears whole just the same, but the disk is not waited for, and the
+    machine's end may take it.
 
     Raises `OSError` (disk full, no permission); `path` is then as it was. Blocks on the disk: not for an event loop.
     """
@@ -59,8 +61,9 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None
 @contextmanager
 def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yields an empty directory beside `path`; when the block ends, it becomes `path`, flushed and with its `STABLE` marker.
-    Without `durable` it appears whole just the same, but the disk is not waited for: until `flush_directory`, the machine's end
-    may leave it damaged.
+
+    Without `durable` it appears whole just the same, but the disk is not waited for: until `flush_directory`, the machine's
+    end may leave it damaged.
 
     When the block raises, nothing appears. Raises `FileExistsError` when `path` is already published: a published
     directory never changes under a reader, so remove it first (`remove_directory`). One writer a path at a time.

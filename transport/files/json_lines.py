@@ -52,8 +52,10 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, durable: boo
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Every whole line, newline included, and the object that it holds. Others are passed over, with a warning. Nothing
-    where there is no file. Raises `OSError`."""
+    """Every whole line, newline included, and the object that it holds.
+
+    Others are passed over, with a warning. Nothing where there is no file. Raises `OSError`.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -66,7 +68,8 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
     """The lines of a file, the last one first: where each begins, its bytes with the newline, and its object, or None for what is
-    none or has no newline. Nothing where there is no file. Reads a block at a time; raises `OSError`."""
+    none or has no newline. Nothing where there is no file. Reads a block at a time; raises `OSError`.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -85,8 +88,10 @@ def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | No
 
 
 def replace_end(path: Path, start: int, data: bytes) -> None:
-    """Replaces what the file holds from `start` on; flushed to disk when this returns. An interruption loses the file's end, so
-    the lines must be stored elsewhere, too. Raises `OSError`."""
+    """Replaces what the file holds from `start` on; flushed to disk when this returns.
+
+    An interruption loses the file's end, so the lines must be stored elsewhere, too. Raises `OSError`.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.ftruncate(descriptor, start)

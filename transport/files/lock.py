@@ -36,8 +36,10 @@ class Holder:
 
 
 def take_lock(lock_path: Path, taken: str) -> int:
-    """Takes the lock and returns its descriptor, which holds it until closed. Raises `OSError` (`EADDRINUSE`) that says
-    `taken` when another process has it."""
+    """Takes the lock and returns its descriptor, which holds it until closed.
+
+    Raises `OSError` (`EADDRINUSE`) that says `taken` when another process has it.
+    """
     lock_path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # others may ask
     try:

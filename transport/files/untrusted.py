@@ -66,8 +66,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """The content of the regular file at `path`. Raises `UntrustedFileError`, too, when it has more than `max_bytes`; else as
-    `open_regular`."""
+    """The content of the regular file at `path`.
+
+    Raises `UntrustedFileError`, too, when it has more than `max_bytes`; else as `open_regular`.
+    """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(max_bytes + 1) if size <= max_bytes else b""
@@ -108,8 +110,10 @@ def read_json(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, such as a line of a metrics file. Raises `UntrustedFileError` when it is no object. `orjson`
-    bounds the depth itself."""
+    """The JSON object in `data`, such as a line of a metrics file.
+
+    Raises `UntrustedFileError` when it is no object. `orjson` bounds the depth itself.
+    """
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

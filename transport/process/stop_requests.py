@@ -30,8 +30,10 @@ class StopRequests:
         self._noted = -math.inf
 
     def note(self, at: float | None = None) -> int:
-        """Notes a signal that came at `at` seconds of the monotonic clock, now unless given. Returns the number of its request,
-        counted from 1, or 0 for a repetition of the one before."""
+        """Notes a signal that came at `at` seconds of the monotonic clock, now unless given.
+
+        Returns the number of its request, counted from 1, or 0 for a repetition of the one before.
+        """
         now = time.monotonic() if at is None else at
         if now - self._noted < REPETITION_SECONDS:
             return 0

@@ -38,8 +38,11 @@ class CurveKeys:
 
 
 def resolve_address(config: TransportConfig, output_dir: Path) -> str:
-    """The ZMQ address of the job in `output_dir`. Raises `ValueError` when the configured one is malformed, too long for a UNIX
-    socket, or reachable from elsewhere without keys; `PermissionError` when the fallback directory is another user's."""
+    """The ZMQ address of the job in `output_dir`.
+
+    Raises `ValueError` when the configured one is malformed, too long for a UNIX socket, or reachable from elsewhere without
+    keys; `PermissionError` when the fallback directory is another user's.
+    """
     if config.address is None:
         return IPC + str(_default_path(output_dir.resolve()))
     if config.address.startswith(IPC):
@@ -79,8 +82,10 @@ def load_keys(config: TransportConfig) -> CurveKeys | None:
 
 
 def load_authorized_keys(config: TransportConfig, keys: CurveKeys) -> frozenset[bytes]:
-    """Public keys that may connect to the trainer, whose own are `keys`. Raises `ValueError` when there are none, or when its own
-    public key is not the one that orchestrators are told to expect."""
+    """Public keys that may connect to the trainer, whose own are `keys`.
+
+    Raises `ValueError` when there are none, or when its own public key is not the one that orchestrators are told to expect.
+    """
     if keys.public != keys.server_public:
         raise ValueError(
             f"transport: {config.secret_key_file} is not the secret of {config.server_public_key_file}; at the trainer's end the "

@@ -57,8 +57,10 @@ class Connection(Protocol):
     """Who and where the other end is, for people."""
 
     def open(self) -> None:
-        """Begins to connect, afresh: nothing written before is sent, and nothing more of an earlier connection comes. A peer that
-        is not there yet is waited for."""
+        """Begins to connect, afresh: nothing written before is sent, and nothing more of an earlier connection comes.
+
+        A peer that is not there yet is waited for.
+        """
 
     def poll(self, wake: int, timeout: float) -> Sequence[Connected | Lost | Arrived]:
         """What happened, in order; returns early when descriptor `wake` becomes readable. Between `Lost` and `open`: nothing."""
@@ -71,8 +73,11 @@ class Connection(Protocol):
 
 
 class ThreadedLink:
-    """`TrainerLink` (see `transport.wires.base`) over a connection. Greets after every connect; drops what does not belong to the
-    present session, as its owner sends what a later `Ready` lacks."""
+    """`TrainerLink` (see `transport.wires.base`) over a connection.
+
+    Greets after every connect; drops what does not belong to the present session, as its owner sends what a later `Ready`
+    lacks.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -102,8 +107,11 @@ class ThreadedLink:
         self._hello = replace(self._hello, last_acknowledged=max(step, self._hello.last_acknowledged))
 
     async def send(self, message: Offer | Commit) -> None:
-        """See `TrainerLink`. Returns once the wire has the message, or it was dropped. Raises `ValueError` for a batch that
-        cannot travel, `ConnectionError` when the link was closed or its thread failed."""
+        """See `TrainerLink`.
+
+        Returns once the wire has the message, or it was dropped. Raises `ValueError` for a batch that cannot travel,
+        `ConnectionError` when the link was closed or its thread failed.
+        """
         assert self._loop is not None
         if self._ended.is_set() or self._closing:
             raise ConnectionError(f"the link to {self._connection.peer} is closed")

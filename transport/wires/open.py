@@ -28,8 +28,10 @@ def open_link(config: TransportConfig, output_dir: Path, run_id: str) -> Trainer
 
 
 def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
-    """The trainer's end for the job in `output_dir`, listening. Raises `ValueError` for a bad configuration, `OSError` when
-    another trainer listens already or the place cannot be used."""
+    """The trainer's end for the job in `output_dir`, listening.
+
+    Raises `ValueError` for a bad configuration, `OSError` when another trainer listens already or the place cannot be used.
+    """
     listener: Listener
     if config.kind == "filesystem":
         listener = DirectoryListener(output_dir / EXCHANGE, config.heartbeat_seconds, config.largest_batch)

@@ -124,7 +124,8 @@ class ZmqConnection:
 class ZmqListener:
     """`receiver.Listener` by a ROUTER. `authorized` are the client keys that may connect, given with `keys`.
 
-    Raises `OSError` when the address is in use or cannot be listened on."""
+    Raises `OSError` when the address is in use or cannot be listened on.
+    """
 
     def __init__(
         self,
