@@ -1,1 +1,1 @@
-"""Floor 1: roles, workers and their lifecycle on one machine. It starts processes by command and knows none of them."""
+"""Roles, workers and their supervision on one machine. Processes are started by command; none of our roles is imported."""

@@ -1,6 +1,6 @@
 """The supervisor's clock: seconds during which the supervisor itself ran.
 
-If a deadline passed while the machine was suspended, its container frozen or the supervisor stopped, that is no evidence against
+A deadline that passed while the machine was suspended, its container frozen or the supervisor stopped is no evidence against
 a worker: its messages could not be received, or it did not run either.
 """
 
@@ -14,7 +14,10 @@ LONGEST_GAP_SECONDS = 2.0
 
 
 class RunningClock:
-    """Must be read more often than every `LONGEST_GAP_SECONDS`: a longer gap between two reads counts as that much."""
+    """Counts the seconds during which it is read regularly.
+
+    Read it more often than every `LONGEST_GAP_SECONDS`: a longer gap between two reads counts as that much.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -22,7 +25,7 @@ class RunningClock:
         self._ran = 0.0
 
     def read(self) -> float:
-        """Seconds since an arbitrary moment; never falls."""
+        """Returns seconds since an arbitrary moment; never falls."""
         now = self._now()
         self._ran += min(now - self._looked, LONGEST_GAP_SECONDS)
         self._looked = now

@@ -1,7 +1,7 @@
 """The vocabulary of supervision: what a worker is, what can happen to it, and what is to be done about it.
 
-`cluster.lifecycle` is the machine that turns the events into the instructions; `cluster.job` is the shell that hears the
-former and carries out the latter.
+`cluster.lifecycle` is the state machine that turns the events into instructions. `cluster.job` is the shell that receives
+the events and carries out the instructions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ kernel ended it."""
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process of a job: its command and the rules of its life."""
+    """One process of a job: its command, and the rules of its supervision."""
 
     name: str
     command: Sequence[str]
@@ -48,7 +48,7 @@ class Worker:
     """Workers that must be ready before this one starts."""
     task: bool = False
     """True: it does a part of the job's work, and ends with 0 once that is complete; the job is over once every task has ended,
-    one way or another. False: a service, which must live until then."""
+    successfully or not. False: a service, which must run until then."""
     ready_timeout_seconds: float | None = None
     """Longest time from its start to `READY=1`; infinite for one with deadlines of its own. Unset: it does not notify, and is
     ready once started."""
@@ -76,7 +76,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class BecameReady:
-    """The worker has said `READY=1`."""
+    """A worker sent `READY=1`."""
 
     worker: str
     at: float
@@ -84,7 +84,7 @@ class BecameReady:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
-    """The worker has said `WATCHDOG=1`: it lives."""
+    """A worker sent `WATCHDOG=1`: it is alive."""
 
     worker: str
     at: float
@@ -92,7 +92,7 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndAnnounced:
-    """The worker has said `STOPPING=1`: it ends by itself, and need not send heartbeats any more."""
+    """A worker sent `STOPPING=1`: it ends by itself, and need not send heartbeats any more."""
 
     worker: str
     at: float
@@ -100,7 +100,7 @@ class EndAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class ExtensionRequested:
-    """The worker has said `EXTEND_TIMEOUT_USEC`: it will go on ending for so long, and must not be killed meanwhile."""
+    """A worker sent `EXTEND_TIMEOUT_USEC`: it needs that many more seconds to end, and must not be killed meanwhile."""
 
     worker: str
     seconds: float
@@ -109,7 +109,7 @@ class ExtensionRequested:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The worker is gone. `code` is 128 + signal for a killed one."""
+    """A worker has ended. `code` is 128 + signal for a killed one."""
 
     worker: str
     code: int
@@ -118,7 +118,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The worker could not be started."""
+    """A worker could not be started."""
 
     worker: str
     reason: str
@@ -128,7 +128,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Someone asked for the end, politely the first time; the second time everything is killed."""
+    """A request to stop the job: the first one stops it in order, the second one kills everything."""
 
     reason: str
     code: int
@@ -138,7 +138,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class GuestsChanged:
-    """Who makes use of the services now without being a task of this job. The services live on for them."""
+    """The guests of the job changed: runs that use its services and are no task of it. The services run on for them."""
 
     guests: tuple[str, ...]
     at: float
@@ -171,12 +171,12 @@ class Spawn:
 
     worker: str
     again: bool = False
-    """It has run before: with its `restart_arguments`."""
+    """Whether it ran before: it then gets its `restart_arguments`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Ask the worker to end."""
+    """Send the worker SIGTERM."""
 
     worker: str
 
@@ -199,11 +199,11 @@ class Outcome:
     reason: str
     """For a person."""
     failed_worker: str | None = None
-    """Whose output tells more."""
+    """The worker whose output tells more."""
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Describes an exit code, for a person."""
     if code <= 128:
         return f"ended with exit code {code}"
     try:

@@ -1,8 +1,8 @@
 """Runs the workers of one job to their end: the shell around `cluster.lifecycle`, with real processes, signals and a clock.
 
-Everything that can happen arrives in one place, `_apply`: a child's death (SIGCHLD), a worker's word (its notification
-socket), a deadline, SIGTERM or Ctrl-C. Nothing is left behind: each worker's guardian kills what the worker leaves, and
-this process, a subreaper itself, kills what a killed guardian leaves.
+Every event arrives in one place, `_apply`: a child's death (SIGCHLD), a worker's notification, a deadline, SIGTERM or
+Ctrl-C. No process is left behind: each worker's guardian kills the processes that the worker leaves, and this process, a
+subreaper itself, kills those that a killed guardian leaves.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What there is to show of a worker."""
+    """The state of a worker, for display."""
 
     name: str
     state: State
@@ -71,7 +71,7 @@ class WorkerView:
     log_from: int | None = None
     """Where its output begins in its log, in bytes, restarts included; None before it is started."""
     log_until: int | None = None
-    """Where its output ended when it was told to end; None unless it was."""
+    """Where its output ended when it was sent SIGTERM; None unless it was."""
     restarts: int = 0
     """How often it was started again."""
     last_death: str = ""
@@ -83,10 +83,9 @@ class WorkerView:
 
 
 class Job:
-    """Supervises workers.
+    """Supervises workers. One at a time in a process, since it reaps every child and, at the end, kills every descendant.
 
-    One at a time in a process, whose children it takes for its own: it reaps every child and, at the end, kills every
-    descendant. It must run in the main thread, on asyncio's own loop (uvloop keeps SIGCHLD to itself).
+    It must run in the main thread, on asyncio's own loop (uvloop keeps SIGCHLD to itself).
     """
 
     def __init__(
@@ -96,11 +95,11 @@ class Job:
         guests: Callable[[], Sequence[str]] = lambda: (),
         stay: bool = False,
     ) -> None:
-        """`on_change` is called, on the loop, after anything that `views` shows has changed.
+        """Takes the workers in their order, and callbacks.
 
-        `guests` names who makes use of the services without being one of the workers; it is asked before the services are
-        stopped for want of tasks, which they never are if they are to `stay`. An exception of either is logged and does not
-        end the job.
+        `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
+        job's guests; it is called before the services are stopped because all tasks have ended. With `stay` they never are.
+        An exception of either callback is logged and does not end the job.
         """
         self.lifecycle = Lifecycle(workers, stay)
         self._on_change = on_change
@@ -115,11 +114,11 @@ class Job:
 
     @property
     def state(self) -> State:
-        """Of the job as a whole."""
+        """The state of the job as a whole."""
         return self.lifecycle.state
 
     def views(self) -> list[WorkerView]:
-        """The workers as they are, in their order."""
+        """Returns the workers as they are, in their order."""
         return [self._view(name) for name in self.lifecycle.workers]
 
     def _view(self, name: str) -> WorkerView:
@@ -148,7 +147,7 @@ class Job:
         return f"silent since {time.strftime('%H:%M:%S', time.localtime(time.time() - silent))}"
 
     async def run(self) -> Outcome:
-        """Starts the workers and returns when all of them have ended. Whatever happens, no process is left."""
+        """Starts the workers and returns when all of them have ended. No process is left, whatever happens."""
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[Outcome] = self._loop.create_future()
         launch.become_subreaper()
@@ -168,23 +167,23 @@ class Job:
                 self._forget(process)
 
     def stop(self, reason: str, code: int) -> None:
-        """Ends the job in order; a second call kills.
+        """Stops the job in order; a second call kills it.
 
-        `code` is the job's exit code, should the workers stop cleanly before its work is complete.
+        `code` is the job's exit code if the workers stop cleanly before its work is complete.
         """
         self._apply(StopRequested(reason, code, self._clock.read()))
 
     def check_guests(self) -> None:
-        """Notices guests that have come or gone.
+        """Notices guests that have come or gone. Call it regularly.
 
-        To be called now and then: the last one that leaves ends a job whose tasks have ended.
+        When the last guest leaves, a job whose tasks have ended ends.
         """
         guests = self.observe(lambda: tuple(self._guests()), otherwise=self.lifecycle.guests)
         if guests is not None and guests != self.lifecycle.guests and self.lifecycle.outcome is None:
             self._apply(GuestsChanged(guests, self._clock.read()))
 
     def rotate_full_logs(self) -> None:
-        """Keeps the workers' output bounded. To be called now and then."""
+        """Keeps the workers' output bounded. Call it regularly."""
         for name, process in self._processes.items():
             log_file = process.worker.log_file
             if self.observe(partial(rotate_if_full, log_file), otherwise=False):
@@ -192,7 +191,7 @@ class Job:
                 process.log_until = None if process.log_until is None else 0
 
     def observe(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """The result of a callback that only observes the job, or `otherwise` if it raises.
+        """Returns the result of a callback that only observes the job, or `otherwise` if it raises.
 
         The exception does not end the job; it is logged once for each reason.
         """
@@ -218,9 +217,9 @@ class Job:
         return list(handlers)
 
     def _on_callback_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Ends the job in order after an exception in a callback, which is a bug of ours: the job might otherwise wait for ever.
+        """Stops the job in order after an exception in a callback, which is a bug of ours.
 
-        If that fails, too, everything is killed.
+        The job might otherwise wait for ever. If stopping fails, too, everything is killed.
         """
         loop.default_exception_handler(context)
         error = context.get("exception") or RuntimeError(context["message"])
@@ -231,7 +230,7 @@ class Job:
                 self._finished.set_exception(further)
 
     def _apply(self, event: Event) -> None:
-        """Handles one event and does what follows from it."""
+        """Handles one event, and those that it causes at once."""
         events = [event]
         while events:
             events += self._handle(events.pop(0))
@@ -279,19 +278,19 @@ class Job:
         process.close()
 
     def _read_notifications(self, name: str) -> None:
-        said, at = self._processes[name].read_notifications(), self._clock.read()
-        if "WATCHDOG" in said:
+        received, at = self._processes[name].read_notifications(), self._clock.read()
+        if "WATCHDOG" in received:
             self._apply(HeartbeatReceived(name, at))
-        if "READY" in said:
+        if "READY" in received:
             self._apply(BecameReady(name, at))
-        if "STOPPING" in said:
+        if "STOPPING" in received:
             self._apply(EndAnnounced(name, at))
         if (seconds := self._processes[name].take_extension()) > 0:
             self._apply(ExtensionRequested(name, seconds, at))
         self._changed()
 
     def _collect_exits(self) -> None:
-        """Reaps every child. Those that are no guardian are orphans of a killed one: adopted, reaped, of no meaning."""
+        """Reaps every child. One that is no guardian is an orphan of a killed guardian, and is ignored."""
         names = {process.guardian_pid: name for name, process in self._processes.items()}
         for pid, code in launch.reap():
             if pid in names:
@@ -310,7 +309,7 @@ class Job:
         self._timer = self._loop.call_later(delay, self._on_time)
 
     def _on_time(self) -> None:
-        """Reports a deadline that may have passed; reads the clock."""
+        """Applies a `Tick` if the deadline has passed; reads the clock."""
         deadline, now = self.lifecycle.deadline, self._clock.read()
         if deadline is not None and deadline <= now:
             self._apply(Tick(now))

@@ -1,11 +1,11 @@
-"""The guardian of one worker: a small process between the supervisor and a command, which sees that nothing outlives either.
+"""The guardian of one worker: a small process between the supervisor and a command, after which no process is left.
 
 It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE COMMAND...`), and imports only the standard library,
-so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and waits. SIGTERM and
-SIGINT go on to the command. SIGHUP, which the kernel sends when the supervisor dies however it dies, kills the command and
-everything below it. When the command ends, whatever it left behind is killed too: as a *subreaper* the guardian inherits
-every orphan below it, even one that began a session. The exit code is the command's, or 128 + the signal that ended it.
-`cluster.process` is the other end.
+so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and waits. It passes
+SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any reason, it kills the
+command and everything below it. When the command ends, the guardian also kills all processes that the command left: as a
+*subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the command's, or 128 + the
+signal that ended the command. `cluster.process` is the other end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 TRACKER_SECONDS = 1.0
-"""How long Python's resource trackers may clean up after everything else below us has been killed."""
+"""How long Python's resource trackers may clean up after all other processes were killed."""
 
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
@@ -37,9 +37,9 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Makes this process the parent of every orphan below it, and the one that `reap`s them.
+    """Makes this process the parent of every orphan below it, which it then has to `reap`.
 
-    From the main thread. Linux only; `OSError` where the kernel refuses.
+    Call it from the main thread. Linux only; raises `OSError` where the kernel refuses.
     """
     if (
         signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
@@ -49,9 +49,11 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(signal_number: int, parent: int) -> None:
-    """Asks the kernel to send `signal_number` when the thread of `parent` that started this process ends; sends it at once if
-    `parent` is no longer the parent, since it ended before this call. An exec preserves the request. Linux only; `OSError`
-    where the kernel refuses.
+    """Asks the kernel to send this process `signal_number` when its parent ends.
+
+    The parent ends, for the kernel, with the thread that started this process. An exec preserves the request. The signal is
+    sent at once if `parent` is no longer the parent, since it ended before this call. Linux only; raises `OSError` where the
+    kernel refuses.
     """
     _prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
@@ -59,12 +61,12 @@ def die_with_parent(signal_number: int, parent: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, from `/proc`, zombies excluded."""
+    """Returns every process below `root`, from `/proc`, zombies excluded."""
     return _below(root, _children())
 
 
 def live_processes() -> list[tuple[int, str, int, int]]:
-    """Every process of this machine, zombies excluded: pid, state as in proc_pid_stat(5), parent's pid, process group."""
+    """Returns pid, state (proc_pid_stat(5)), parent and process group of every process that is no zombie."""
     found: list[tuple[int, str, int, int]] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -80,7 +82,7 @@ def live_processes() -> list[tuple[int, str, int, int]]:
 
 
 def _children() -> dict[int, list[int]]:
-    """The living processes by their parent, as they are now."""
+    """Returns the living processes by their parent, as they are now."""
     children: dict[int, list[int]] = {}
     for pid, _, parent, _ in live_processes():
         children.setdefault(parent, []).append(pid)
@@ -114,11 +116,11 @@ def reap() -> list[tuple[int, int]]:
 def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
     """Kills and reaps everything below this process, which must be a subreaper, until nothing is left.
 
-    Returns what would not die in time (a process in an uninterruptible sleep) or may not be killed, which is not waited for
-    (another user's).
+    Returns the processes that did not die in time (one in an uninterruptible sleep), or that may not be killed (another
+    user's), for which it does not wait.
 
-    Python's resource trackers come last: each removes the shared memory and the semaphores of those that were killed, which
-    would stay in /dev/shm for ever, and then ends by itself.
+    Python's resource trackers are killed last: each removes the shared memory and the semaphores of the killed processes,
+    which would stay in /dev/shm for ever, and then ends by itself.
     """
     refused: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
@@ -137,17 +139,18 @@ def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
 
 
 def kill_orphans(guardians: Sequence[int]) -> None:
-    """Kills everything below this process, a subreaper, that is none of `guardians` nor below one: what a guardian left that was
-    killed itself. Its worker's ports and memory are wanted again.
+    """Kills what killed guardians left: everything below this subreaper but `guardians` and their descendants.
+
+    The ports and the memory of their workers are needed again.
     """
-    children = _children()  # once: what a guarded worker starts between two looks would seem to be nobody's
+    children = _children()  # once: a child that a worker starts between two reads would seem to be an orphan
     guarded = {pid for guardian in guardians for pid in (guardian, *_below(guardian, children))}
     for pid in set(_below(os.getpid(), children)) - guarded:
         _send(pid, signal.SIGKILL)
 
 
 def _send(pid: int, number: int) -> bool:
-    """Whether we may signal the process; it may have ended meanwhile."""
+    """Sends a signal; returns whether this process may. The other may have ended meanwhile."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -167,7 +170,7 @@ def is_resource_tracker(pid: int) -> bool:
 
 
 def _execute(command: list[str], nice: int, guardian: int) -> None:
-    """In the child: becomes the command. Never returns."""
+    """Becomes the command, in the child. Never returns."""
     try:
         # A process group, not a session: the kernel shares the CPU among sessions first (autogroup), and a nice value counts
         # within one only.
@@ -185,7 +188,7 @@ def _execute(command: list[str], nice: int, guardian: int) -> None:
 
 
 def _announce(pid: int) -> None:
-    """Tells the supervisor, in systemd's words, which process is the worker's main one."""
+    """Sends the supervisor the pid of the worker's main process, as systemd's `MAINPID`."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(ConnectionRefusedError):
@@ -193,7 +196,7 @@ def _announce(pid: int) -> None:
 
 
 def guard(command: list[str], nice: int, parent: int) -> int:
-    """Runs `command` as the module says; returns its exit code."""
+    """Runs `command` as the module describes; returns its exit code."""
     watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     become_subreaper()
@@ -217,7 +220,7 @@ def guard(command: list[str], nice: int, parent: int) -> int:
 
 
 def _kill_leftovers() -> None:
-    """Kills what is left, and names in the worker's log what cannot be."""
+    """Kills the remaining processes, and names in the worker's log those that cannot be killed."""
     if left := kill_descendants():
         os.write(2, f"cannot kill what the worker left behind: process {', '.join(map(str, left))}\n".encode())
 

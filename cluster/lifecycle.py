@@ -1,10 +1,10 @@
 """The life of a job's workers as a pure state machine: events in, instructions out; no processes, no clock, no I/O.
 
-A worker is *waiting* (for others to be ready), *starting*, *ready*, *restarting* (dead, and to be started again), *stuck* (it
-does not answer, and is being killed), *stopping*, and ends *stopped* or *failed*. The job as a whole is *starting*, *running*
-once every worker has been ready, *stopping*, and ends *stopped* or *failed*. Every rule of supervision lives here: what starts
-after what, which death is made good and which ends the job, in which order the rest stops, how long each may take and how long
-each may be silent. `cluster.job` feeds it with what really happened and does what it says.
+A worker is *waiting* (for others to be ready), *starting*, *ready*, *restarting* (dead, and to be started again), *stuck*
+(it does not answer, and is being killed), *stopping*, and ends *stopped* or *failed*. The job as a whole is *starting*,
+*running* once every worker has been ready, *stopping*, and ends *stopped* or *failed*. Every rule of supervision is here:
+the order in which workers start and stop, which death causes a restart and which ends the job, how long each step may take,
+and how long a worker may be silent. `cluster.job` passes in the events and carries out the instructions.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from cluster.events import (
 from transport.process.stop_requests import StopRequests
 
 KILL_GRACE_SECONDS = 15.0
-"""A killed process that is still there after this is stuck in the kernel; we go on without it and say so."""
+"""A killed process that exists after this is stuck in the kernel; the job goes on without it, and reports it."""
 
 FIRST_BACKOFF_SECONDS = 1.0
-"""Between a death and the first restart; doubled for each one that follows in a row."""
+"""Between a death and the first restart; doubled for each further restart in a row."""
 
 LONGEST_BACKOFF_SECONDS = 30.0
-"""What the doubling comes to at most."""
+"""The limit of the doubling."""
 
 HEALTHY_SECONDS = 180.0
-"""A worker that was ready for this long is well: its restarts are counted anew."""
+"""After a worker was ready for this long, its restarts are counted anew."""
 
 FINAL_CODES = frozenset({2, 3})
-"""Exit codes that say that starting again would end alike: a bad configuration, an eviction."""
+"""Exit codes after which a restart would end alike: a bad configuration, an eviction."""
 
 STOPPED_EARLY = 128 + signal.SIGTERM
 """Exit code of a job whose tasks were told to end one by one before their work was complete."""
@@ -63,7 +63,7 @@ class Lifecycle:
     """The state machine of one job.
 
     Workers start in the order given (subject to `after`). The tasks stop first, all at once; then the services, in the
-    reverse of the order given. With `stay`, the services live until told to stop.
+    reverse of the order given. With `stay`, the services run until a stop request.
     """
 
     def __init__(self, workers: Sequence[Worker], stay: bool = False) -> None:
@@ -80,13 +80,13 @@ class Lifecycle:
         self.restarts = dict.fromkeys(self.workers, 0)
         """How often each was started again, in all."""
         self.last_deaths = dict.fromkeys(self.workers, "")
-        """In words, how each died last; empty for one that never did."""
+        """How each died last, for a person; empty for one that never did."""
         self.guests: tuple[str, ...] | None = None
-        """None before anybody has looked."""
+        """None before the first check."""
         self.outcome: Outcome | None = None
         """Set once everything has ended."""
         self._decided: Outcome | None = None
-        """How it will have ended, known from the first event that decides it."""
+        """The outcome that the job is being stopped with; None until an event decides it."""
         self._failed_task: Outcome | None = None
         """The first task's failure: the job's, once the other tasks have ended as well."""
         self._settled: set[str] = set()
@@ -97,7 +97,7 @@ class Lifecycle:
         self._ending: set[str] = set()
         """Workers that have announced their end (`STOPPING=1`)."""
         self._stuck: dict[str, str] = {}
-        """For workers that are being killed, what they failed to do, in words."""
+        """For workers that are being killed, what they failed to do, for a person."""
         self._ready_since: dict[str, float] = {}
         self._deaths_in_a_row = dict.fromkeys(self.workers, 0)
         self._killed: set[str] = set()
@@ -105,11 +105,11 @@ class Lifecycle:
 
     @property
     def deadline(self) -> float | None:
-        """When `Tick` is due, on the events' clock."""
+        """The time at which `Tick` is due, on the events' clock; None if none is."""
         return min([*self._deadlines.values(), *self._silence.values()], default=None)
 
     def handle(self, event: Event) -> list[Instruction]:
-        """One event's consequences, in order."""
+        """Returns the instructions for one event, in order."""
         match event:
             case Begin():
                 self.state = State.STARTING
@@ -163,7 +163,7 @@ class Lifecycle:
 
     def _became_ready(self, event: BecameReady) -> list[Instruction]:
         starting = self.states[event.worker] is State.STARTING and event.worker not in self._ending
-        if not starting or self.state is State.STOPPING:  # said twice, or too late
+        if not starting or self.state is State.STOPPING:  # sent twice, or too late
             return []
         self.states[event.worker] = State.READY
         self._ready_since[event.worker] = event.at
@@ -184,7 +184,7 @@ class Lifecycle:
         return 0.0 if timeout is None or name not in self._silence else at - (self._silence[name] - timeout)
 
     def _end_announced(self, event: EndAnnounced) -> list[Instruction]:
-        """It has as long to end as if it had been asked to end."""
+        """Gives the worker as long to end as after a SIGTERM."""
         name = event.worker
         if self.states[name] in (State.STARTING, State.READY) and name not in self._ending:
             self._ending.add(name)
@@ -221,16 +221,16 @@ class Lifecycle:
                 self.last_deaths[name] = f"{describe_exit(code)} while it was being stopped"
                 self._failed(name, f"{name} {self.last_deaths[name]}", code)
             return self._continue(event.at)
-        told = code in ASKED_TO_END and self.workers[name].task  # by another hand, as `counterpoint stop` does
-        if told or (code == 0 and (self.workers[name].task or self.state is State.STOPPING)):
-            self.states[name] = State.STOPPED  # its work is done; or it saw that its peers had gone, and went too
+        terminated = code in ASKED_TO_END and self.workers[name].task  # by another process, as `counterpoint stop` does
+        if terminated or (code == 0 and (self.workers[name].task or self.state is State.STOPPING)):
+            self.states[name] = State.STOPPED  # its work is done; or its peers had gone, and it ended, too
             return self._continue(event.at)
         words = describe_exit(code) + (", although the job still needs it" if code == 0 else "")
         words = words if stuck is None else f"{stuck} and was killed"
         return self._died(name, code, words, ready_since, event.at)
 
     def _spawn_failed(self, event: SpawnFailed) -> list[Instruction]:
-        """Counts as a death, since the cause (a full disk, no memory) may be gone at the next attempt."""
+        """Handles it as a death, since the cause (a full disk, no memory) may be gone at the next attempt."""
         name = event.worker
         self._deadlines.pop(name, None)
         self._ready_since.pop(name, None)
@@ -240,7 +240,7 @@ class Lifecycle:
         return self._died(name, 1, f"could not be started: {event.reason}", event.at, event.at)
 
     def _died(self, name: str, code: int, words: str, ready_since: float, at: float) -> list[Instruction]:
-        """A worker ended that should not have: it is started again, or it has failed."""
+        """Restarts a worker that ended unexpectedly, or counts it as failed."""
         self.last_deaths[name] = words
         if at - ready_since >= HEALTHY_SECONDS:
             self._deaths_in_a_row[name] = 0
@@ -257,13 +257,13 @@ class Lifecycle:
         return self._task_failed(name, failure, at) if self.workers[name].task else self._stop(failure, at)
 
     def _task_failed(self, name: str, failure: Outcome, at: float) -> list[Instruction]:
-        """The other tasks go on."""
+        """Notes the failure of a task; the other tasks go on."""
         self._failed_task = self._failed_task or failure
         self._settled.add(name)
         return self._stop(failure, at) if self.state is State.STOPPING else self._stop_when_idle(at)
 
     def _stop_when_idle(self, at: float) -> list[Instruction]:
-        """The job is over once all its tasks have ended, unless it has guests, or stays for some."""
+        """Stops the job once all its tasks have ended, unless it has guests or stays."""
         ended = all(self.states[worker.name] in ENDED for worker in self.workers.values() if worker.task)
         if not ended or self.guests or self._stay or self.state is State.STOPPING or self.outcome is not None:
             return []
@@ -340,7 +340,7 @@ class Lifecycle:
         return [Kill(name)]
 
     def _stop(self, outcome: Outcome, at: float) -> list[Instruction]:
-        """The job is over, for the reason given; the first reason counts, unless a later one is a failure."""
+        """Begins to stop the job. The first outcome counts, unless a later one is a failure."""
         if self._decided is None or (outcome.code != 0 and not _is_failure(self._decided)):
             self._decided = outcome
         self.state = State.STOPPING
@@ -351,8 +351,9 @@ class Lifecycle:
         return self._stop_next(at)
 
     def _stop_next(self, at: float) -> list[Instruction]:
-        """Stops the tasks, which need no one another; then one service at a time, the last one first: each may need those before
-        it to end well.
+        """Stops all tasks, which do not need one another; then one service at a time, the last one first.
+
+        A service may need those before it to end well.
         """
         alive = [name for name in reversed(self.workers) if self.states[name] not in ENDED]
         tasks = [name for name in alive if self.workers[name].task]
@@ -370,9 +371,9 @@ class Lifecycle:
         return instructions
 
     def _conclusion(self) -> Outcome:
-        """How the job has ended.
+        """Returns the outcome of the job.
 
-        If its work was complete, a request to end does not count, except for a job that stays, which has no end of its own.
+        If its work was complete, a stop request does not count, except for a job that stays, which has no end of its own.
         """
         assert self._decided is not None
         over = self._settled >= {name for name, worker in self.workers.items() if worker.task} and not self._stay
@@ -385,10 +386,10 @@ class Lifecycle:
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    """Neither done nor ended by a signal."""
+    """Whether the outcome is neither success nor an end by a signal."""
     return 0 < outcome.code < 128
 
 
 def _job_code(code: int) -> int:
-    """A worker's exit code as the job's: kept when it is a code of its own, 1 for a death by signal or a silent 0."""
+    """Returns a worker's exit code as the job's: 1 for a death by signal or an unexpected 0."""
     return code if 0 < code < 126 else 1

@@ -1,4 +1,4 @@
-"""Keeps what workers write from filling the disk: a log that is full is put aside, and the oldest ones are removed.
+"""Keeps the workers' output from filling the disk: rotates a full log, and removes the oldest ones.
 
 A worker goes on writing to the file that it was started with, so that file is copied and then emptied. The worker opened it
 for appending, so its next line begins the empty file. A line that is written between the copy and the emptying is lost.

@@ -1,7 +1,7 @@
-"""systemd's notification protocol, both ends: `notify` is what a role says, `NotifySocket` is where a supervisor listens.
+"""systemd's notification protocol, both ends: a role calls `notify`, and a supervisor reads a `NotifySocket`.
 
-A role speaks to `$NOTIFY_SOCKET` alike under systemd, in a container and under `cluster.job`; without that variable it
-speaks to nobody. Source of the protocol: sd_notify(3).
+A role sends to `$NOTIFY_SOCKET`, whether it runs under systemd, in a container or under `cluster.job`; without that variable
+it sends nothing. Source of the protocol: sd_notify(3).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_PERIOD_SECONDS = 5.0
 """Longest time between two heartbeats, even if the supervisor allows a longer one, so that silence can be shown soon."""
 
 _failure = ""
-"""Why the last message could not be handed over; empty where it could."""
+"""Why the last message could not be sent; empty if it was."""
 
 _ready_unsent = False
 """Whether this process is ready but could not send `READY=1`."""
@@ -34,11 +34,10 @@ CREDENTIALS = struct.Struct("3i")
 
 
 def notify(state: str) -> bool:
-    """Sends `READY=1`, `STATUS=...`, `WATCHDOG=1`, `STOPPING=1` or `EXTEND_TIMEOUT_USEC=...` (several lines may be joined by
-    newlines).
+    """Sends one or several lines: `READY=1`, `STATUS=...`, `WATCHDOG=1`, `STOPPING=1`, `EXTEND_TIMEOUT_USEC=...`.
 
-    Never blocks, so that it may be called on an event loop. Returns whether it was handed over: False without
-    `$NOTIFY_SOCKET`, and when the listener is gone or does not keep up; the first of such failures in a row is logged.
+    Never blocks, so that it may be called on an event loop. Returns whether the message was sent: False without
+    `$NOTIFY_SOCKET`, and when the receiver is gone or does not keep up; the first of such failures in a row is logged.
     """
     global _failure
     address = os.environ.get("NOTIFY_SOCKET")
@@ -57,23 +56,26 @@ def notify(state: str) -> bool:
 
 
 def notify_ready() -> None:
-    """Sends `READY=1`. If that fails, as when the listener does not keep up, the next `Heartbeat` sends it again."""
+    """Sends `READY=1`. If that fails, as when the receiver does not keep up, the next `Heartbeat` sends it again."""
     global _ready_unsent
     _ready_unsent = not notify("READY=1") and "NOTIFY_SOCKET" in os.environ
 
 
 def watchdog_seconds() -> float | None:
-    """The supervisor's limit on silence, from `$WATCHDOG_USEC`; None if it expects no heartbeat."""
+    """Returns the supervisor's limit on silence, from `$WATCHDOG_USEC`; None if it expects no heartbeat."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     return int(microseconds) / 1e6 if microseconds.isdigit() and int(microseconds) > 0 else None
 
 
 class Heartbeat:
-    """Sends `WATCHDOG=1`, and any problem. Call it from the part of a role whose progress shows that the role is alive."""
+    """Sends `WATCHDOG=1`, and any problem.
+
+    Call it from the part of a role whose progress shows that the role is alive.
+    """
 
     def __init__(self) -> None:
-        asked = watchdog_seconds()
-        self.period = None if asked is None else min(asked / 3, LONGEST_PERIOD_SECONDS)
+        limit = watchdog_seconds()
+        self.period = None if limit is None else min(limit / 3, LONGEST_PERIOD_SECONDS)
         """Seconds between two heartbeats; None if no supervisor expects any."""
         self._beaten = -math.inf
         self._trouble = ""
@@ -119,15 +121,15 @@ def beating() -> Iterator[None]:
 
 
 def _path(address: str) -> str:
-    """An address as the kernel wants it: `@name` means a name in the abstract namespace."""
+    """Returns an address as the kernel expects it: `@name` is a name in the abstract namespace."""
     return "\0" + address[1:] if address.startswith("@") else address
 
 
 class NotifySocket:
     """Receives the notifications of one worker.
 
-    The socket lives in the abstract namespace: nothing on disk, so nothing is left there however we end. Anyone on the
-    machine could send to it, so messages are taken from this user's processes only.
+    The socket is in the abstract namespace: nothing is on disk, and nothing is left there. Any process of the machine could
+    send to it, so messages are accepted from this user's processes only.
     """
 
     def __init__(self) -> None:
@@ -137,11 +139,11 @@ class NotifySocket:
         self._socket.bind(_path(self.address))
 
     def fileno(self) -> int:
-        """For a selector or `loop.add_reader`."""
+        """Returns the descriptor, for a selector or `loop.add_reader`."""
         return self._socket.fileno()
 
     def receive(self) -> dict[str, str] | None:
-        """The next message's assignments, `{"READY": "1"}`; None when nothing is queued."""
+        """Returns the next message's assignments, `{"READY": "1"}`; None when nothing is queued."""
         while True:
             try:
                 data, ancillary, _flags, _sender = self._socket.recvmsg(

@@ -1,8 +1,8 @@
-"""Processes that die with their parent: no vLLM process may outlive the one that started it, however that one ends.
+"""Processes that die with their parent: no vLLM process outlives the one that started it, even one killed with SIGKILL.
 
-`inference/server.py` starts vLLM's API server through this file's command, which binds itself and becomes that program;
-`inference/plugin` binds vLLM's engine and workers to the process that spawned each. The kernel does it
-(`launch.die_with_parent`), so it holds for a parent that is killed with SIGKILL, too.
+`inference/server.py` starts vLLM's API server through this file's command, which binds itself to its parent and becomes that
+program. `inference/plugin` binds vLLM's engine and workers to the process that spawned each. The kernel sends the signal
+(`launch.die_with_parent`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from cluster.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker
 
 
 def bind_worker_to_parent() -> None:
-    """Binds a process that `multiprocessing` spawned to the process that spawned it; does nothing in a main process, whose parent
-    may be a shell that ends long before it should.
+    """Binds a process that `multiprocessing` spawned to the process that spawned it.
+
+    Does nothing in a main process, whose parent may be a shell that ends long before it should.
     """
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
@@ -27,7 +28,7 @@ def bind_worker_to_parent() -> None:
 
 
 def bound_command(command: list[str]) -> list[str]:
-    """`command`, to be started by this process, so that it dies with it."""
+    """Returns `command` wrapped so that, started by this process, it dies with this process."""
     return [sys.executable, "-P", "-m", "cluster.parent_death", str(os.getpid()), *command]
 
 
@@ -47,12 +48,12 @@ def end_group(group: int) -> None:
 
 
 def stopped_members(group: int) -> list[int]:
-    """The processes of a group that a signal has stopped (SIGSTOP) or a debugger holds."""
+    """Returns the processes of a group that a signal (SIGSTOP) has stopped or a debugger holds."""
     return [pid for pid, state in _members(group).items() if state in ("T", "t")]
 
 
 def _members(group: int) -> dict[int, str]:
-    """The living processes of a group, with their states as in /proc."""
+    """Returns the living processes of a group, with their states as in /proc."""
     return {pid: state for pid, state, _, its_group in live_processes() if its_group == group}
 
 

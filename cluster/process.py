@@ -1,7 +1,7 @@
-"""One worker as an operating-system process: started under its guardian (`cluster.launch`), stopped, killed, and listened to.
+"""One worker as an operating-system process, under its guardian (`cluster.launch`): starts, signals and reads it.
 
-Children are made with `posix_spawn`, in a process group of their own, so that a Ctrl-C on the terminal reaches the supervisor
-alone, which then stops them in order. The guardian sees to it that none survives the supervisor.
+Children are started with `posix_spawn`, in a process group of their own, so that a Ctrl-C on the terminal reaches only the
+supervisor, which then stops them in order. The guardian ends them when the supervisor dies.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cluster.notify import NotifySocket
 from transport.files.untrusted import UntrustedFileError, open_regular
 
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-"""Meant for the supervisor itself when systemd runs it; a worker has its own."""
+"""For the supervisor itself when systemd runs it; a worker gets its own."""
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
 
 
 def guarded(command: Sequence[str], nice: int = 0) -> list[str]:
-    """The command that runs `command` under a guardian which dies with this process."""
+    """Returns the command that runs `command` under a guardian which dies with this process."""
     return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(nice), *command]
 
 
@@ -41,16 +41,16 @@ class Process:
         self.worker = worker
         self._command = [*worker.command, *(worker.restart_arguments if again else ())]
         self.main_pid: int | None = None
-        """The command's own process, once the guardian has named it."""
+        """The command's own process, once the guardian has sent its pid."""
         self.status = ""
         """The last `STATUS=` it sent."""
         self._extension = 0.0
         self.trouble = ""
         """The problem that it last reported by `X_TROUBLE=`."""
         self.log_from = _size(worker.log_file)
-        """Where its output begins in the log, which earlier sessions may have begun. In bytes."""
+        """Where its output begins in the log, in bytes: earlier processes may have written to it, too."""
         self.log_until: int | None = None
-        """Where its output ended when it was told to end: what follows may look like trouble, and is none of its own."""
+        """Where its output ended when it was sent a signal to end: errors after that are caused by the stop."""
         self.notifications = NotifySocket()
         try:
             self.guardian_pid = self._spawn()
@@ -82,12 +82,12 @@ class Process:
         )
 
     def terminate(self) -> None:
-        """Asks the command to end."""
+        """Sends the command SIGTERM."""
         self._note_log_end()
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Has the guardian kill everything below itself."""
+        """Makes the guardian kill everything below itself."""
         self._note_log_end()
         self._signal(signal.SIGHUP)
         self._signal(signal.SIGCONT)  # a guardian may have been stopped with its worker
@@ -102,24 +102,24 @@ class Process:
 
     def read_notifications(self) -> set[str]:
         """Reads the worker's notifications; returns which of `READY`, `WATCHDOG` and `STOPPING` it sent."""
-        said: set[str] = set()
+        received: set[str] = set()
         while (message := self.notifications.receive()) is not None:
-            said |= {word for word in ("READY", "WATCHDOG", "STOPPING") if message.get(word) == "1"}
+            received |= {word for word in ("READY", "WATCHDOG", "STOPPING") if message.get(word) == "1"}
             self.status = message.get("STATUS", self.status)
             if (microseconds := message.get("EXTEND_TIMEOUT_USEC", "")).isdecimal():
                 self._extension = int(microseconds[:18]) / 1e6
             self.trouble = message.get("X_TROUBLE", self.trouble)
             if message.get("MAINPID", "").isdigit():
                 self.main_pid = int(message["MAINPID"])
-        return said
+        return received
 
     def take_extension(self) -> float:
-        """For how many more seconds the worker has asked since the last call; 0 where it has not."""
+        """Returns the seconds of extension that the worker requested since the last call; 0 if none."""
         taken, self._extension = self._extension, 0.0
         return taken
 
     def last_output(self) -> str:
-        """The last line that it has written; empty if none."""
+        """Returns the last non-empty line of its output; empty if none."""
         return next((line for line in reversed(last_lines(self.worker.log_file, start=self.log_from)) if line), "")
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Process:
 
 
 def last_lines(log_file: Path, count: int = 20, start: int = 0, end: int | None = None) -> list[str]:
-    """The last lines of a worker's output, between two positions in bytes; empty when it wrote none."""
+    """Returns the last lines of a worker's output, between two positions in bytes; empty when it wrote none."""
     try:
         with open_regular(log_file) as file:
             end = min(_size(log_file), end) if end is not None else _size(log_file)
@@ -141,7 +141,7 @@ def last_lines(log_file: Path, count: int = 20, start: int = 0, end: int | None 
 
 
 def _size(file: Path) -> int:
-    """The size of a log; 0 if it cannot be read, since this is only for display and must not disturb the supervision."""
+    """Returns the size of a log; 0 if it cannot be read, since it is for display only and must not disturb supervision."""
     try:
         return file.stat().st_size
     except OSError:
