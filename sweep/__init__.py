@@ -1,7 +1,7 @@
-"""Apart: workers race for targets without a coordinator, and exactly one wins each. Needs storage and nothing else.
+"""Workers claim targets without a coordinator, and exactly one runs each. Needs storage and nothing else.
 
-It imports no other package of this project, so that it can be used alone. It therefore has its own atomic files, file lock and
-signal handlers, in `sweep/stores/local.py` and `sweep/interruption.py`, which differ from those of `transport` in their rules.
+It imports no other package of this project, so that it can be used alone. It therefore has its own atomic files, file lock
+and signal handlers, in `sweep/stores/local.py` and `sweep/interruption.py`, whose rules differ from those of `transport`.
 """
 
 from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async

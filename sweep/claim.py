@@ -1,7 +1,7 @@
-"""`claim_and_run`: one worker over a list of targets. Any number of them, anywhere, share a root and nothing else.
+"""`claim_and_run`: one worker over a list of targets. Any number of workers, on any machines, share only a root.
 
-The order is `sweep/target_queue.py`'s, the claims are `sweep/lock.py`'s. Here they meet the body, twice: as a function in the
-caller's own thread, and as a coroutine in the caller's own loop.
+The order of the targets is in `sweep/target_queue.py`, a claim is in `sweep/lock.py`. This file runs the body under a claim,
+in two forms: a function in the caller's thread, and a coroutine in the caller's loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 UNREACHABLE_LEASES = 10
 """How many leases the storage may be out of reach before a worker that runs nothing ends."""
 WAITING_LOG_SECONDS = 60.0
-"""Between two lines that say what is waited for."""
+"""Between two log lines that list the targets waited for."""
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -41,20 +41,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class SweepTarget(Generic[C]):
-    """One thing to do. Raises `ValueError` for an id that is not safe as a file name."""
+    """One thing to run. Raises `ValueError` for an id that is not safe as a file name."""
 
     target_id: str
     config: C
-    """Handed to the body, and to nobody else."""
+    """Passed to the body only."""
 
     def __post_init__(self) -> None:
         checked_id(self.target_id)
 
 
 class BodyExited(Exception):
-    """A body raised a `BaseException` that is not an `Exception`, such as `SystemExit`, although the worker was not asked to end.
+    """The error of a body that raised a `BaseException`, such as `SystemExit`, without a stop request to its worker.
 
-    The attempt has failed; the exception is the cause.
+    An `Exception` is its own error. The attempt has failed; the exception is the cause.
     """
 
 
@@ -65,8 +65,10 @@ ignored."""
 
 
 class SweepFailed(ExceptionGroup[Exception]):
-    """Targets that stay FAILED when all others read SUCCESS: the errors of this worker's own attempts, `PreviousTaskFailed`
-    for those of others, `RecordError` for a record that cannot be read.
+    """Raised when all targets have ended and some stay FAILED.
+
+    Holds the errors of this worker's own attempts, `PreviousTaskFailed` for those of others, and `RecordError` for a record
+    that cannot be read.
     """
 
 
@@ -80,17 +82,17 @@ def claim_and_run(
     heartbeat: float = 30.0,
     lease: float = 90.0,
 ) -> None:
-    """Sees to it that every target is run to SUCCESS by exactly one worker, and returns when all are.
+    """Runs every target to SUCCESS, each by exactly one worker, and returns when all have succeeded.
 
-    `run_fn(target, claim)`, or `run_fn(target)` if it takes one argument, is called in this thread; a coroutine function runs
-    in a loop of its own. An exception of its marks the target FAILED, and the others go on. A FAILED target is tried again
-    after a pause, unless `force_run_failed` is false: until it has had `max_attempts` in all workers together, or, with None,
-    once by each worker. In the main thread SIGTERM and Ctrl-C interrupt it and give its claim back, before they end this as
-    `SystemExit` and `KeyboardInterrupt`.
+    `run_fn(target, claim)`, or `run_fn(target)` if it takes one argument, is called in this thread; a coroutine function
+    runs in a loop of its own. If it raises, the target is marked FAILED, and the others go on. A FAILED target is tried
+    again after a pause, unless `force_run_failed` is false: until it has had `max_attempts` in all workers together, or,
+    with None, once by each worker. In the main thread SIGTERM and Ctrl-C interrupt the body and give its claim back, before
+    they end this call as `SystemExit` and `KeyboardInterrupt`.
 
-    Raises `SweepFailed` at the end; `TypeError` for a body of other arguments; `ValueError` for bad terms, ids given twice or
-    a root that is none; `UnsafeStoreError` for storage without conditional writes; `StoreError` when it is out of reach, at
-    the start or for ten leases.
+    Raises `SweepFailed` at the end; `TypeError` for a body with other arguments; `ValueError` for bad terms, duplicate ids
+    or an invalid root; `UnsafeStoreError` for storage without conditional writes; `StoreError` when the storage is
+    unreachable, at the start or for ten leases.
     """
     terms, body = Terms(heartbeat, lease, force_run_failed, max_attempts), _with_both_arguments(run_fn)
     worker = _Worker(sweep_root, targets, terms)
@@ -122,10 +124,10 @@ async def claim_and_run_async(
     heartbeat: float = 30.0,
     lease: float = 90.0,
 ) -> None:
-    """`claim_and_run` in a running loop, which is never blocked.
+    """Does what `claim_and_run` does in a running loop, which is never blocked.
 
-    A lost lease cancels the coroutine; a function runs in a thread and is told by `claim.stop`. Cancelling this does the
-    same, waits for the body's end and gives the claim back. Signals are the caller's.
+    A lost lease cancels the coroutine; a function runs in a thread, and `claim.stop` is set. Cancelling this call does the
+    same, waits for the body's end and gives the claim back. Signals are left to the caller.
     """
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
     body = _with_both_arguments(run_fn)
@@ -135,7 +137,7 @@ async def claim_and_run_async(
 
 
 class _Worker(Generic[C]):
-    """What both forms share: what was claimed, what came of it, what is next."""
+    """What both forms share: the open targets, the claims, and how they ended."""
 
     def __init__(self, root: str | os.PathLike[str], targets: Sequence[SweepTarget[C]], terms: Terms) -> None:
         self.targets = {target.target_id: target for target in targets}
@@ -154,12 +156,15 @@ class _Worker(Generic[C]):
         self._unreachable_since: float | None = None
 
     def acquire(self, target_id: str) -> LeaseHolder | None:
-        """The claim, if it is ours now. Raises `StoreError` when the storage has been out of reach for too long."""
+        """Returns the claim if it is this worker's now.
+
+        Raises `StoreError` when the storage has been unreachable for too long.
+        """
         terms = self._terms
         if terms.max_attempts is None and target_id in self._errors:
             terms = replace(
                 terms, force_run_failed=False
-            )  # Our one attempt; that of a peer who has it now may still succeed.
+            )  # This worker had its one attempt; that of a peer may still succeed.
         try:
             found = perform(self._store, self._observer.acquire(target_id, terms))
         except StoreError as error:
@@ -184,11 +189,11 @@ class _Worker(Generic[C]):
         return None
 
     def ended(self, target_id: str, error: Exception | None) -> None:
-        """What came of a claim."""
+        """Notes how a claim ended."""
         if error is None:
             self.queue.done(target_id)
         elif isinstance(error, LeaseLost):
-            logger.warning("how its body ended does not count, and it is looked at again: %s", error)
+            logger.warning("how its body ended does not count, and the target is checked again: %s", error)
             self.queue.later(target_id, self._terms.heartbeat)
         else:
             logger.error("%s failed: %s: %s", target_id, type(error).__name__, error)
@@ -196,7 +201,7 @@ class _Worker(Generic[C]):
             self.queue.later(target_id, 0.0)
 
     def log_waiting(self) -> None:
-        """Once a minute, what peers hold and who."""
+        """Logs once a minute which targets peers hold, and which peers."""
         if monotonic() - self._logged_at < WAITING_LOG_SECONDS:
             return
         self._logged_at = monotonic()
@@ -223,9 +228,9 @@ class _Worker(Generic[C]):
 
 
 def _with_both_arguments(run_fn: Body[C]) -> Call[C]:
-    """The body as a function of target and claim.
+    """Returns the body as a function of target and claim.
 
-    A second parameter with a default is not taken for the claim, unless it has its name. Raises `TypeError` for one that
+    A second parameter with a default does not get the claim, unless it is called `claim`. Raises `TypeError` for a body that
     takes neither one nor two arguments.
     """
     function: Any = run_fn
@@ -260,7 +265,7 @@ def _call(
 
 @contextlib.contextmanager
 def _contained(interruptions: Interruptions) -> Iterator[None]:
-    """Raises `BodyExited` instead of an exception that would end the worker although it was not asked to end.
+    """Raises `BodyExited` instead of an exception that would end the worker without a stop request.
 
     Otherwise one bad body would end one worker after another.
     """
@@ -289,9 +294,9 @@ async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptio
     assert task is not None
     cancelled_before = task.cancelling()
     while True:
-        await asyncio.sleep(0)  # where a cancellation comes that was put off
+        await asyncio.sleep(0)  # where a postponed cancellation is raised
         if task.cancelling() > cancelled_before:
-            raise asyncio.CancelledError  # which the body has made another exception of
+            raise asyncio.CancelledError  # which the body turned into another exception
         if (step := worker.queue.next()) is None:
             return worker.raise_failures()
         if isinstance(step, Wait):
@@ -308,7 +313,7 @@ async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptio
 async def _run(
     run_fn: Call[C], target: SweepTarget[C], holder_of_lease: LeaseHolder, interruptions: Interruptions
 ) -> Exception | None:
-    """`_call` and `holding`, with the body in a task that a lost lease cancels."""
+    """Does what `_call` and `holding` do, with the body in a task that a lost lease cancels."""
     try:
         try:
             await asyncio.sleep(0)  # as in `_drive`: a function that has begun cannot be cancelled
@@ -348,7 +353,7 @@ async def _cancelled_when_lost(body: Awaitable[Any], holder_of_lease: LeaseHolde
 
 
 async def _run_in_thread(run_fn: Call[C], target: SweepTarget[C], claim: Claim, interruptions: Interruptions) -> None:
-    """In a thread, which cannot be cancelled: it is told, and waited for."""
+    """Runs the body in a thread, which cannot be cancelled: sets `claim.stop`, and waits for its end."""
 
     def call() -> None:
         with _contained(interruptions):
@@ -364,9 +369,9 @@ async def _run_in_thread(run_fn: Call[C], target: SweepTarget[C], claim: Claim, 
 
 
 async def _shielded(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """The function's result, from a thread.
+    """Returns the function's result, from a thread.
 
-    A cancellation meanwhile is put off until it is there, and comes at the next `await`.
+    A cancellation meanwhile is postponed until the result is there, and raised at the next `await`.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **keywords))
     await _wait_shielded(work)
@@ -388,7 +393,7 @@ async def _wait_shielded(work: asyncio.Future[R]) -> None:
 
 
 def _run_in_loop(worker: _Worker[C], run_fn: Call[C]) -> None:
-    """A coroutine for a caller without a loop. Ctrl-C cancels it (`asyncio.run` sees to that), and SIGTERM does the same."""
+    """Runs a coroutine for a caller without a loop. Ctrl-C cancels it (by `asyncio.run`), and so does SIGTERM."""
     terminated = False
 
     async def drive() -> None:

@@ -1,8 +1,8 @@
-"""SIGTERM and Ctrl-C while targets run: an exception, but only where it can be put in order, in a body or in a wait.
+"""SIGTERM and Ctrl-C while targets run: an exception, but only in a body or in a wait, where it can be handled.
 
-Between those a claim is being made or ended; a signal waits until that is done, so that no claim is left behind by a worker
-that could have given it back. A signal that the program handles itself is passed on at once, and noted: an exception that
-ends a body is an interruption only where somebody asked for the worker's end.
+Elsewhere a claim is being made or ended; a signal waits until that is done, so that the worker gives back every claim that
+it can. A signal that the program handles itself is passed on at once, and noted: an exception that ends a body is an
+interruption only after a stop request.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ DEFAULTS: dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SI
 """The default handlers, which are replaced. An ignored signal stays ignored."""
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that ask the worker to end. The program's own handler for one is still called, and the signal is noted."""
+"""Stop requests. The program's own handler for one is still called, and the signal is noted."""
 
 
 class Interruptions:
     """Watches the signals while its block runs in the main thread; in another thread it does nothing."""
 
     def __init__(self, takes_over: bool = True) -> None:
-        """`takes_over`: whether the default handlers are replaced, too, so that a signal interrupts only where it may."""
+        """With `takes_over` the default handlers are replaced, too, so that a signal interrupts only where it may."""
         self._takes_over = takes_over
-        self._asked: int | None = None
+        self._received: int | None = None
         self._passed_on = False
         self._interruptible = False
         self._replaced: dict[signal.Signals, tuple[Any, Any]] = {}
@@ -54,18 +54,18 @@ class Interruptions:
                 signal.signal(number, before)
 
     def caused(self, error: BaseException) -> bool:
-        """Whether a body that ended with this exception was interrupted because the worker was asked to end.
+        """Whether a body that ended with this exception was interrupted by a stop request to its worker.
 
         Otherwise the body has failed, as after a `sys.exit` of its own.
         """
         if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | GeneratorExit):
             return True
-        return not isinstance(error, Exception) and (self._passed_on or self._asked is not None)
+        return not isinstance(error, Exception) and (self._passed_on or self._received is not None)
 
     def check(self) -> None:
-        """Raises if a signal came that could not be interruptible then."""
-        if self._asked is not None:
-            _raise(self._asked)
+        """Raises if a signal arrived that could not be raised then."""
+        if self._received is not None:
+            _raise(self._received)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Interruptions:
             self._interruptible = False
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps; raises as `interruptible`."""
+        """Sleeps; raises as `interruptible` does."""
         with self.interruptible():
             time.sleep(seconds)
 
@@ -90,7 +90,7 @@ class Interruptions:
         return note
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._asked = number
+        self._received = number
         if self._interruptible:
             _raise(number)
 

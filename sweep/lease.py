@@ -1,9 +1,9 @@
 """The rules of a lease: what an observer may do with a target, and what each step writes. Pure: no I/O and no clock.
 
-`sweep/protocol.py` follows them, request by request. The argument for why no two owners live at once is in `docs/sweep.md`;
-it stands on three rules that are here. An observer counts by its own clock, from when it first saw a record, and takes a
-RUNNING one only after the whole lease. An owner counts from the start of its last confirmed write, and stops a margin sooner.
-And every step is written on condition that the record is the very one it was decided on.
+`sweep/protocol.py` applies them, request by request. The argument that no two owners run at once is in `docs/sweep.md`; it
+rests on three rules that are here. An observer counts by its own clock, from when it first saw a record, and takes a RUNNING
+target only after the whole lease. An owner counts from the start of its last confirmed write, and stops a margin sooner.
+Every step is written on condition that the record is the one on which it was decided.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from sweep.record import Record, State
 
 MARGIN = 1 / 6
-"""The share of a lease's end in which its owner has stopped already: for a body to end in, and for clocks that run unevenly."""
+"""The last share of a lease, before which its owner has stopped: time for a body to end, and for clocks that drift."""
 
 LONGEST_BACKOFF_SECONDS = 600.0
 TRACEBACK_CHARACTERS = 4000
@@ -25,7 +25,7 @@ ERROR_CHARACTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On which terms targets are claimed. Raises `ValueError` for terms that cannot be kept."""
+    """The terms on which targets are claimed. Raises `ValueError` for invalid terms."""
 
     heartbeat: float = 30.0
     """Seconds between two writes of an owner."""
@@ -34,7 +34,7 @@ class Terms:
     force_run_failed: bool = True
     """Whether a target that reads FAILED is tried again."""
     max_attempts: int | None = None
-    """After how many attempts, in all workers together, a target stays FAILED."""
+    """Attempts, in all workers together, after which a target stays FAILED; None: no limit."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.heartbeat) and self.heartbeat > 0):
@@ -49,7 +49,7 @@ class Terms:
 
     @property
     def safe_seconds(self) -> float:
-        """How long after the start of its last confirmed write an owner may go on."""
+        """Seconds after the start of its last confirmed write during which an owner may go on."""
         return self.lease * (1 - MARGIN)
 
 
@@ -58,17 +58,17 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Claim it."""
+    """Claim the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkFailed:
-    """Its owner vanished in the last attempt it had: mark it FAILED."""
+    """Mark the target FAILED: its owner vanished in the last attempt that it had."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A peer has it, or it is to rest after a failure. Look again after `seconds`."""
+    """A peer holds the target, or it pauses after a failure. Check again after `seconds`."""
 
     seconds: float
     record: Record
@@ -76,14 +76,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It reads SUCCESS."""
+    """The target reads SUCCESS."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class StaysFailed:
-    """It reads FAILED and is not tried again."""
+    """The target reads FAILED and is not tried again."""
 
     record: Record
 
@@ -92,7 +92,11 @@ Assessment = Take | MarkFailed | Held | Done | StaysFailed
 
 
 def assess(record: Record | None, unchanged_seconds: float, wall_time: float, terms: Terms) -> Assessment:
-    """What to do with a target that has had `record` for `unchanged_seconds`, by the observer's own monotonic clock."""
+    """Returns what to do with a target.
+
+    Its `record` is unchanged for `unchanged_seconds`, by the observer's own monotonic clock; `wall_time` is in seconds since
+    the epoch.
+    """
     if record is None or record.state is State.INTERRUPTED:
         return Take()
     if record.state is State.SUCCESS:
@@ -105,25 +109,31 @@ def assess(record: Record | None, unchanged_seconds: float, wall_time: float, te
         return MarkFailed() if exhausted else Take()
     if exhausted or not terms.force_run_failed:
         return StaysFailed(record)
-    # A wall clock that is wrong costs a retry too soon, or the whole pause over again by ours: neither is unsafe.
+    # A wrong wall clock makes a retry too soon, or the whole pause begin again by our clock: neither is unsafe.
     rested = max(unchanged_seconds, wall_time - (record.finished_at or wall_time))
     remaining = backoff_seconds(record.attempts, terms) - rested
     return Held(remaining, record) if remaining > 0 else Take()
 
 
 def backoff_seconds(attempts: int, terms: Terms) -> float:
-    """How long a target rests after its attempt of that number failed: one heartbeat, doubling, up to ten minutes."""
+    """Returns the pause of a target after its attempt of that number failed.
+
+    One heartbeat, doubled with each attempt, up to ten minutes.
+    """
     return min(terms.heartbeat * 2.0 ** min(attempts - 1, 32), LONGEST_BACKOFF_SECONDS)
 
 
 class RecordAges:
-    """Since when, by this observer's clock, each target has had the record it has."""
+    """For how long, by this observer's clock, each target has had its present record."""
 
     def __init__(self) -> None:
         self._first_seen: dict[str, tuple[str, float]] = {}
 
     def unchanged_seconds(self, target_id: str, version: str | None, now: float) -> float:
-        """Notes what was seen; `now` is when the answer had come, since the record may be no older than that."""
+        """Notes the version of a record that was read, and returns for how many seconds it is unchanged.
+
+        `now` is the time at which the answer had arrived, since the record may be no older than that.
+        """
         if version is None:
             self._first_seen.pop(target_id, None)
             return 0.0
@@ -138,7 +148,7 @@ class RecordAges:
 def claimed(
     previous: Record | None, target_id: str, owner: str, host: str, pid: int, terms: Terms, wall_time: float
 ) -> Record:
-    """The record of a new claim, which must replace exactly `previous`."""
+    """Returns the record of a new claim, which must replace exactly `previous`."""
     return Record(
         target_id=target_id,
         state=State.RUNNING,
@@ -157,17 +167,17 @@ def claimed(
 
 
 def with_heartbeat(record: Record, wall_time: float) -> Record:
-    """One heartbeat later."""
+    """Returns the record after one more heartbeat."""
     return replace(record, revision=record.revision + 1, heartbeat_at=wall_time)
 
 
 def succeeded(record: Record, wall_time: float) -> Record:
-    """The body returned."""
+    """Returns the record after the body returned."""
     return replace(_ended(record, State.SUCCESS, wall_time), error=None, traceback=None)
 
 
 def failed(record: Record, error: str, traceback: str, wall_time: float) -> Record:
-    """The body raised. The traceback's end is kept, which says what went wrong."""
+    """Returns the record after the body raised. The end of the traceback is kept, which has the error."""
     shown = error[:ERROR_CHARACTERS]
     return replace(
         _ended(record, State.FAILED, wall_time), error=shown, traceback=traceback[-TRACEBACK_CHARACTERS:] or None
@@ -175,12 +185,15 @@ def failed(record: Record, error: str, traceback: str, wall_time: float) -> Reco
 
 
 def interrupted(record: Record, wall_time: float) -> Record:
-    """The body was stopped from outside: the claim is given back, and does not count as an attempt."""
+    """Returns the record after the body was stopped from outside.
+
+    The claim is given back, and does not count as an attempt.
+    """
     return replace(_ended(record, State.INTERRUPTED, wall_time), attempts=record.attempts - 1)
 
 
 def marked_failed(record: Record, owner: str, wall_time: float) -> Record:
-    """By an observer, after the last attempt's owner vanished."""
+    """Returns the record that an observer writes after the owner of the last attempt vanished."""
     return replace(_ended(record, State.FAILED, wall_time), owner=owner, error=_vanished(record), traceback=None)
 
 
@@ -195,13 +208,13 @@ def _last_error(previous: Record | None) -> str | None:
 
 
 def _vanished(record: Record) -> str:
-    return f"attempt {record.attempts} on {record.host}, process {record.pid}, was not heard of for {record.lease_seconds:g} s"
+    return f"attempt {record.attempts} on {record.host}, process {record.pid}, sent no heartbeat for {record.lease_seconds:g} s"
 
 
 def monotonic() -> float:
-    """Seconds by a clock that nobody sets.
+    """Returns seconds by a clock that is never set.
 
-    It goes on while the machine sleeps, where the system has such a clock: a lease does not sleep with its owner.
+    It goes on while the machine sleeps, where the system has such a clock: so does a lease.
     """
     return time.clock_gettime(_CLOCK)
 

@@ -1,7 +1,8 @@
-"""A claim that is held: kept alive by heartbeats, watched, and ended with what became of it; and `step_lock`, the primitive.
+"""A claim that is held: kept by heartbeats, watched, and ended with its result; and `step_lock`, the primitive.
 
-Two threads a claim. One writes heartbeats, and may hang in the storage; the other only watches the clock, so that the body is
-told in time whatever the storage does. The protocol is `sweep/protocol.py`; many targets are `sweep/claim.py`.
+There are two threads a claim. One writes heartbeats, and may hang in the storage; the other only watches the clock, so that
+the body's `stop` is set in time whatever the storage does. The protocol is `sweep/protocol.py`; many targets are
+`sweep/claim.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from sweep.target_queue import Backoff
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 1.0
-"""How long the watching thread sleeps at most: its sleep may stand still with the machine, the lease does not."""
+"""Longest sleep of the watching thread: a sleep may stop while the machine is suspended, the lease does not."""
 GIVE_BACK_SECONDS = 10.0
-"""How long an interrupted worker tries to give its claim back. After that its lease runs out by itself."""
+"""How long an interrupted worker tries to give its claim back. After that its lease expires."""
 
 REAL_CLOCKS = Clocks(monotonic, time.time)
 
@@ -43,12 +44,12 @@ class PreviousTaskFailed(Exception):
 
 
 class StepHeld(TimeoutError):
-    """A peer still had the target when the time to wait was over."""
+    """A peer still held the target at the end of the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a body is told of its claim."""
+    """A claim, as its body gets it."""
 
     target_id: str
     owner: str
@@ -80,7 +81,10 @@ class LeaseHolder:
         self._lost: str | None = None
         self._trouble = "none was answered"
         self._on_lost: Callable[[], object] | None = None
-        for thread in (self._watch, self._beat):  # beating without being watched is for nobody
+        for thread in (
+            self._watch,
+            self._beat,
+        ):  # the watching thread first: a heartbeat alone would keep a lease that nobody checks
             threading.Thread(target=thread, name=f"sweep {thread.__name__} {record.target_id}", daemon=True).start()
 
     @property
@@ -89,18 +93,18 @@ class LeaseHolder:
         return self._lost
 
     def on_lost(self, callback: Callable[[], object]) -> None:
-        """Has `callback` called, from another thread, should the lease be lost before the claim is ended."""
+        """Sets a `callback`, called from another thread if the lease is lost before the claim is ended."""
         with self._changed:
             self._on_lost = callback
             if self._lost is not None:
                 callback()
 
     def succeed(self) -> None:
-        """The body returned. Raises `LeaseLost` if that does not count."""
+        """Ends the claim after the body returned. Raises `LeaseLost` if that does not count."""
         self._end(succeeded, self._owned.terms.lease)
 
     def fail(self, error: BaseException) -> None:
-        """The body raised. Raises `LeaseLost` if that does not count."""
+        """Ends the claim after the body raised. Raises `LeaseLost` if that does not count."""
         text = "".join(
             traceback.format_exception_only(error)
         ).strip()  # copes with an exception that has no text to give
@@ -111,9 +115,9 @@ class LeaseHolder:
             raise LeaseLost(f"{lost}; its body had raised {text}") from error
 
     def give_back(self) -> None:
-        """The body was interrupted: a peer may take the target at once.
+        """Ends the claim after the body was interrupted: a peer may take the target at once.
 
-        Logs what goes wrong, since another exception is under way.
+        Logs errors instead of raising them, since another exception is being raised.
         """
         try:
             self._end(interrupted, min(GIVE_BACK_SECONDS, self._owned.terms.lease))
@@ -128,7 +132,7 @@ class LeaseHolder:
                 raise LeaseLost(self._lost)
             self._ending = True
             self._changed.notify_all()
-        # From here on nobody is told any more: the body has ended, and whether it counts is for the store to say.
+        # From here on `stop` is not set any more: the body has ended, and the store decides whether it counts.
         give_up = monotonic() + patience
         if not self._writing.acquire(timeout=patience):
             raise LeaseLost(f"{self.claim.target_id}: the storage has not answered for {patience:g} s")
@@ -159,7 +163,7 @@ class LeaseHolder:
                 return self._lose(f"{self.claim.target_id}: the heartbeat failed: {error!r}")
 
     def _wait_until_due(self) -> bool:
-        """Until the next heartbeat is due; False when there is to be none."""
+        """Waits until the next heartbeat is due; False when the claim has ended or is lost."""
         with self._changed:
             due = self._owned.confirmed_at + self._owned.terms.heartbeat
             self._changed.wait_for(lambda: self._over, max(0.0, due - monotonic()))
@@ -198,8 +202,10 @@ class LeaseHolder:
 
 @contextlib.contextmanager
 def holding(holder_of_lease: LeaseHolder, interruptions: Interruptions) -> Iterator[Claim]:
-    """The claim for as long as the block runs: SUCCESS when it ends, given back when it is interrupted, FAILED when it raises
-    anything else; the exception goes on. Raises `LeaseLost` if it ended too late to count.
+    """Yields the claim, and ends it with the block.
+
+    SUCCESS when the block ends, given back when it is interrupted, FAILED when it raises anything else; the exception goes
+    on. Raises `LeaseLost` if the block ended too late to count.
     """
     try:
         yield holder_of_lease.claim
@@ -222,11 +228,11 @@ def step_lock(
     lease: float = 90.0,
     timeout: float | None = None,
 ) -> Iterator[Claim]:
-    """Runs its block as the only one to do so for `path`, whose last part is the target's id and the rest the sweep's root.
+    """Runs its block as the only one for `path`: the last part is the target's id, the rest the sweep's root.
 
-    Waits, with jitter, while a peer has it: at most `timeout` seconds, or for as long as the peer lives. Raises
-    `StepAlreadyDone`, `PreviousTaskFailed`, `StepHeld`; at the block's end see `holding`. `StoreError` when the storage
-    cannot be reached.
+    Waits, with jitter, while a peer holds the target: at most `timeout` seconds, or as long as the peer keeps its lease.
+    Raises `StepAlreadyDone`, `PreviousTaskFailed` and `StepHeld`; `StoreError` when the storage cannot be reached; at the
+    block's end as `holding` does.
     """
     root, target_id = os.path.split(os.fspath(path))
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
@@ -254,5 +260,5 @@ def step_lock(
 
 
 def describe_holder(record: Record) -> str:
-    """Whose a target is, in words."""
+    """Describes who holds or held a target, for a person."""
     return f"{record.state} by process {record.pid} on {record.host}, attempt {record.attempts}, token {record.token}"

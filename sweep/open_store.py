@@ -1,4 +1,4 @@
-"""Opens the store at a sweep's root: finds its backend, and has it prove once a process that it keeps its conditions."""
+"""Opens the store at a sweep's root: finds its backend, and tests once a process that it keeps its conditions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SCHEMES = "a local path, file://, memory://, s3:// and gs://"
 
 
 def open_store(root: str | os.PathLike[str]) -> Store:
-    """The store at a root. Opened once a process: clients of object stores are slow to make and may not cross a fork.
+    """Returns the store at a root, opened once a process: an object store's client is slow to make and may not cross a fork.
 
-    Raises `ValueError` for a root that is none, `UnsafeStoreError` for a kind of storage without conditional writes,
-    `ImportError` naming the extra to install, `StoreError` for credentials that cannot be had.
+    Raises `ValueError` for an invalid root, `UnsafeStoreError` for a kind of storage without conditional writes,
+    `ImportError` naming the extra to install, `StoreError` when there are no credentials.
     """
     return _open(os.fspath(root), os.getpid())
 
@@ -59,7 +59,7 @@ def _local(path: str) -> Store:
 
 
 def open_proven(root: str | os.PathLike[str]) -> Store:
-    """`open_store`, of a root that `prove` has accepted in this process."""
+    """Opens the store as `open_store` does, after `prove` has accepted the root in this process."""
     return _proven(os.fspath(root), os.getpid())
 
 

@@ -12,11 +12,12 @@ BUSY_TRIES = 5
 
 
 def prove(store: Store) -> None:
-    """Tests on an object of our own that the store does the writes it must do and refuses those it must refuse. Six requests.
+    """Tests, on an object of its own, that the store does the writes it must do and refuses those it must refuse.
 
-    Raises `UnsafeStoreError` saying which promise it broke, `StoreError` when it cannot be reached or may not be written.
+    It takes six requests. Raises `UnsafeStoreError` naming the promise that is broken, `StoreError` when the store cannot be
+    reached or may not be written.
     """
-    key = f".probe-{uuid.uuid4().hex}"  # no id of a target: one that a killed worker leaves is not taken for one
+    key = f".probe-{uuid.uuid4().hex}"  # no valid id: one that a killed worker leaves is not taken for a target
     created = _write(store, key, b"1", None)
     try:
         _must_refuse(store, key, None, "to create an object only if there is none")

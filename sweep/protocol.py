@@ -1,6 +1,6 @@
 """The protocol of a lease as exchanges with a store: claim, heartbeat, end. No I/O: each is a generator of requests.
 
-An exchange yields a `Read`, a `Write` or a `Pause` and is sent the answer, or has `Conflict` or `StoreError` thrown in.
+An exchange yields a `Read`, a `Write` or a `Pause` and is sent the answer, or `Conflict` or `StoreError` is thrown into it.
 `perform` carries one out; tests carry out many at once, a request at a time, in every order and with every fault.
 `sweep/lease.py` has the rules.
 """
@@ -35,19 +35,19 @@ from sweep.store import Conflict, Store, Stored, StoreError
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
 CLAIM_SECONDS = 10.0
-"""How long a claim is tried. It is one of many chances, and a worker that tries cannot be interrupted."""
+"""How long one claim is tried. There are many more chances, and a worker cannot be interrupted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Answered by `Stored` or None."""
+    """A request to read an object, answered by `Stored` or None."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Answered by the new version. See `Store.write`."""
+    """A request to write an object on a condition, answered by the new version. See `Store.write`."""
 
     key: str
     data: bytes
@@ -56,7 +56,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Answered by None, that much later."""
+    """A request to wait, answered by None after so many seconds."""
 
     seconds: float
 
@@ -66,11 +66,11 @@ Exchange = Generator[Read | Write | Pause, Any, T]
 
 
 class LeaseLost(Exception):
-    """The target is, or may be, somebody else's now. What its body did since counts for nothing here."""
+    """The target is, or may be, another worker's now. What its body did since does not count."""
 
 
 class Superseded(Exception):
-    """Another's write came first."""
+    """Another worker's write came first."""
 
     def __init__(self, stored: Stored | None) -> None:
         super().__init__("another's write came first")
@@ -79,14 +79,14 @@ class Superseded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The observer's own clock, which decides, and the wall's, which people read. Seconds both."""
+    """The observer's own clock, by which it decides, and the wall clock, which is for people. Both in seconds."""
 
     monotonic: Callable[[], float]
     wall: Callable[[], float] = time.time
 
 
 def perform(store: Store, exchange: Exchange[T]) -> T:
-    """Carries an exchange out, and returns or raises what it does. Blocks."""
+    """Carries an exchange out, and returns or raises what the exchange does. Blocks."""
     try:
         request = next(exchange)
         while True:
@@ -113,11 +113,12 @@ def _answer(store: Store, request: Read | Write | Pause) -> Stored | str | None:
 
 
 def write_until_known(record: Record, version: str | None, clocks: Clocks, give_up: float) -> Exchange[str]:
-    """Writes a record, and goes on until it is known whether it is written; returns its version.
+    """Writes a record, and repeats until it is known whether the record is written; returns its version.
 
-    An error may mean that the answer was lost, and a conflict that a library sent the same request twice: so what is there is
-    read back. The very same bytes are sent again while nothing has changed, since a request thought lost may still arrive:
-    one of the two then finds its condition broken. Raises `Superseded`; the last `StoreError` once `give_up` has passed.
+    An error may mean that the answer was lost, and a conflict that a library sent the same request twice: so the object is
+    read back. The very same bytes are sent again while nothing has changed, since a request that seemed lost may still
+    arrive: one of the two then finds its condition broken. Raises `Superseded`; the last `StoreError` once `give_up` has
+    passed.
     """
     data, pause = record.to_bytes(), FIRST_PAUSE_SECONDS
     while True:
@@ -144,7 +145,10 @@ def write_until_known(record: Record, version: str | None, clocks: Clocks, give_
 
 @dataclass(slots=True)
 class OwnedLease:
-    """A claim as its owner knows it: the last record that it knows to be written. Its exchanges follow one another."""
+    """A lease as its owner knows it: with the last record that is known to be written.
+
+    Its exchanges follow one another.
+    """
 
     record: Record
     version: str
@@ -159,14 +163,18 @@ class OwnedLease:
         return self.confirmed_at + self.terms.safe_seconds
 
     def beat(self) -> Exchange[None]:
-        """One heartbeat, tried until the next is due or the deadline has passed. Raises `LeaseLost`, `StoreError`."""
+        """Writes one heartbeat, tried until the next is due or the deadline has passed.
+
+        Raises `LeaseLost`, `StoreError`.
+        """
         give_up = min(self.deadline, self.clocks.monotonic() + self.terms.heartbeat)
         yield from self._write(lambda record: with_heartbeat(record, self.clocks.wall()), give_up)
 
     def end(self, transition: Callable[[Record, float], Record], patience: float) -> Exchange[None]:
-        """The last write.
+        """Makes the last write.
 
-        Safe at any time: it is refused if a peer has taken over. Raises `LeaseLost`, `StoreError` after `patience`.
+        Safe at any time: it is refused if a peer has taken over. Raises `LeaseLost`, and `StoreError` after `patience`
+        seconds.
         """
         yield from self._write(
             lambda record: transition(record, self.clocks.wall()), self.clocks.monotonic() + patience
@@ -178,7 +186,9 @@ class OwnedLease:
             try:
                 version = yield from write_until_known(record, self.version, self.clocks, give_up)
             except Superseded as superseded:
-                self._continue_from(superseded.stored)  # A heartbeat that was given up has arrived after all.
+                self._continue_from(
+                    superseded.stored
+                )  # An earlier heartbeat, whose answer was lost, arrived after all.
                 continue
             self.record, self.version, self.confirmed_at = record, version, started
             return
@@ -197,7 +207,7 @@ class OwnedLease:
 
 @dataclass(slots=True)
 class Observer:
-    """One worker's view of a root: its terms, its clocks, and since when it has seen what."""
+    """One worker's view of a root: its terms, its clocks, and for how long each record is unchanged."""
 
     terms: Terms
     clocks: Clocks
@@ -206,10 +216,10 @@ class Observer:
     record_ages: RecordAges = field(default_factory=RecordAges)
 
     def acquire(self, target_id: str, terms: Terms | None = None) -> Exchange[OwnedLease | Held | Done | StaysFailed]:
-        """Claims a target if that is allowed (`lease.assess`), as a new owner each time. `terms` in place of the observer's own.
+        """Claims a target if that is allowed (`lease.assess`), as a new owner each time.
 
-        Raises `StoreError` when it cannot be known whether it is claimed (then nobody is its owner, and its lease runs out),
-        `RecordError` for a record that cannot be read.
+        `terms` replace the observer's own. Raises `StoreError` when it cannot be known whether the target is claimed (it
+        then has no owner, and its lease expires), `RecordError` for a record that cannot be read.
         """
         terms = terms or self.terms
         stored: Stored | None = yield Read(target_id)
@@ -237,7 +247,7 @@ class Observer:
             return Held(0.0, winner or new)
 
     def _in_time(self, owned: OwnedLease) -> Exchange[OwnedLease | Held]:
-        """Gives back what was confirmed so late that its owner would have to stop at once."""
+        """Gives a claim back that was confirmed so late that its owner would have to stop at once."""
         if self.clocks.monotonic() < owned.deadline:
             return owned
         try:

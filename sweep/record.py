@@ -1,8 +1,8 @@
-"""The record of one target: who has it, since when, how it ended. One small JSON object, which is lease and status in one.
+"""The record of one target: its owner, its times, its result. One small JSON object, which is both lease and status.
 
-Every change of it is one compare-and-swap of the whole (`sweep/store.py`), so a status can never disagree with the lock. What
-may follow what is in `sweep/lease.py`. Wall-clock times are for people: nothing is decided by them but how soon a failed
-target may be tried again.
+Every change is one compare-and-swap of the whole record (`sweep/store.py`), so a status can never disagree with the lock.
+The allowed changes are in `sweep/lease.py`. Wall-clock times are for people: they decide only how soon a failed target may
+be tried again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _OPTIONAL = ("finished_at", "error", "traceback")
 
 
 class State(StrEnum):
-    """What the last writer of a record left it in."""
+    """The state in which the last writer left a record."""
 
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
     FAILED = "FAILED"
     INTERRUPTED = "INTERRUPTED"
-    """Given back before it ended: free to be taken."""
+    """Given back before its body ended: any worker may take it."""
 
 
 class RecordError(ValueError):
-    """Bytes that are no record of this format: nothing is done with their target until a person has looked."""
+    """Bytes that are no record of this format. Nothing is done with their target until a person has checked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class Record:
     target_id: str
     state: State
     owner: str
-    """A uuid made for this one acquisition; never a host, process or thread, which are used again."""
+    """A uuid made for this one claim; never a host, process or thread, whose names are used again."""
     token: int
     """The fencing token: 1 for the first claim, and one more for each that follows."""
     attempts: int
     """Claims, without those that were given back."""
     revision: int
     lease_seconds: float
-    """How long an observer has to have seen this record unchanged before it may take a RUNNING target."""
+    """How long an observer must have seen this record unchanged before it may take a RUNNING target."""
     host: str
     pid: int
     started_at: float
@@ -68,12 +68,15 @@ class Record:
     traceback: str | None = None
 
     def to_bytes(self) -> bytes:
-        """UTF-8 JSON with a line a field, for `cat`."""
+        """Returns UTF-8 JSON with a line a field, readable with `cat`."""
         return (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode()
 
     @classmethod
     def of_bytes(cls, data: bytes, target_id: str, root: str = "") -> Record:
-        """What `to_bytes` gave, of this target. Raises `RecordError` naming root, target and what is wrong."""
+        """Reads what `to_bytes` wrote, for this target.
+
+        Raises `RecordError` naming root, target and error.
+        """
         try:
             if len(data) > LARGEST_BYTES:
                 raise ValueError(f"it has more than {LARGEST_BYTES} bytes")
@@ -106,7 +109,7 @@ class Record:
 
 
 def checked_id(target_id: str) -> str:
-    """The id itself. Raises `ValueError` when it is not safe as a file name."""
+    """Returns the id. Raises `ValueError` when it is not safe as a file name."""
     if not isinstance(target_id, str) or not _ID.fullmatch(target_id):
         raise ValueError(
             f"{target_id!r} is not an id: 1 to 64 of letters, digits, '.', '_' and '-', beginning with a letter or digit"

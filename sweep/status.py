@@ -1,4 +1,4 @@
-"""`sweep_status`: every target of a root as it stands, for tables and tools. Reads only; needs no right to write."""
+"""`sweep_status`: the state of every target of a root, for tables and tools. Reads only; needs no right to write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sweep.store import Store
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """One target. All but the first two are None where they do not apply."""
+    """The state of one target. All fields but the first two are None where they do not apply."""
 
     target_id: str
     state: Literal["PENDING", "RUNNING", "SUCCESS", "FAILED", "INTERRUPTED", "UNREADABLE"]
@@ -42,10 +42,10 @@ class TargetStatus:
 
 
 def sweep_status(sweep_root: str | os.PathLike[str], target_ids: Iterable[str] = ()) -> list[TargetStatus]:
-    """The targets that were ever claimed, and those of `target_ids` that were not (which no record tells of), by id.
+    """Returns the targets that were ever claimed, and those of `target_ids` that were not, sorted by id.
 
     Each is as it was at some moment of the call. A RUNNING one whose last heartbeat is older than its lease has lost its
-    worker, if the clocks agree. Raises `ValueError` for a root that is none, `StoreError` when the storage does not answer.
+    worker, if the clocks agree. Raises `ValueError` for an invalid root, `StoreError` when the storage does not answer.
     """
     store = open_store(sweep_root)
     found = store.keys()

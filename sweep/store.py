@@ -1,4 +1,4 @@
-"""What a sweep asks of storage: to read an object, and to write one on condition that it is unchanged. Nothing else.
+"""The interface of a sweep's storage: read an object, and write one on condition that it is unchanged. Nothing else.
 
 Each backend is one small module of `sweep/stores/`; `sweep/open_store.py` finds that of a root.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class StoreError(OSError):
-    """The store did not answer, or said that it could not. What was asked for may have been done all the same."""
+    """The store did not answer, or reported an error. The request may have been carried out all the same."""
 
 
 class Busy(StoreError):
@@ -17,36 +17,39 @@ class Busy(StoreError):
 
 
 class Conflict(Exception):
-    """The condition did not hold: nothing was written by this request. (A library may have sent it twice: read back.)"""
+    """The condition did not hold: this request wrote nothing.
+
+    A library may have sent it twice: read the object back.
+    """
 
 
 class UnsafeStoreError(ValueError):
-    """A store that cannot do, or does not keep, a conditional write. Two workers could both win there."""
+    """The store cannot do, or does not keep, a conditional write. Two workers could both win there."""
 
 
 class Stored(NamedTuple):
-    """An object as read, and what to name when it is to be replaced only if it is still this one."""
+    """An object as read, and the version to name when it is to be replaced only if it is unchanged."""
 
     data: bytes
     version: str
 
 
 class Store(Protocol):
-    """A flat set of small objects.
+    """A flat set of small objects, safe to use from several threads.
 
-    A write that is confirmed is seen by every later read, everywhere; a reader never sees half of one. Safe to be called
-    from several threads. `StoreError` may come from every method.
+    A write that is confirmed is seen by every later read, everywhere; a reader never sees half of one. Every method may
+    raise `StoreError`.
     """
 
     root: str
     """For messages."""
     readers: int
-    """How many reads at once are worth it."""
+    """How many reads at once are useful."""
     write_interval: float
     """Least time in seconds between two writes of one object."""
 
     def read(self, key: str) -> Stored | None:
-        """The object, or None."""
+        """Returns the object, or None."""
 
     def write(self, key: str, data: bytes, version: str | None) -> str:
         """Replaces the object if it is still the one of `version`; with None, creates it if there is none.
@@ -55,7 +58,10 @@ class Store(Protocol):
         """
 
     def keys(self) -> list[str]:
-        """All of them, in no order."""
+        """Returns all keys, in no order."""
 
     def discard(self, key: str) -> None:
-        """Deletes without a condition. Only for what `prove` made: a record is never deleted, so its token never falls."""
+        """Deletes without a condition.
+
+        Only for the objects of `prove`: a record is never deleted, so its token never falls.
+        """

@@ -1,4 +1,4 @@
-"""The order in which one worker tries its targets: in the order given, pass after pass over what is still open. Pure.
+"""The order in which one worker tries its targets: as given, pass after pass over those that are still open. Pure.
 
 Outcomes in (`done`, `failed`, `later`), steps out (`next`). `sweep/claim.py` carries the steps out.
 """
@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FIRST_WAIT_SECONDS = 0.1
-"""First pause between two passes, for each open target. An idle worker reads at most 20 records a second."""
+"""First pause between two passes, for each open target: an idle worker then reads at most 20 records a second."""
 
 
 class Backoff:
-    """How long to rest between two passes over targets that peers hold: briefly at first, then twice as long each time, up to a
-    heartbeat.
+    """The pause between two passes over targets that peers hold: short at first, then doubled, up to a heartbeat.
 
-    So the end of a peer's target is noticed after at most twice the time that the target took, and a target that takes hours is
-    looked at once a heartbeat.
+    So the end of a peer's target is noticed after at most twice the time that the target took, and a target that takes hours
+    is checked once a heartbeat.
     """
 
     def __init__(self, heartbeat: float, chance: random.Random) -> None:
@@ -29,13 +28,13 @@ class Backoff:
         self._looks = 0
 
     def reset(self) -> None:
-        """Resets the pause after a change, since others may follow."""
+        """Shortens the pause after a change, since others may follow."""
         self._looks = 0
 
     def next_pause(self, targets: int, soonest: float) -> float:
-        """Seconds to rest, with jitter, since workers that wait for the same target would otherwise all look at the same moment.
+        """Returns the next pause in seconds, with jitter: workers that wait for the same target would otherwise collide.
 
-        `targets` is the number of targets that a pass looks at. None of them changes before `soonest` unless a peer ends it.
+        `targets` is the number of targets that a pass checks. None of them changes before `soonest` unless a peer ends it.
         """
         first = min(FIRST_WAIT_SECONDS * targets, self._heartbeat)
         pause = min(first * 2.0 ** min(self._looks, 32), self._heartbeat)
@@ -45,20 +44,23 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Claim this one, and run it if it is ours."""
+    """Claim this target, and run it if the claim succeeds."""
 
     target_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing for so long."""
+    """Do nothing for so many seconds."""
 
     seconds: float
 
 
 class TargetQueue:
-    """Which target next. Every `Try` is answered by one of the three outcomes before `next` is asked again."""
+    """Chooses the next target.
+
+    Every `Try` is answered by one of the three outcomes before `next` is called again.
+    """
 
     def __init__(self, target_ids: Iterable[str], heartbeat: float, chance: random.Random) -> None:
         self._this_pass = deque(target_ids)
@@ -66,10 +68,10 @@ class TargetQueue:
         self._soonest = math.inf
         self._backoff = Backoff(heartbeat, chance)
         self.failures: dict[str, Exception] = {}
-        """What stays failed, and why."""
+        """The targets that stay failed, with their errors."""
 
     def next(self) -> Try | Wait | None:
-        """The next step; None when no target is open any more."""
+        """Returns the next step; None when no target is open any more."""
         if self._this_pass:
             return Try(self._this_pass.popleft())
         if not self._next_pass:
@@ -81,15 +83,15 @@ class TargetQueue:
         return Wait(seconds)
 
     def done(self, target_id: str) -> None:
-        """It reads SUCCESS."""
+        """Notes that the target reads SUCCESS."""
         self._backoff.reset()
 
     def failed(self, target_id: str, error: Exception) -> None:
-        """It is not tried again."""
+        """Notes that the target is not tried again."""
         self.failures[target_id] = error
         self._backoff.reset()
 
     def later(self, target_id: str, seconds: float) -> None:
-        """It may be worth a look in so many seconds: a peer has it, or it rests."""
+        """Notes that the target may change in so many seconds: a peer holds it, or it pauses."""
         self._next_pass.append(target_id)
         self._soonest = min(self._soonest, seconds)

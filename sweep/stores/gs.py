@@ -1,6 +1,6 @@
-"""Objects of a Google Cloud Storage bucket, written on condition of their generation: a number that rises with every write.
+"""Objects of a Google Cloud Storage bucket, written on condition of their generation, which rises with every write.
 
-Needs the extra `gs`. Credentials and project are google-cloud-storage's own business; it honours `STORAGE_EMULATOR_HOST`, too.
+Needs the extra `gs`. google-cloud-storage finds credentials and project by itself; it supports `STORAGE_EMULATOR_HOST`, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GoogleStore:
         blob = self._blob(key)
         generation = ABSENT if version is None else int(version)
         try:
-            # Sent once: when to send again is the protocol's to say, which knows how long a lease has left.
+            # Sent once: the protocol repeats it, since it knows how long a lease has left.
             blob.upload_from_string(
                 data,
                 content_type="application/json",

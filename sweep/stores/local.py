@@ -1,18 +1,17 @@
-"""Objects as files of one directory: `<root>/<key>.json`, created by `link` and replaced whole, under an `flock` on a guard that
-is never unlinked.
+"""Objects as files of one directory, `<root>/<key>.json`, created by `link` and replaced whole under a file lock.
 
-To unlink a lock's file lets two processes hold the lock, one by the old file and one by the new. So guards stay: a fixed few,
-shared out among the keys. Under a guard there is only what must be: to compare and to rename; what waits for the disk comes
-before and after. A process stopped between the two, for microseconds, keeps its guard until it goes on or ends, and the
-others are told `StoreError` meanwhile.
+The lock is an `flock` on a guard, a file that is never unlinked. To unlink a lock's file lets two processes hold the lock,
+one by the old file and one by the new. So guards stay: a fixed number, shared by the keys. Under a guard, files are only
+compared and renamed; waiting for the disk comes before and after. A process that is stopped between the two, for
+microseconds, keeps its guard until it continues or ends, and the others get `StoreError` meanwhile.
 
-A client of NFS may look a name up in its cache, for up to a minute: what it reads may be gone, or may not be all there is. So
-no decision rests on a lookup. An object is created by `link`, which the server refuses where the name exists. And an object is
-replaced only if the guard does not list it as replaced: the content of a locked file is the server's own (nfs(5), "Using file
-locks with NFS"; Linux drops what it has cached of a file when it locks it, and writes all back before it unlocks).
+A client of NFS may look a name up in its cache, for up to a minute: a file that it reads may be gone, or incomplete. So no
+decision rests on a lookup. An object is created by `link`, which the server refuses if the name exists. And an object is
+replaced only if the guard does not list it as replaced: the content of a locked file is the server's own (nfs(5), "Using
+file locks with NFS"; Linux drops its cache of a file when it locks it, and writes all back before it unlocks).
 
-`flock` works between machines only where the network file system carries it (NFS since Linux 2.6.12 does, unless mounted with
-`nolock` or `local_lock`); `prove` cannot see that from one machine.
+`flock` works between machines only where the network file system carries it (NFS since Linux 2.6.12 does, unless mounted
+with `nolock` or `local_lock`); `prove` cannot test that from one machine.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from sweep.store import Conflict, Stored, StoreError, UnsafeStoreError
 SUFFIX = ".json"
 GUARDS = 64
 GUARD_SECONDS = 5.0
-"""How long a guard is waited for."""
+"""Longest wait for a guard."""
 MARK_BYTES = 16
 MARKS = 1024
 """How many recently replaced objects a guard lists, newest first. They cover minutes; a cache keeps a lookup for one at most."""
@@ -43,7 +42,7 @@ ABANDONED_SECONDS = 3600.0
 
 
 class LocalStore:
-    """A directory, made when it is first written to."""
+    """A directory, created by the first write."""
 
     readers = 1
     write_interval = 0.0
@@ -117,7 +116,7 @@ class LocalStore:
         return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
 
     def discard(self, key: str) -> None:
-        """See `Store`. Removes what killed processes left half written, too."""
+        """See `Store`. Also removes partial files that killed processes left."""
         try:
             self._path(key).unlink(missing_ok=True)
             for partial in self._partials.iterdir():
@@ -158,7 +157,7 @@ class LocalStore:
         try:
             _lock(descriptor, guard)
             yield descriptor
-            # Said, since to close is not enough: a process forked meanwhile, by a body say, has the descriptor for life.
+            # Closing is not enough: a process forked meanwhile, by a body for example, keeps the descriptor open.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)

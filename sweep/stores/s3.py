@@ -1,8 +1,8 @@
-"""Objects of an S3 bucket, written with `If-None-Match: *` and `If-Match: <etag>` (Amazon since 2024; not every store that
-speaks S3).
+"""Objects of an S3 bucket, written with `If-None-Match: *` and `If-Match: <etag>`.
 
-Needs the extra `s3`. Credentials, region and endpoint are boto3's own business (`AWS_ENDPOINT_URL` for another store than
-Amazon's). An ETag may be a hash of the content; no two records of a target are alike, so it names one write all the same.
+Amazon supports both since 2024; not every S3-compatible store does. Needs the extra `s3`. boto3 finds credentials, region
+and endpoint by itself (`AWS_ENDPOINT_URL` for another store than Amazon's). An ETag may be a hash of the content; no two
+records of a target are alike, so it names one write all the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (BotoCoreError, ClientError)
-        # Sent once: when to send again is the protocol's to say, which knows how long a lease has left.
+        # Sent once: the protocol repeats it, since it knows how long a lease has left.
         config = Config(
             connect_timeout=CONNECT_SECONDS,
             read_timeout=READ_SECONDS,
@@ -102,6 +102,6 @@ class S3Store:
 
 
 def _code(error: Exception) -> str:
-    """S3's own word for what is wrong; empty when there was no answer."""
+    """Returns S3's own error code; empty when there was no answer."""
     response: dict[str, Any] = getattr(error, "response", {})
     return str(response.get("Error", {}).get("Code", ""))
