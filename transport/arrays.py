@@ -1,7 +1,7 @@
 """Arrays as raw bytes: the specification that travels in a header, views of received bytes, and one-frame packing.
 
 `codec` uses the specifications for a batch's sidecars; inference's binary response uses `pack_arrays`. A specification is
-checked against the bytes present before anything is made of it, so a lie costs the receiver nothing.
+checked against the bytes present before memory is allocated, so a false one costs the receiver nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16",
 """Every dtype that may travel, little-endian."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-"""`dtype.name` is computed anew each time, in Python: it was half of what a batch of thousands of arrays takes to encode."""
+"""numpy computes `dtype.name` anew each time, in Python: half of the encoding time of a batch of thousands of arrays."""
 
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 2**48
@@ -32,11 +32,11 @@ _MAGIC = b"CPA1"
 _ALIGNMENT = 8
 _MAX_PACKED_HEADER_BYTES = 2**20
 _MAX_PACKED_CONTAINER = 4096
-"""Elements of one list or map of a packed header. Bounds what nested claims of length could make msgpack allocate."""
+"""Elements of one list or map of a packed header. Bounds the memory that nested lengths could make msgpack allocate."""
 
 
 class CodecError(ValueError):
-    """Received bytes that are not what they should be. `step` is the step they name, if they name one."""
+    """Received bytes are invalid. `step` is the step that they name, if they name one."""
 
     def __init__(self, message: str, step: int | None = None) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class CodecError(ValueError):
 
 
 def specification(array: AnyArray) -> list[Any]:
-    """`[dtype, shape, bytes]` of an array. Raises `ValueError` for a dtype that does not travel."""
+    """Returns `[dtype, shape, bytes]` of an array. Raises `ValueError` for a dtype that cannot travel."""
     name = _NAMES.get(array.dtype)
     if name is None:
         raise ValueError(f"dtype {array.dtype.str} does not travel; expected one of {', '.join(DTYPES)}, little-endian")
@@ -54,9 +54,10 @@ def specification(array: AnyArray) -> list[Any]:
 
 
 def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
-    """The array that `specified` (see `specification`) claims `data` to be: a view, but for a small misaligned copy.
+    """Returns the array that `specified` (see `specification`) describes, as a view of `data`; a misaligned one is copied.
 
-    `name` says in errors which array it is. Raises `CodecError` when the claim is malformed or does not fit the bytes.
+    `name` is that of the array, for errors. Raises `CodecError` when the specification is malformed or does not fit the
+    bytes.
     """
     match specified:
         case [str(dtype_name), list(shape), int(nbytes)] if dtype_name in DTYPES:
@@ -86,11 +87,11 @@ def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
 
 
 def pack_arrays(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> list[Buffer]:
-    """One frame of a small header and named arrays, as a list of buffers to be written one after the other.
+    """Packs a small header and named arrays into one frame, as a list of buffers to be written one after the other.
 
-    Layout: 4 bytes magic, uint32 little-endian length of the msgpack that follows, `[header, {name: specification}]`, then the
-    arrays in that order, each beginning at a multiple of 8. Arrays are referenced, not copied, unless they are not
-    C-contiguous. Raises `ValueError` for a dtype that does not travel or a header above 1 MiB.
+    Layout: 4 bytes magic, uint32 little-endian length of the msgpack that follows, `[header, {name: specification}]`, then
+    the arrays in that order, each beginning at a multiple of 8. Arrays are referenced, not copied, unless they are not
+    C-contiguous. Raises `ValueError` for a dtype that cannot travel or a header above 1 MiB.
     """
     packed: bytes = msgpack.packb([dict(header), {name: specification(array) for name, array in arrays.items()}])
     if len(packed) > _MAX_PACKED_HEADER_BYTES:
@@ -106,7 +107,10 @@ def pack_arrays(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> li
 
 
 def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    """Header and arrays of a frame of `pack_arrays`. Arrays are views of `data`. Raises `CodecError` for anything else."""
+    """Returns header and arrays of a frame of `pack_arrays`. The arrays are views of `data`.
+
+    Raises `CodecError` for anything else.
+    """
     view = as_bytes_view(data)
     if view.nbytes < 8 or view[:4] != _MAGIC:
         raise CodecError(f"{view.nbytes} bytes that do not begin with {_MAGIC!r} are not packed arrays")
@@ -148,6 +152,6 @@ def _padding(length: int) -> bytes:
 
 
 def _shown(value: object) -> str:
-    """A stranger's value, short enough for a log line."""
+    """Returns an untrusted value as text, short enough for a log line."""
     shown = repr(value)
     return shown if len(shown) <= 80 else shown[:80] + "..."

@@ -1,8 +1,8 @@
 """Batches and messages as frames, and as one file of the same frames.
 
-A message is `[kind, header]`, a batch `[b"BATCH", header, sidecar...]`, and with its session after the kind when it is sent.
-A batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then one a sidecar.
-Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a lying length cannot make
+A message is `[kind, header]`, a batch `[b"BATCH", header, sidecar...]`, with its session after the kind when it is sent. A
+batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then one a sidecar.
+Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a false length cannot make
 the receiver allocate. `docs/transport.md` has the tables.
 """
 
@@ -63,10 +63,10 @@ Message = Hello | Ready | Waiting | Acknowledged | Rejected | Commit | Evicted |
 BATCH = b"BATCH"
 
 MAX_FRAMES = 2**18
-"""Of one message. 256 rollouts of 78 turns make 20,000."""
+"""Most frames of one message. 256 rollouts of 78 turns make 20,000."""
 
 MAX_HEADER_BYTES = 2**28
-"""Of a batch."""
+"""Longest header of a batch."""
 
 MAX_MESSAGE_BYTES = 2**14
 MAX_REASON_LENGTH = 2**10
@@ -93,8 +93,10 @@ _FILE_ALIGNMENT = 8
 
 
 def encode(batch: Batch) -> list[Buffer]:
-    """The frames of a batch: kind, header, then the columns and the routing chunks, by reference unless an array is not
-    C-contiguous. Raises `ValueError` for arrays that cannot travel; it does not look at their values (`validate` does).
+    """Returns the frames of a batch: kind, header, then the columns and the routing chunks.
+
+    Arrays are taken by reference unless they are not C-contiguous. Raises `ValueError` for arrays that cannot travel; their
+    values are not checked (`validate` does that).
     """
     columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
     header, frames = [_preamble(batch)], []
@@ -111,7 +113,7 @@ def encode(batch: Batch) -> list[Buffer]:
 
 
 def _preamble(batch: Batch) -> bytes:
-    """The header up to the first sidecar's specification."""
+    """Returns the header up to the first sidecar's specification."""
     routed = bool(batch.routed_experts)
     sidecars = _COLUMNS + sum(map(len, batch.routed_experts))
     values: list[list[Any]] = [[batch.run_id, batch.step, len(batch.samples), sidecars, routed]]
@@ -123,7 +125,10 @@ def _preamble(batch: Batch) -> bytes:
 
 
 def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
-    """The valid batch that `frames` are, its arrays views of them. Raises `CodecError` for anything else, before allocating."""
+    """Returns the valid batch of `frames`; its arrays are views of them.
+
+    Raises `CodecError` for anything else, before allocating.
+    """
     if not 2 <= len(frames) <= MAX_FRAMES or as_bytes_view(frames[0]) != BATCH:
         raise CodecError(
             f"{len(frames)} frames that are not a batch; expected {BATCH!r}, a header and {_COLUMNS} or more arrays"
@@ -159,10 +164,10 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
 
 
 def _values(header: memoryview) -> Iterator[Any]:
-    """The msgpack values of a header, one by one.
+    """Yields the msgpack values of a header, one by one.
 
-    The limits bound each value, as nested claims of length would otherwise multiply: everything legitimate is a list of at
-    most six with short strings.
+    The limits bound each value, as nested lengths would otherwise multiply: everything valid is a list of at most six with
+    short strings.
     """
     if header.nbytes >= MAX_HEADER_BYTES:
         raise CodecError(f"a header of {header.nbytes} bytes")
@@ -202,7 +207,7 @@ def _decode_samples(values: Iterator[Any], count: int) -> tuple[tuple[SampleInfo
 
 
 def frames_size(frames: Sequence[Buffer]) -> int:
-    """Bytes of all frames together."""
+    """Returns the bytes of all frames together."""
     return sum(as_bytes_view(frame).nbytes for frame in frames)
 
 
@@ -210,13 +215,19 @@ def frames_size(frames: Sequence[Buffer]) -> int:
 
 
 def encode_offer(offer: Offer) -> list[Buffer]:
-    """The frames of a batch that is sent: kind, session, then those of `encode` after the kind. Raises as `encode` does."""
+    """Returns the frames of a batch that is sent: kind, session, then those of `encode` after the kind.
+
+    Raises as `encode` does.
+    """
     kind, *rest = encode(offer.batch)
     return [kind, _SESSION.pack(offer.session), *rest]
 
 
 def split_offer(frames: Sequence[Buffer]) -> tuple[int, list[Buffer]]:
-    """The session of a batch that was sent, and the frames for `decode`. Raises `CodecError` when there is no session."""
+    """Returns the session of a batch that was sent, and the frames for `decode`.
+
+    Raises `CodecError` when there is no session.
+    """
     if len(frames) < 2 or as_bytes_view(frames[1]).nbytes != _SESSION.size:
         raise CodecError(f"a batch of {len(frames)} frames whose second is no session of {_SESSION.size} bytes")
     (session,) = _SESSION.unpack(as_bytes_view(frames[1]))
@@ -227,14 +238,17 @@ def split_offer(frames: Sequence[Buffer]) -> tuple[int, list[Buffer]]:
 
 
 def encode_message(message: Message) -> list[Buffer]:
-    """The two frames of a message. Long reasons are cut."""
+    """Returns the two frames of a message. Long reasons are cut."""
     fields = dataclasses.asdict(message)
     fields = {name: value[:MAX_REASON_LENGTH] if isinstance(value, str) else value for name, value in fields.items()}
     return [_NAMES[type(message)], msgpack.packb(fields)]
 
 
 def decode_message(frames: Sequence[Buffer]) -> Message:
-    """The message that `frames` are. Raises `CodecError` for anything else. A `Hello`'s protocol is the receiver's to compare."""
+    """Returns the message of `frames`. Raises `CodecError` for anything else.
+
+    The receiver compares a `Hello`'s protocol.
+    """
     kind = bytes(as_bytes_view(frames[0])[:16]) if frames else b""
     if kind not in _KINDS or len(frames) != 2 or as_bytes_view(frames[1]).nbytes > MAX_MESSAGE_BYTES:
         raise CodecError(
@@ -269,8 +283,10 @@ def _fits(value: object, annotation: str) -> bool:
 
 
 def write_file(path: Path, batch: Batch) -> None:
-    """Writes the frames of `batch` as a new file: 8 bytes magic, uint64 number of frames, then for each its uint64 length and its
-    bytes, padded to 8. Arrays are written by reference. For use inside `publish_directory`, which flushes. Raises `OSError`.
+    """Writes the frames of `batch` as a new file. For use inside `publish_directory`, which flushes.
+
+    Layout: 8 bytes magic, uint64 number of frames, then for each its uint64 length and its bytes, padded to 8. Arrays are
+    written by reference. Raises `OSError`.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -280,7 +296,7 @@ def write_file(path: Path, batch: Batch) -> None:
 
 
 def read_file(path: Path, max_batch_bytes: int) -> Batch:
-    """The batch that `write_file` wrote. Raises `CodecError` naming the file when it is not one, `OSError` as reading does."""
+    """Reads the batch that `write_file` wrote. Raises `CodecError` naming the file, or `OSError`."""
     try:
         return decode(read_frames(path, max_batch_bytes + MAX_HEADER_BYTES), max_batch_bytes)
     except CodecError as error:
@@ -288,7 +304,7 @@ def read_file(path: Path, max_batch_bytes: int) -> Batch:
 
 
 def file_buffers(frames: Sequence[Buffer]) -> list[Buffer]:
-    """Frames as the buffers of a file (see `write_file`)."""
+    """Returns frames as the buffers of a file (see `write_file`)."""
     buffers: list[Buffer] = [_FILE_MAGIC + struct.pack("<Q", len(frames))]
     for frame in frames:
         view = as_bytes_view(frame)
@@ -297,10 +313,10 @@ def file_buffers(frames: Sequence[Buffer]) -> list[Buffer]:
 
 
 def read_frames(path: Path, max_bytes: int) -> list[Buffer]:
-    """The frames of a file of `file_buffers`, views of one buffer.
+    """Reads the frames of a file of `file_buffers`, as views of one buffer.
 
-    Raises `CodecError` when it is no such file or larger than `max_bytes` and the file's own framing, before anything is
-    allocated for it; `OSError` as reading does.
+    Raises `CodecError`, before allocating, when it is no such file or larger than `max_bytes` and the file's own framing;
+    `OSError` as reading does.
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size

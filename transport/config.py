@@ -19,7 +19,7 @@ Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
 
 
 class Config(BaseModel):
-    """Base of every configuration model: unknown keys are refused, field docstrings are descriptions."""
+    """The base of every configuration model: unknown keys are refused, field docstrings are descriptions."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
@@ -45,14 +45,14 @@ class TransportConfig(Config):
     keys; an orchestrator ignores it."""
 
     max_batch_bytes: int = Field(default=32 * 2**30, gt=0)
-    """Most bytes that a batch's arrays may take. An orchestrator ends before it commits a larger one; a trainer refuses it before
-    anything is allocated for it. What is more than a machine's memory is refused there, too."""
+    """Most bytes of a batch's arrays. An orchestrator ends before it commits a larger batch; a trainer refuses it before it
+    allocates memory for it. Each end also refuses a batch that is larger than its machine's memory."""
 
     credit: int = Field(default=4, ge=1)
     """How many unacknowledged batches the trainer holds for one run."""
 
     heartbeat_seconds: float = Field(default=5.0, gt=0)
-    """A peer silent for three of these is taken for lost; the link reconnects and says so."""
+    """A peer that is silent for three of these counts as lost; the link reconnects and logs it."""
 
     @property
     def largest_batch(self) -> int:

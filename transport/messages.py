@@ -1,4 +1,4 @@
-"""The small messages of the wire, all but the batch itself (see `records.Batch`). The contract is in `docs/contracts.md`."""
+"""The small messages of the wire, all but the batch itself (see `records.Batch`). See `docs/contracts.md`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """To the orchestrator: the trainer knows the run. It opens a session: what belongs to an earlier one counts no more."""
+    """To the orchestrator: the trainer knows the run, and opens a session.
+
+    Messages of earlier sessions do not count any more.
+    """
 
     next_step: int
     """The first step the trainer lacks."""
     credit: int
     """How many unacknowledged batches the trainer will hold."""
     session: int
-    """Names the session, at random: no two are alike, even of different trainers."""
+    """A random number that names the session: no two are alike, even of different trainers."""
     credit_bytes: int = NO_LIMIT
     """How many bytes the arrays of those batches may take together. One alone may take more."""
     max_batch_bytes: int = NO_LIMIT
@@ -40,7 +43,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """To the trainer: a batch as it is sent. It is trained once a `Commit` of the same session covers its step."""
+    """To the trainer: a batch. It is trained once a `Commit` of the same session covers its step."""
 
     batch: Batch
     session: int
@@ -48,7 +51,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """To the trainer: the batches of the session up to `step` are committed, those included that come later."""
+    """To the trainer: the batches of the session up to `step` are committed, also those that arrive later."""
 
     step: int
     session: int
@@ -56,7 +59,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """To the orchestrator: the run cannot be trained yet, and why. Said again every few seconds, so that silence means a loss."""
+    """To the orchestrator: why the run cannot be trained yet. Repeated every few seconds, so that silence means a loss."""
 
     reason: str
 
@@ -71,7 +74,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """To the orchestrator: its message was dropped, and why. `step` and `session` are None when the message named none."""
+    """To the orchestrator: why its message was dropped. `step` and `session` are None when the message named none."""
 
     step: int | None
     reason: str
@@ -80,14 +83,14 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """To the orchestrator: the trainer takes nothing more from this run."""
+    """To the orchestrator: the trainer accepts nothing more from this run."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Both ways: this peer leaves on purpose."""
+    """To either: this peer disconnects on purpose."""
 
     reason: str = ""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text with every unprintable character (controls, changes of the writing direction, surrogates) escaped, except line
-    feeds and tabs.
+    """Returns the text with every unprintable character escaped, except line feeds and tabs.
+
+    Unprintable are controls, changes of the writing direction and surrogates.
     """
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()

@@ -1,6 +1,6 @@
-"""What peers do, in the log: a flood of it must not fill the disk.
+"""A log of what peers do, limited in rate, so that a flood of messages cannot fill the disk.
 
-The trainer's end has one (`transport/wires/receiver.py`), and so has what the trainer makes of the messages
+The trainer's end of the wire has one (`transport/wires/receiver.py`), and so have the trainer's sessions
 (`trainer/runs/sessions.py`).
 """
 
@@ -11,11 +11,14 @@ import math
 import time
 
 _LINES, _WINDOW_SECONDS = 10, 10.0
-"""At most so many lines in so many seconds."""
+"""At most so many lines in each window."""
 
 
 class RateLimitedLog:
-    """Logs to `logger` as far as a window of time has room for it; the rest is counted, and said when the next one begins."""
+    """Logs to `logger` while a window of time has room.
+
+    Counts the other lines, and logs their number when the next window begins.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -26,7 +29,7 @@ class RateLimitedLog:
         now = time.monotonic()
         if now - self._since >= _WINDOW_SECONDS:
             if self._noted > _LINES:
-                self._logger.warning("%d further lines about what peers did were left out", self._noted - _LINES)
+                self._logger.warning("%d further lines about peers were left out", self._noted - _LINES)
             self._since, self._noted = now, 0
         self._noted += 1
         if self._noted <= _LINES:

@@ -1,8 +1,7 @@
 """The records that travel: a turn, a rollout, a sample, a batch.
 
-Plain data and its validation; nothing here knows a wire, a model or a loop. Arrays are numpy; bulk arrays may be views of
-received bytes and are never copied on the way. Shape suffixes in names: `T` tokens, `S` samples, `L` layers, `K` experts a
-token.
+They are plain data, without any wire, model or loop. Arrays are numpy; bulk arrays may be views of received bytes and are
+never copied on the way. Shape suffixes in names: `T` tokens, `S` samples, `L` layers, `K` experts a token.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ RoutingArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model call: what went in, what came out, and which weights answered.
+    """One model call: its prompt, its completion, and the weights that computed it.
 
     `routed_experts` holds the rows of positions `routed_experts_start ... len(prompt) + len(completion) - 2` of the
     concatenation prompt + completion: the last token was never fed back, so it has no row.
@@ -41,12 +40,12 @@ class Turn:
     routed_experts_start: int = 0
     server: str = ""
     temperature: float = 1.0
-    """What divided the logits when it was sampled. A file written before this was recorded has 1."""
+    """The divisor of the logits at sampling. 1 in a file that was written before this was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What an environment left with a rollout, as JSON objects in UTF-8."""
+    """The state and metrics of a rollout, from its environment, as JSON objects in UTF-8."""
 
     metrics: bytes
     state: bytes
@@ -54,7 +53,7 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Turns of which each one's prompt extends all that came before: what becomes one sample."""
+    """Turns of which each one's prompt extends all that came before: they become one sample."""
 
     turns: tuple[Turn, ...]
     token_ids_T: Int32Array
@@ -74,23 +73,24 @@ class Rollout:
     turns: list[Turn] = field(default_factory=list)
     reward: float | None = None
     error: str | None = None
-    """Why it failed, for a person; None for one that completed."""
+    """Why it failed, for a person; None if it completed."""
     inference_failed: bool = False
     """It failed because a model call of it got no answer in time: a failure of the infrastructure, not of its environment."""
     metrics: dict[str, float] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    """Whatever the environment kept; `state_columns` picks fields of it for the saved records. JSON-serialisable."""
+    """What the environment kept; `state_columns` selects fields for the saved records. JSON-serialisable."""
     advantage: float = 0.0
     filtered_by: str | None = None
     """Name of the enforcing filter that removed it."""
     saved: SavedState | None = None
-    """`metrics` and `state` as they were when it was finalized. Files are written from these bytes: an environment may change
-    what it left at any time. None before."""
+    """`metrics` and `state` as they were when its group was finalized; None before. Files are written from these bytes, since an
+    environment may change both at any time."""
 
     tokens: Int32Array | None = None
-    """Every token of its turns once, once it was finalized or read from a file: the turns' ids are views of it."""
+    """All tokens of its turns, each once, of which the turns' ids are views. None until its group is finalized, or it is read
+    from a file."""
     branches: tuple[Branch, ...] | None = None
-    """Its turns as its branches; None before its end, and for one read from a file."""
+    """Its turns as merged when its group was finalized; None before, or if it was read from a file."""
 
     @property
     def oldest_policy_version(self) -> int:
@@ -121,14 +121,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampleInfo:
-    """What a batch's header says of one sample."""
+    """The columns of one sample in a batch's header."""
 
     rollout_id: str
     environment: str
     policy_version: int
     reward: float
     temperature: float
-    """What its log-probabilities were sampled at, and is trained at."""
+    """The temperature at which its log-probabilities were sampled, and at which it is trained."""
 
 
 @dataclass(frozen=True, slots=True)

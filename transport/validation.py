@@ -1,7 +1,7 @@
-"""Whether a batch makes sense: its columns agree with each other and hold numbers one can train on.
+"""Checks that a batch is valid: its columns agree with each other and hold numbers that can be trained on.
 
 Both ends call `validate`: the orchestrator before the batch becomes its durable record, the trainer on every batch it
-receives. Every check is one vectorised pass; a sample is looked for only once a column is known to be bad.
+receives. Every check is one vectorised pass; the sample at fault is searched only in a column that is known to be bad.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ LOG_PROBABILITY_ROUNDING = 1e-3
 """Inference engines round a certainty to a little above 0; more than this is not rounding."""
 
 MAX_ARRAY_BYTES = 4 * 2**30
-"""Of one column or one routing chunk, which travel as one frame each: a receiver's wire allocates a frame as soon as one is
-claimed. The token ids of a step of 25 GB with routing take 0.3 GB, the routing of a turn of a million tokens 0.4 to 1.5 GB."""
+"""Most bytes of one column or one routing chunk. Each travels as one frame, and a receiver's wire allocates a frame as soon as
+its length has arrived. The token ids of a step of 25 GB with routing take 0.3 GB, the routing of a turn of a million tokens 0.4
+to 1.5 GB."""
 
 MAX_NAME_LENGTH = 256
-"""Of a rollout's id and an environment's name."""
+"""Most characters of a rollout's id and of an environment's name."""
 
 
 def validate(batch: Batch) -> None:
-    """Raises `ValueError`, naming sample and field, unless the batch is as `records.Batch` and `docs/contracts.md` say."""
+    """Raises `ValueError`, naming sample and field, unless `records.Batch` and `docs/contracts.md` allow the batch."""
     if not re.fullmatch(IDENTIFIER_PATTERN, batch.run_id):
         raise ValueError(f"run_id: {batch.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
     if not 1 <= batch.step < 2**62:

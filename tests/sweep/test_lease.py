@@ -90,7 +90,7 @@ def test_tokens_rise_with_claims_and_attempts_do_not_count_what_was_given_back()
 
 
 def test_a_vanished_owner_is_named_by_who_follows() -> None:
-    expected = "attempt 1 on host, process 7, was not heard of for 90 s"
+    expected = "attempt 1 on host, process 7, sent no heartbeat for 90 s"
     assert claimed(RUNNING, "target", "next", "host", 8, TERMS, 0.0).error == expected
     gone = marked_failed(RUNNING, "observer", 0.0)
     assert (gone.state, gone.error, gone.owner) == ("FAILED", expected, "observer")

@@ -308,7 +308,7 @@ async def test_what_is_refused_is_counted_logged_and_told_and_harms_nobody(
         await asyncio.to_thread(refuse, receiver, 1)
         first = codec.decode_message(stranger.read())
         assert isinstance(first, Rejected)
-        assert "has not said HELLO" in first.reason
+        assert "has not sent HELLO" in first.reason
         stranger.write(hello_frames("stranger"))
         await asyncio.to_thread(take, receiver, Hello)
         receiver.send("stranger", Ready(1, 4, SESSION))

@@ -1,1 +1,1 @@
-"""Files that several processes share: written atomically, locked, appended to, or read from strangers."""
+"""Files that several processes share: written atomically, locked, appended to, or read from untrusted writers."""

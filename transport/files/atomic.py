@@ -1,7 +1,7 @@
 """Files and directories that appear whole or not at all: written beside, flushed to disk, renamed.
 
-Everything of the run directory goes through here (`docs/contracts.md`, "Directories"), so that a process killed at any
-moment leaves the last good state and, at worst, a hidden `.partial` sibling that no reader looks at.
+Every file of the run directory is written by this module (`docs/contracts.md`, "Directories"), so that a process killed at
+any moment leaves the last good state and, at worst, a hidden `.partial` sibling that no reader opens.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ _BUFFERS_A_CALL = 512
 """Below IOV_MAX (1024 on Linux), and few enough that building the list is quick."""
 
 _BYTES_A_CALL = 64 * 2**20
-"""So that a disk that stalls is seen between calls, and a signal is handled."""
+"""A limit, so that a signal is handled between calls even if the disk stalls."""
 
 _SYNCS_AT_ONCE = 8
 
 
 def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None:
-    """Writes `buffers`, one after the other, as the file `path`, replacing one that is there.
+    """Writes `buffers`, one after the other, as the file `path`, replacing an existing one. Copies and joins nothing.
 
-    Nothing is copied or joined. Without `durable` it appears whole just the same, but the disk is not waited for, and the
-    machine's end may take it.
-
-    Raises `OSError` (disk full, no permission); `path` is then as it was. Blocks on the disk: not for an event loop.
+    Without `durable` the file appears whole all the same, but the call does not wait for the disk, and a crash of the
+    machine may lose it. Raises `OSError` (disk full, no permission); `path` is then as it was. Blocks on the disk: not for
+    an event loop.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -60,13 +59,13 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None
 
 @contextmanager
 def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Yields an empty directory beside `path`; when the block ends, it becomes `path`, flushed and with its `STABLE` marker.
+    """Yields an empty directory beside `path`; at the block's end it becomes `path`, flushed, with its `STABLE` marker.
 
-    Without `durable` it appears whole just the same, but the disk is not waited for: until `flush_directory`, the machine's
-    end may leave it damaged.
+    Without `durable` it appears whole all the same, but the call does not wait for the disk: until `flush_directory`, a
+    crash of the machine may damage it.
 
-    When the block raises, nothing appears. Raises `FileExistsError` when `path` is already published: a published
-    directory never changes under a reader, so remove it first (`remove_directory`). One writer a path at a time.
+    When the block raises, nothing appears. Raises `FileExistsError` when `path` is already published: a published directory
+    never changes under a reader, so remove it first (`remove_directory`). One writer a path at a time.
     """
     if (path / STABLE).exists():
         raise FileExistsError(f"{path} is already published; a published directory is never overwritten")
@@ -88,20 +87,23 @@ def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 def flush_directory(path: Path) -> None:
-    """Makes durable what was published without being so. Raises `OSError`. Blocks on the disk."""
+    """Makes a directory durable that was published without `durable`. Raises `OSError`. Blocks on the disk."""
     _sync_below(path)
     _sync(path.parent)
 
 
 def remove_directory(path: Path) -> None:
-    """Removes a directory, its `STABLE` marker first, so that a removal cut short leaves nothing that counts. Missing is fine."""
+    """Removes a directory, its `STABLE` marker first, so that an interrupted removal leaves nothing that counts.
+
+    A missing directory is no error.
+    """
     (path / STABLE).unlink(missing_ok=True)
     if path.is_dir():
         shutil.rmtree(path)
 
 
 def published_steps(parent: Path) -> list[int]:
-    """The N of every published `step_N` directory in `parent`, ascending; empty when `parent` is missing."""
+    """Returns the N of every published `step_N` directory in `parent`, ascending; none if `parent` is missing."""
     steps = (entry.parent.name.removeprefix("step_") for entry in parent.glob(f"step_*/{STABLE}"))
     return sorted(int(step) for step in steps if step.isascii() and step.isdigit())
 
@@ -124,7 +126,10 @@ def write_buffers(descriptor: int, buffers: Sequence[Buffer]) -> None:
 
 
 def as_bytes_view(buffer: Buffer) -> memoryview:
-    """A flat view of the bytes of `buffer`, without a copy. Raises `ValueError` for an array that is not C-contiguous."""
+    """Returns a flat view of the bytes of `buffer`, without a copy.
+
+    Raises `ValueError` for an array that is not C-contiguous.
+    """
     if isinstance(buffer, np.ndarray):
         if not buffer.flags.c_contiguous:
             raise ValueError(f"an array of shape {buffer.shape} and strides {buffer.strides} is not C-contiguous")
@@ -134,7 +139,7 @@ def as_bytes_view(buffer: Buffer) -> memoryview:
 
 
 def _sync_below(directory: Path) -> None:
-    """All at once, marker and all: a disk's journal is then waited for once or twice, and not file by file."""
+    """Flushes all files at once, so that the disk's journal is waited for once or twice, and not for each file."""
     with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync") as threads:
         list(threads.map(_sync, [directory, *directory.rglob("*")]))
 

@@ -1,7 +1,7 @@
-"""JSON Lines that one process appends to and others read meanwhile, as both `metrics.jsonl` are.
+"""JSON Lines files, such as `metrics.jsonl`, that one process appends to while others read.
 
-A line counts once its newline is there. A writer that was killed, or whose disk was full, may leave half a line behind; the next
-append removes it first, since whatever follows it would be lost with it.
+A line counts once its newline is there. A writer that was killed, or whose disk was full, may leave half a line; the next
+append removes it first, since the line after it would be lost with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _BLOCK_BYTES = 64 * 2**10
 
 
 def append_line(path: Path, line: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Appends one JSON object, as `append_lines` does."""
+    """Appends one JSON object, in one write if the disk allows it. One writer a file. Blocks: call it in a thread.
+
+    `durable` waits until this line and all before it are on the disk; without it, a crash of the machine may lose lines.
+    Raises `OSError` (disk full): the file then ends with the line before.
+    """
     append_lines(path, [line], durable=durable)
 
 
@@ -52,9 +56,9 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, durable: boo
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Every whole line, newline included, and the object that it holds.
+    """Yields every whole line, newline included, and its object.
 
-    Others are passed over, with a warning. Nothing where there is no file. Raises `OSError`.
+    Skips other lines, with a warning. Yields nothing where there is no file. Raises `OSError`.
     """
     if not path.exists():
         return
@@ -67,8 +71,10 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """The lines of a file, the last one first: where each begins, its bytes with the newline, and its object, or None for what is
-    none or has no newline. Nothing where there is no file. Reads a block at a time; raises `OSError`.
+    """Yields the lines of a file, the last one first: offset, bytes with the newline, and object.
+
+    The object is None for a line that holds none or has no newline. Yields nothing where there is no file. Reads a block at
+    a time; raises `OSError`.
     """
     if not path.exists():
         return
@@ -88,7 +94,7 @@ def lines_from_end(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | No
 
 
 def replace_end(path: Path, start: int, data: bytes) -> None:
-    """Replaces what the file holds from `start` on; flushed to disk when this returns.
+    """Replaces the bytes of the file from `start` on, and flushes it to disk.
 
     An interruption loses the file's end, so the lines must be stored elsewhere, too. Raises `OSError`.
     """
@@ -103,7 +109,7 @@ def replace_end(path: Path, start: int, data: bytes) -> None:
 
 
 def object_in(raw: bytes) -> dict[str, Any] | None:
-    """What a line holds; None where that is no JSON object, or the line has no newline."""
+    """Returns the object of a line; None if it is no JSON object, or the line has no newline."""
     try:
         line = orjson.loads(raw) if raw.endswith(b"\n") else None
     except orjson.JSONDecodeError:
@@ -112,7 +118,7 @@ def object_in(raw: bytes) -> dict[str, Any] | None:
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:
-    """The offset after the last newline."""
+    """Returns the offset after the last newline."""
     end = size
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)

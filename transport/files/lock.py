@@ -1,7 +1,7 @@
-"""At most one process at one place: a lock that dies with its holder, however it dies, and so tells stale from taken.
+"""A lock on a file, held by at most one process, and released by the kernel however that process ends.
 
-It is an open file description lock (fcntl(2)), since one can ask for its state without taking it: whoever looks never stands in
-the way of whoever comes. The file says who holds it.
+It is an open file description lock (fcntl(2)), whose state can be read without taking it: a reader never blocks a process
+that takes it. The file names the holder.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ _FLOCK = struct.Struct("hhqqi0q")
 
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
-
 LONGEST_PID = 7
-"""Digits: the kernel's own limit is 4,194,304."""
+"""Digits of a process id: the kernel's own limit is 4,194,304."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock."""
+    """The process that holds a lock."""
 
     pid: int
-    """0 in the moment before it has written its own."""
+    """0 until the holder has written its own."""
     host: str
 
 
 def take_lock(lock_path: Path, taken: str) -> int:
     """Takes the lock and returns its descriptor, which holds it until closed.
 
-    Raises `OSError` (`EADDRINUSE`) that says `taken` when another process has it.
+    Raises `OSError` (`EADDRINUSE`), with the message `taken`, when another process holds it.
     """
     lock_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # others may ask
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users may read it
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         os.ftruncate(descriptor, 0)
@@ -56,7 +55,7 @@ def take_lock(lock_path: Path, taken: str) -> int:
 
 
 def holder_of(lock_path: Path) -> Holder | None:
-    """Who holds the lock now; None when nobody does, or there is no such file, or something else in its place."""
+    """Returns the holder of the lock; None when nobody holds it, or there is no such regular file."""
     try:
         with open_regular(lock_path) as file:
             kind = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0]
@@ -65,8 +64,8 @@ def holder_of(lock_path: Path) -> Holder | None:
         return None
     if kind == fcntl.F_UNLCK:
         return None
-    says_who = len(words) == 2 and words[0].isdecimal() and len(words[0]) <= LONGEST_PID
-    return Holder(int(words[0]), words[1]) if says_who else Holder(0, "")
+    is_named = len(words) == 2 and words[0].isdecimal() and len(words[0]) <= LONGEST_PID
+    return Holder(int(words[0]), words[1]) if is_named else Holder(0, "")
 
 
 def take_listener_lock(lock_path: Path, place: str) -> int:

@@ -1,8 +1,8 @@
-"""Files that others may have written, such as those of a guest's run: read without waiting, bounded in size and in depth.
+"""Reads files that others may have written, such as a guest's: without waiting, bounded in size and in depth.
 
-What stands at a path may be a FIFO, a device, a link, gigabytes, or brackets that exhaust a parser's stack. Only a regular file
-is read, never through a link in its own place, never more than its reader allows, and nothing that would exhaust a parser is
-parsed. Everything else is an `UntrustedFileError`, which says what was found; a missing file is an `OSError`, as ever.
+At a path there may be a FIFO, a device, a link, gigabytes, or brackets that exhaust a parser's stack. Only a regular file is
+read, never through a link as the last part of its path, never more than the given limit, and nothing that would exhaust a
+parser is parsed. Everything else raises `UntrustedFileError`, which names what was found; a missing file raises `OSError`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ _LONG_KEY = re.compile(
 
 
 class UntrustedFileError(ValueError):
-    """A file that is not what its reader expects; the message says which file, what was found, and what was expected."""
+    """A file is not what its reader expects; the message names the file, what was found, and what was expected."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """The file at `path`, opened for reading in bytes; never waits, as opening a FIFO would.
+    """Opens the file at `path` for reading in bytes; never waits, as opening a FIFO would.
 
-    Raises:
-        UntrustedFileError: something else than a regular file stands there, or a symbolic link.
-        OSError: it is missing or may not be read.
+    Raises `UntrustedFileError` for anything but a regular file, a symbolic link included; `OSError` when the file is missing
+    or may not be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -124,7 +123,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
 
 
 def _is_deeper(value: object, limit: int) -> bool:
-    """Whether tables and arrays lie more than `limit` deep in `value`. Without recursion."""
+    """Whether tables and arrays are nested more than `limit` deep in `value`. Without recursion."""
     level = [value]
     for _ in range(limit + 1):
         level = [

@@ -1,1 +1,1 @@
-"""What every process here does about the system: stop requests, permanent errors, the GIL."""
+"""What processes have in common: stop requests, permanent errors, pacing of threads."""

@@ -1,4 +1,4 @@
-"""Which of the system's errors are permanent, so that another attempt would fail in the same way, and which may pass.
+"""Tells permanent errors of the system, at which another attempt would fail in the same way, from passing ones.
 
 A role that a permanent error stops ends with the exit code of a bad configuration, and its supervisor does not restart it.
 """
@@ -10,10 +10,10 @@ import errno
 LASTING = frozenset(
     {errno.EACCES, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 )
-"""Errors of paths and permissions, which somebody has to mend. Not in the list: a port in use, a full disk, a lock that another
-process holds, a file system that is away for a moment."""
+"""Errors of paths and permissions, which a person has to correct. Not in the list: a port in use, a full disk, a lock that
+another process holds, a file system that is unreachable for a moment."""
 
 
 def is_permanent(error: OSError) -> bool:
-    """Whether the error would come again until somebody mends its cause."""
+    """Whether the error would come again until a person corrects its cause."""
     return error.errno in LASTING

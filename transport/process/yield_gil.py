@@ -9,15 +9,15 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 LONGEST_REST_SECONDS = 0.005
-"""After an item that took longer than it should, so that whoever waits for the whole need not wait twice."""
+"""The limit of a rest, so that an item that took too long does not double the time of the whole."""
 
 
 def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
-    """Hands on `items`, and rests between two of them for as long as this thread computed; for a thread other than the loop's.
+    """Yields `items`, and rests between two of them for as long as this thread computed. Not for the loop's thread.
 
-    Two threads that compute share the GIL half and half, and a busy loop is twice as slow for as long as it lasts. A thread that
-    rests half of its time leaves the loop three quarters. Time that the thread only waited, for a disk or the GIL, counts as
-    rest already. Choose items that take about a millisecond: a rest takes 60 microseconds at least.
+    Two threads that compute share the GIL half and half, and a busy loop is twice as slow for as long as it lasts. A thread
+    that rests half of its time leaves the loop three quarters. Time during which the thread only waited, for a disk or the
+    GIL, counts as rest already. Choose items that take about a millisecond: a rest takes 60 microseconds at least.
     """
     computed = 0.0
     for item in items:

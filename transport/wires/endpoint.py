@@ -1,4 +1,4 @@
-"""Where the two ends meet, and with which keys: the address of a job's ZMQ socket and the CURVE keys of one end.
+"""The address of a job's ZMQ socket, and the CURVE keys of one end.
 
 Both ends compute the same address from the same configuration. An address that other machines can reach needs keys.
 """
@@ -30,7 +30,7 @@ _Loaded = TypeVar("_Loaded")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CurveKeys:
-    """CURVE keys, Z85. Never shown: it has no representation."""
+    """CURVE keys, Z85. Without a representation, so that they are never shown."""
 
     server_public: bytes
     public: bytes
@@ -38,10 +38,10 @@ class CurveKeys:
 
 
 def resolve_address(config: TransportConfig, output_dir: Path) -> str:
-    """The ZMQ address of the job in `output_dir`.
+    """Returns the ZMQ address of the job in `output_dir`.
 
-    Raises `ValueError` when the configured one is malformed, too long for a UNIX socket, or reachable from elsewhere without
-    keys; `PermissionError` when the fallback directory is another user's.
+    Raises `ValueError` when the configured one is malformed, too long for a UNIX socket, or reachable from other machines
+    without keys; `PermissionError` when the fallback directory is another user's.
     """
     if config.address is None:
         return IPC + str(_default_path(output_dir.resolve()))
@@ -65,7 +65,10 @@ def resolve_address(config: TransportConfig, output_dir: Path) -> str:
 
 
 def load_keys(config: TransportConfig) -> CurveKeys | None:
-    """This end's keys, or None without any. Raises `ValueError` naming the field when one is missing or is no certificate."""
+    """Returns this end's keys, or None without any.
+
+    Raises `ValueError` naming the field when one is missing or is no certificate.
+    """
     if config.server_public_key_file is None and config.secret_key_file is None:
         return None
     if config.server_public_key_file is None or config.secret_key_file is None:
@@ -82,9 +85,9 @@ def load_keys(config: TransportConfig) -> CurveKeys | None:
 
 
 def load_authorized_keys(config: TransportConfig, keys: CurveKeys) -> frozenset[bytes]:
-    """Public keys that may connect to the trainer, whose own are `keys`.
+    """Returns the public keys that may connect to the trainer, whose own are `keys`.
 
-    Raises `ValueError` when there are none, or when its own public key is not the one that orchestrators are told to expect.
+    Raises `ValueError` when there are none, or when the trainer's public key is not the one that orchestrators expect.
     """
     if keys.public != keys.server_public:
         raise ValueError(

@@ -1,11 +1,12 @@
 """The wire over a shared directory, for machines that share a disk and no network.
 
-Under the exchange directory the trainer keeps a beacon, `trainer.json`, with a session id of this life and a counter that beats.
-What is said in a session lies in its directory, as `<session>/to_trainer/<number>-<sender>.msg` or
-`<session>/<sender>/<number>.msg`: one atomic file a message (`codec.file_buffers`), deleted once read. A sender is one connection
-of one run. A trainer that starts again begins a new session, so nothing said to an old one is heard; a link that sees another
-session, or no beat, connects anew. No clock is compared. Nothing here is flushed to disk: what a machine's end would take is in
-the orchestrator's durable record, and a heartbeat that waits behind a checkpoint's flush is late.
+Under the exchange directory the trainer keeps a beacon, `trainer.json`, with the session id of this trainer process and a
+counter that rises with each heartbeat. The messages of a session are in its directory, as
+`<session>/to_trainer/<number>-<sender>.msg` or `<session>/<sender>/<number>.msg`: one atomic file a message
+(`codec.file_buffers`), deleted once read. A sender is one connection of one run. A trainer that starts again begins a new
+session, so it never reads messages to an earlier trainer; a link that reads another session, or no heartbeat, connects anew.
+No clocks are compared. Nothing here is flushed to disk: the orchestrator's durable record has what a crash of the machine
+would lose, and a heartbeat that waits behind a checkpoint's flush is late.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class DirectoryConnection:
         self._seeking = False
         self._session: Path | None = None
         self._beacon: tuple[str, int] | None = None
-        """The last one seen, even when its trainer was found dead: the same again is no sign of life."""
+        """The last one read, also of a trainer that is lost: the same beacon again does not prove a live trainer."""
         self._seen = 0.0
         self._sender = ""
         self._written = 0
@@ -84,7 +85,7 @@ class DirectoryConnection:
             write_atomically(path, *file_buffers(frames), durable=False)
 
     def close(self, linger: float) -> None:
-        """See `Connection`. What is written stays for the trainer to read, so there is nothing to wait for."""
+        """See `Connection`. Written messages stay for the trainer to read, so there is nothing to wait for."""
         self._leave()
 
     def _join(self, beacon: tuple[str, int]) -> Connected | Lost:
@@ -138,7 +139,7 @@ class DirectoryListener:
         self._lock: int | None = take_listener_lock(root / "trainer.lock", str(root))
         for entry in root.iterdir():
             if _SESSION.fullmatch(entry.name):
-                shutil.rmtree(entry)  # of a trainer that is dead, or we would not have the lock
+                shutil.rmtree(entry)  # of a trainer that has ended, since this one holds the lock
         self._session = root / secrets.token_hex(8)
         self._inbox = self._session / _TO_TRAINER
         self._inbox.mkdir(parents=True)
@@ -169,7 +170,7 @@ class DirectoryListener:
         return True
 
     def close(self, linger: float) -> None:
-        """See `Listener`. Answers stay to be read, until the next trainer clears them away; batches are removed."""
+        """See `Listener`. Answers stay until the next trainer removes them; batches are removed."""
         if self._lock is None:
             return
         self._stop.set()

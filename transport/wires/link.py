@@ -1,8 +1,8 @@
-"""The orchestrator's end on any wire: `TrainerLink` around a `Connection`, which knows the wire.
+"""The orchestrator's end on any wire: `TrainerLink` around a `Connection`, which implements the wire.
 
-Everything that may take time (encoding, handing thousands of frames to the wire, reconnecting) happens in one thread of the
-link's own, which alone touches the connection. The event loop only appends to a queue and writes one byte to a pipe; what
-arrives comes back by `call_soon_threadsafe`. `docs/performance.md` says why.
+All that may take time (encoding, passing thousands of frames to the wire, reconnecting) happens in one thread of the link's
+own, which alone touches the connection. The event loop only appends to a queue and writes one byte to a pipe; messages come
+back by `call_soon_threadsafe`. `docs/performance.md` gives the reasons.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from transport.messages import Bye, Commit, Evicted, Hello, Offer, Ready, Reject
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 2.0
-"""How long a leaving end waits for what is queued. What does not make it is in the durable record, and is sent again."""
+"""How long a closing end waits for what is queued. The rest is in the durable record, and is sent again."""
 
 _BACKOFF_SECONDS = (0.1, 5.0)
 _DISPLACEMENTS = 3
-"""How often a link that was replaced connects again. Its own earlier greeting, read late, may have replaced it, or another
-orchestrator of the run, to which it gives way in the end."""
+"""How often a link that was replaced connects again. Its own earlier `Hello`, read late, may have replaced it. If another
+orchestrator of the run did, the link gives up after these attempts."""
 _FIRST_LOG_SECONDS, _LONGEST_LOG_SECONDS = 2.0, 60.0
 
 
@@ -41,7 +41,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The trainer's end is gone, or is another than the one that was greeted. What was written may be lost."""
+    """The trainer's end is gone, or another trainer answers. Messages already written may be lost."""
 
     reason: str
 
@@ -51,19 +51,23 @@ Arrived = list[Buffer]
 
 
 class Connection(Protocol):
-    """What a wire does for the link, in the link's thread."""
+    """A wire, as the link's thread uses it."""
 
     peer: str
-    """Who and where the other end is, for people."""
+    """The other end and its address, for people."""
 
     def open(self) -> None:
-        """Begins to connect, afresh: nothing written before is sent, and nothing more of an earlier connection comes.
+        """Begins to connect anew.
 
-        A peer that is not there yet is waited for.
+        Messages written before are not sent, and none of an earlier connection is returned. Waits for a peer that is not
+        there yet.
         """
 
     def poll(self, wake: int, timeout: float) -> Sequence[Connected | Lost | Arrived]:
-        """What happened, in order; returns early when descriptor `wake` becomes readable. Between `Lost` and `open`: nothing."""
+        """Returns the events since the last call, in order; none between `Lost` and `open`.
+
+        Returns after `timeout` seconds, or early when descriptor `wake` becomes readable.
+        """
 
     def write(self, frames: Sequence[Buffer]) -> None:
         """Queues one message by reference. Never blocks on the peer."""
@@ -75,7 +79,7 @@ class Connection(Protocol):
 class ThreadedLink:
     """`TrainerLink` (see `transport.wires.base`) over a connection.
 
-    Greets after every connect; drops what does not belong to the present session, as its owner sends what a later `Ready`
+    Sends `Hello` after every connect. Drops messages of earlier sessions, as their owner sends again what a later `Ready`
     lacks.
     """
 
@@ -107,10 +111,9 @@ class ThreadedLink:
         self._hello = replace(self._hello, last_acknowledged=max(step, self._hello.last_acknowledged))
 
     async def send(self, message: Offer | Commit) -> None:
-        """See `TrainerLink`.
+        """See `TrainerLink`. Returns once the wire has the message, or it was dropped.
 
-        Returns once the wire has the message, or it was dropped. Raises `ValueError` for a batch that cannot travel,
-        `ConnectionError` when the link was closed or its thread failed.
+        Raises `ValueError` for a batch that cannot travel, `ConnectionError` when the link was closed or its thread failed.
         """
         assert self._loop is not None
         if self._ended.is_set() or self._closing:
@@ -138,7 +141,7 @@ class ThreadedLink:
             async with asyncio.timeout(LINGER_SECONDS + 5.0):
                 await self._ended.wait()
         except TimeoutError:
-            logger.warning("the link's thread to %s did not end in time; leaving it behind", self._connection.peer)
+            logger.warning("the thread of the link to %s did not end in time and is abandoned", self._connection.peer)
 
     def _wake(self) -> None:
         try:
@@ -176,7 +179,7 @@ class ThreadedLink:
                 for event in self._connection.poll(self._wake_reader, self._seconds_to_wait()):
                     if self._is_displaced(event):
                         self._reconnect()
-                        break  # what follows is of the old connection
+                        break  # later events are of the old connection
                     self._handle(event)
                 self._reopen_if_due()
                 self._wait_log.log_if_due()
@@ -205,7 +208,7 @@ class ThreadedLink:
                 self._take(event)
 
     def _is_displaced(self, event: Connected | Lost | Arrived) -> bool:
-        """Whether the trainer does not know this connection any more, which it had said READY to."""
+        """Whether the trainer no longer accepts this connection, to which it had sent READY."""
         if self._session is None or self._displaced == _DISPLACEMENTS or not isinstance(event, list):
             return False
         try:
@@ -252,7 +255,7 @@ class ThreadedLink:
         try:
             os.read(self._wake_reader, 4096)
         except BlockingIOError:
-            return  # nobody called
+            return  # nothing was queued
         while self._outbox:
             message, handed_over = self._outbox.popleft()
             error: Exception | None = None
@@ -289,7 +292,7 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 class _WaitLog:
-    """Says what is awaited, of whom and since when, ever more rarely."""
+    """Logs what is awaited, from which peer and since when, at growing intervals."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer

@@ -1,4 +1,4 @@
-"""Opens either end of the wire that a configuration names. Both ends of one job get the same answer from the same values."""
+"""Opens either end of the wire that a configuration names. Both ends compute the same from the same values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ EXCHANGE = "exchange"
 
 
 def open_link(config: TransportConfig, output_dir: Path, run_id: str) -> TrainerLink:
-    """The orchestrator's end for the job in `output_dir`. Connects once started. Raises `ValueError` for a bad configuration."""
+    """Returns the orchestrator's end for the job in `output_dir`. It connects once started.
+
+    Raises `ValueError` for a bad configuration.
+    """
     connection: Connection
     if config.kind == "filesystem":
         connection = DirectoryConnection(output_dir / EXCHANGE, run_id, config.heartbeat_seconds)
@@ -28,9 +31,10 @@ def open_link(config: TransportConfig, output_dir: Path, run_id: str) -> Trainer
 
 
 def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
-    """The trainer's end for the job in `output_dir`, listening.
+    """Returns the trainer's end for the job in `output_dir`, listening.
 
-    Raises `ValueError` for a bad configuration, `OSError` when another trainer listens already or the place cannot be used.
+    Raises `ValueError` for a bad configuration, `OSError` when another trainer listens already or the address cannot be
+    used.
     """
     listener: Listener
     if config.kind == "filesystem":

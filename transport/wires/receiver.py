@@ -1,8 +1,8 @@
-"""The trainer's end on any wire: `BatchReceiver` around a `Listener`, which knows the wire.
+"""The trainer's end on any wire: `BatchReceiver` around a `Listener`, which implements the wire.
 
-It keeps who said `Hello` as which run and which session was opened for it, and lets through only what is whole, known and
-sensible. What belongs to an earlier session is dropped; everything else is counted, logged with its sender, answered with
-`Rejected`, and dropped; nothing a peer sends touches another peer.
+It keeps which sender is which run and the session of each run, and returns only complete and valid messages of known
+senders. A message of an earlier session is dropped; any other is counted, logged with its sender, answered with `Rejected`,
+and dropped. No message of a peer affects another peer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transport.wires.link import LINGER_SECONDS
 logger = logging.getLogger(__name__)
 
 _REFUSALS_A_CALL = 256
-"""Refused messages that one call of `receive` goes through beyond its time."""
+"""Refused messages that one call of `receive` reads beyond its timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Arrival:
     """One message as the wire delivered it."""
 
     sender: bytes
-    """Where an answer goes; empty when none can."""
+    """The address for an answer; empty when none can be sent."""
     origin: str
     """The sender's address, for people."""
     frames: list[Buffer] | CodecError
-    """Its frames, or why the wire could not even read them."""
+    """Its frames, or why the wire could not read them."""
 
 
 class Listener(Protocol):
-    """What a wire does for the receiver."""
+    """A wire, as the receiver uses it."""
 
     def poll(self, timeout: float) -> Arrival | None:
-        """The next message, or None after at most `timeout` seconds."""
+        """Returns the next message, or None after at most `timeout` seconds."""
 
     def write(self, sender: bytes, frames: Sequence[Buffer]) -> bool:
         """Queues one message; False when that sender is gone. Never blocks on it."""
@@ -63,7 +63,7 @@ class Receiver:
         self._runs: dict[bytes, str] = {}
         self._senders: dict[str, bytes] = {}
         self._sessions: dict[str, int] = {}
-        """By run, what its last `Ready` said; no entry where none counts."""
+        """By run, the session of its last `Ready`; no entry where none is open."""
         self._rejected = 0
         self._invalid_batches: dict[str, str] = {}
         self._peer_log = RateLimitedLog(logger)
@@ -95,11 +95,11 @@ class Receiver:
         return taken
 
     def send(self, run_id: str, message: ToOrchestrator) -> bool:
-        """See `BatchReceiver`. After `Evicted` or `Bye` the run has to say `Hello` again."""
+        """See `BatchReceiver`. After `Evicted` or `Bye` the run has to send `Hello` again."""
         sender = self._senders.get(run_id)
         connected = sender is not None and self._listener.write(sender, codec.encode_message(message))
         if not connected:
-            self._peer_log.note(logging.INFO, f"run {run_id} is not connected; it is not told {type(message).__name__}")
+            self._peer_log.note(logging.INFO, f"run {run_id} is not connected; {type(message).__name__} is not sent")
         if isinstance(message, Evicted | Bye):
             self._forget(run_id)
         elif isinstance(message, Waiting):
@@ -115,13 +115,16 @@ class Receiver:
         self._listener.close(LINGER_SECONDS)
 
     def _check(self, arrival: Arrival) -> tuple[str, Hello | Batch | Commit | Bye] | None:
-        """The message to let through, with its run; None for one of an earlier session. Raises `CodecError` for any other."""
+        """Returns a valid message, with its run; None for one of an earlier session.
+
+        Raises `CodecError` for any other.
+        """
         if isinstance(arrival.frames, CodecError):
             raise arrival.frames
         run_id = self._runs.get(arrival.sender)
         if arrival.frames and arrival.frames[0] == codec.BATCH:
             if run_id is None:
-                raise CodecError("a batch from a sender that has not said HELLO, or whose run has since connected anew")
+                raise CodecError("a batch from a sender that has not sent HELLO, or whose run has since connected anew")
             session, frames = codec.split_offer(arrival.frames)
             return (run_id, self._decode(run_id, frames)) if self._is_present(run_id, session) else None
         match codec.decode_message(arrival.frames):
@@ -134,7 +137,7 @@ class Receiver:
                 return run_id, bye
             case other:
                 raise CodecError(
-                    f"a {type(other).__name__} is not for the trainer, or from a sender that has not said HELLO"
+                    f"a {type(other).__name__} is not for the trainer, or from a sender that has not sent HELLO"
                 )
 
     def _decode(self, run_id: str, frames: Sequence[Buffer]) -> Batch:
@@ -157,7 +160,7 @@ class Receiver:
     def _greet(self, arrival: Arrival, hello: Hello) -> str:
         if hello.protocol != PROTOCOL_VERSION:
             raise CodecError(
-                f"protocol {hello.protocol} where this trainer speaks {PROTOCOL_VERSION}; install one version at both ends"
+                f"protocol {hello.protocol}; this trainer has {PROTOCOL_VERSION}; install one version at both ends"
             )
         if not re.fullmatch(IDENTIFIER_PATTERN, hello.run_id):
             raise CodecError(f"run id {hello.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
@@ -178,8 +181,8 @@ class Receiver:
     def _reject(self, arrival: Arrival, error: CodecError) -> None:
         self._rejected += 1
         run_id = self._runs.get(arrival.sender)
-        who = f"run {run_id}" if run_id is not None else "a stranger"
+        who = f"run {run_id}" if run_id is not None else "an unknown sender"
         self._peer_log.note(logging.WARNING, f"refused a message from {who} ({arrival.origin}): {error}")
         if arrival.sender:
-            session = self._sessions.get(run_id) if run_id is not None else None  # None: it has to say HELLO again
+            session = self._sessions.get(run_id) if run_id is not None else None  # None: it has to send HELLO again
             self._listener.write(arrival.sender, codec.encode_message(Rejected(error.step, str(error), session)))

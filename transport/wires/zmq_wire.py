@@ -1,8 +1,8 @@
 """ZMQ: a DEALER at the orchestrator's end, a ROUTER at the trainer's.
 
-A fresh DEALER is made for every connection, as an old one would deliver what it still has queued to a trainer that was not
-greeted. ZMQ's own heartbeats run in its I/O thread, so a trainer that computes for minutes is alive and one that was killed
-or stopped is noticed. Large frames are passed by reference, small ones copied, which is cheaper for them.
+A new DEALER is made for every connection, as an old one would deliver its queued messages to a trainer that has had no
+`Hello`. ZMQ's own heartbeats run in its I/O thread, so a trainer that computes for minutes counts as alive, and one that was
+killed or stopped is noticed. Large frames are passed by reference; small ones are copied, which costs less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transport.wires.receiver import Arrival
 _COPY_BELOW_BYTES = 2**16
 
 _FRAMES_AT_ONCE = 64
-"""Handed to ZMQ between two rests, so that a message of thousands of frames does not crowd out the event loop."""
+"""Frames passed to ZMQ between two rests, so that a message of thousands does not keep the GIL from the event loop."""
 
 _FAILED_HANDSHAKES = (
     zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -54,7 +54,7 @@ class ZmqConnection:
         if self._context is None:
             self._context = zmq.Context()
         socket = _socket(self._context, zmq.DEALER, self._address, self._heartbeat_seconds)
-        socket.sndhwm = 0  # bounded by the trainer's credit, and a thread that blocks here would not hear of a loss
+        socket.sndhwm = 0  # bounded by the trainer's credit, and a thread that blocks here would not notice a loss
         socket.maxmsgsize = MAX_MESSAGE_BYTES
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 5000
         if self._keys is not None:
@@ -143,7 +143,7 @@ class ZmqListener:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         socket = _socket(self._context, zmq.ROUTER, address, heartbeat_seconds)
-        socket.router_mandatory = True  # else a message to a peer that is gone vanishes without a word
+        socket.router_mandatory = True  # else a message to a peer that is gone is dropped silently
         socket.maxmsgsize = max_frame_bytes  # ZMQ drops a peer whose frame claims more, before it allocates
         socket.rcvhwm = credit + 8  # messages of one peer held; one that ignores its credit is not read further
         if keys is not None:
@@ -172,7 +172,7 @@ class ZmqListener:
         """See `Listener`."""
         assert self._socket is not None, "the receiver is closed"
         ready = dict(self._poller.poll(_milliseconds(timeout)))
-        if self._monitor in ready and self._socket not in ready:  # failed handshakes do not hold up who has succeeded
+        if self._monitor in ready and self._socket not in ready:  # messages come before failed handshakes
             event = recv_monitor_message(self._monitor)
             failure = _handshake_failure(zmq.Event(event["event"]))
             return Arrival(b"", event["endpoint"].decode(errors="replace"), CodecError(failure))
@@ -220,7 +220,7 @@ def _socket(
 
 def _close(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], linger: float) -> None:
     socket.disable_monitor()
-    monitor.close()  # which disabling does not do, and a context waits for every socket
+    monitor.close()  # disabling does not close it, and a context waits for every socket
     socket.close(linger=_milliseconds(linger))
 
 
