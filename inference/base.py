@@ -1,7 +1,7 @@
-"""The vocabulary of inference: what is asked of a server, what comes back, and what can go wrong.
+"""The vocabulary of inference: requests, answers, weight updates and errors.
 
-`wire` encodes these for our own route, `openai_client` for a stock server; `pool` is what the orchestrator talks to. Nothing here
-knows a socket, and nothing in this package outside `plugin/` imports torch or vllm.
+`wire` encodes these for our own route, `openai_client` for a stock server; the orchestrator uses `pool`. This file opens no
+socket, and nothing in this package outside `plugin/` imports torch or vllm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOLERATED_SHARE = 0.1
 log-probabilities. Rounding is proportional to what is rounded: `docs/inference.md` has figures of right and wrong kernels."""
 
 LEAST_TOLERANCE = 0.01
-"""In nats: the least difference that is allowed, which applies if all tokens are equally likely."""
+"""The least tolerance, in nats, which applies if all tokens are equally likely."""
 
 DEVIATIONS_TO_REFUSE = 12.0
 """Standard deviations by which an answer must be nearer to the previous version's than to this one's to be refused. With ten
@@ -33,11 +33,11 @@ degrees of freedom, chance exceeds 6 once in 15,000 times, and 12 once in 7 mill
 
 
 class InferenceError(Exception):
-    """A request that got no answer, or a weight update that no server took. The message is for a person."""
+    """A request without an answer, or a weight update that no server took. The message is for a person."""
 
 
 class RequestRefused(InferenceError):
-    """The server understood the request and will never serve it; asking again, or elsewhere, is pointless."""
+    """The server will never serve this request; asking again, or another server, is pointless."""
 
 
 class ServerFailure(InferenceError):
@@ -45,13 +45,14 @@ class ServerFailure(InferenceError):
 
 
 class ServerUnreachable(ServerFailure):
-    """Nothing listens there any more: the connection was refused, reset or cut."""
+    """Nothing listens at the address any more: the connection was refused, reset or cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How a completion is sampled, without a seed of its own: at `temperature`, from the whole distribution unless `top_p`,
-    `top_k` or `min_p` restricts it.
+    """How a completion is sampled: at `temperature`, without a seed of its own.
+
+    It is sampled from the whole distribution unless `top_p`, `top_k` or `min_p` restricts it.
     """
 
     temperature: float
@@ -85,12 +86,12 @@ class GenerateRequest:
     prompt_ids: Int32Array
     sampling: SamplingParameters
     routed_experts_start: int = 0
-    """The first token whose routing the caller lacks; at most the length of the prompt."""
+    """The first token whose routed experts the caller lacks; at most the length of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a server answered. Arrays may be views of the bytes received."""
+    """A server's answer to a `GenerateRequest`. Arrays may be views of the bytes received."""
 
     token_ids: Int32Array
     log_probabilities: Float32Array
@@ -135,14 +136,14 @@ class HeldWeights:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a server must reproduce to prove that it computes with the published weights: their digest and log-probabilities."""
+    """The digest and log-probabilities that a server must reproduce to prove that it computes with the published weights."""
 
     version: int
     token_ids: list[int]
     log_probabilities: list[float]
     """Of each token after the first, given those before it, at temperature 1."""
     previous: list[float] | None = None
-    """The previous version's log-probabilities, if the trainer knows them and computes precisely enough to tell the two apart."""
+    """The previous version's log-probabilities, if the trainer has them and computes precisely enough to tell the two apart."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """The expected `HeldWeights.layers` for each precision of a server."""
 
@@ -162,7 +163,10 @@ class Probe:
 
     @classmethod
     def read(cls, path: Path) -> Probe:
-        """Reads `probe.json`. Raises `ValueError`, naming the file, for anything that is not a probe; `OSError` if unreadable."""
+        """Reads `probe.json`.
+
+        Raises `ValueError`, naming the file, for anything that is not a probe; `OSError` if it cannot be read.
+        """
         if (size := path.stat().st_size) > MAX_PROBE_BYTES:
             raise ValueError(f"{path}: {size} bytes; a probe has at most {MAX_PROBE_BYTES}")
         try:
@@ -181,8 +185,9 @@ class Probe:
             raise ValueError(f"{path}: not a probe: {error!r}") from error
 
     def mismatched_layers(self, held: HeldWeights) -> str | None:
-        """None if the server's weights are those that the trainer published, in all layers of which both have digests; else a
-        message that names the layers that differ.
+        """Returns a message that names the layers whose digests differ from the published ones; None if none does.
+
+        Only layers for which both ends have a digest are compared.
         """
         published = self.digests.get(held.dtype, {})
         others = sorted(
@@ -196,10 +201,10 @@ class Probe:
         )
 
     def mismatch(self, log_probabilities: Float32Array, tolerance: float | None) -> str | None:
-        """None if `log_probabilities` are those of this version, else a message that says how they differ.
+        """Returns a message that says how `log_probabilities` differ from those of this version; None if they match.
 
-        They may differ by `tolerance` (root mean square); None allows `TOLERATED_SHARE` of the spread of the expected ones. They
-        must not be the previous version's.
+        They may differ by `tolerance` (root mean square); None allows `TOLERATED_SHARE` of the spread of the expected ones.
+        They must not be the previous version's.
         """
         if len(log_probabilities) != len(self.log_probabilities):
             return f"{len(log_probabilities)} log-probabilities came back where {len(self.log_probabilities)} were due"
@@ -225,11 +230,11 @@ class Probe:
 
 
 def _is_previous_version(former: Float64Array, current: Float64Array, answer: Float64Array) -> bool:
-    """Whether `answer` lies nearer to `former` than to `current`, by more than its rounding explains.
+    """Whether `answer` is nearer to `former` than to `current`, by more than its rounding explains.
 
-    `share` is the position of the answer on the line from `former` (0) to `current` (1). Its distance from that line is rounding,
-    and gives the standard deviation of `share`. Where that is as large as the step itself, as with a small step in bfloat16, the
-    result is False.
+    `share` is the position of the answer on the line from `former` (0) to `current` (1). Its distance from that line is
+    rounding, and gives the standard deviation of `share`. Where that is as large as the step itself, as with a small step in
+    bfloat16, the result is False.
     """
     way = current - former
     length = float(way @ way)
@@ -256,17 +261,17 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One server as the pool sees it."""
+    """One server's state in the pool."""
 
     url: str
     state: str
     """`unknown` (never reached), `loading` (weights or their proof under way), `serving`, `draining` (finishes what it has),
     `out`."""
     reason: str
-    """Why it does not serve, or takes nothing new; empty while it serves."""
+    """Why it does not serve, or gets no new requests; empty while it serves."""
     version: int | None
-    """The policy version it is known to hold."""
+    """The policy version that it has proven to hold."""
     in_flight: int
     """This run's requests at the server now."""
     cap: int
-    """How many there may be."""
+    """The most requests of this run in flight there."""

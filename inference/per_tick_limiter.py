@@ -1,7 +1,7 @@
-"""Lets a few through in each pass of the event loop, in the order of coming, however many come at once.
+"""Limits how many callers continue in one tick of the event loop (one pass over its callbacks), first come, first served.
 
-What hundreds do in one pass holds up all else for as long as they take together; in passes of a few each, timers and other
-callbacks have their turn in between.
+What hundreds do in one tick blocks all others for as long as they take together; in ticks of a few each, timers and other
+callbacks run in between.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 
 class PerTickLimiter:
-    """Lets `per_tick` through in one pass."""
+    """Lets `per_tick` callers continue in one tick."""
 
     def __init__(self, per_tick: int) -> None:
         self._per_tick = per_tick
         self._left = per_tick
-        """How many may still go through in this pass; renewed by `_next_tick`, which is scheduled whenever it is less."""
+        """How many may still continue in this tick; renewed by `_next_tick`, which is scheduled whenever it is less."""
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self) -> bool:
-        """Whether the caller may go on in this pass; if not, let it `wait`."""
+        """Whether the caller may continue in this tick; if not, call `wait`."""
         if not self._left:
             return False
         if self._left == self._per_tick:
@@ -30,7 +30,7 @@ class PerTickLimiter:
         return True
 
     def wait(self, action: Callable[[], None]) -> None:
-        """Calls `action` in the pass in which its turn comes. After a `take` that failed."""
+        """Calls `action` in a later tick, in order. Call it after a `take` that failed."""
         self._waiting.append(action)
 
     def _next_tick(self) -> None:

@@ -1,1 +1,1 @@
-"""One vLLM server, as a client speaks to it: its HTTP, its answers, its failures, its load."""
+"""The clients of one vLLM server: its HTTP, its answers, its failures, its load."""

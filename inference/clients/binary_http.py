@@ -1,10 +1,10 @@
-"""HTTP/1.1 for model calls: one server's keep-alive connections, which read large answers straight into memory they stay in.
+"""HTTP/1.1 for model calls: one server's keep-alive connections, which read large answers into their final memory.
 
 A general client copies a body three times before its caller has it and takes a hundred microseconds of Python a request
-(`docs/performance.md`). This one knows a single kind of exchange, that of our binary route: POST, answered by a status, a
-`Content-Length` and that many bytes. Anything else is a failure of the server; sizes are checked before there is memory for them.
-What comes with its head, which a small answer does whole, is copied once.
-Administration and stock servers stay with aiohttp (`connection`).
+(`docs/performance.md`). This one supports the exchange of our binary route only: POST, answered by a status, a
+`Content-Length` and that many bytes. Anything else is a failure of the server; sizes are checked before memory is allocated.
+Bytes that arrive with the head, as a small answer does whole, are copied once. Administration and stock servers use aiohttp
+(`http_sessions`).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ HEAD_BYTES = 1 << 16
 """Longest head of a response. An answer that fits behind its head is read with it, in one call."""
 
 READ_BYTES = 1 << 19
-"""Most that one connection reads of a body before others have their turn."""
+"""Most bytes of a body that one connection reads before others read."""
 
 READS_PER_TICK = 4
-"""Such reads in one pass of the loop: 2 MB take it less than a millisecond."""
+"""Such reads in one tick of the loop: 2 MB take less than a millisecond."""
 
 IDLE_SECONDS = 4.0
-"""How long an idle connection is used again. uvicorn, which serves vLLM, closes its own after 5 s; a request sent as it does
-is lost."""
+"""Longest idle time after which a connection is used again. uvicorn, which serves vLLM, closes idle connections after 5 s; a
+request that is sent meanwhile is lost."""
 
 HEADS_PER_TICK = 8
-"""Heads that are read in one pass."""
+"""Heads that are read in one tick."""
 
 EXTENSIONS_PER_TICK = 1
-"""Calls for more memory in one pass: to hand one to a thread and to get the GIL back from it takes a third of a millisecond."""
+"""Memory extensions in one tick: to start one in a thread and to get the GIL back takes a third of a millisecond."""
 
 ANSWERS_PER_TICK = 4
-"""Callers that are given their answer in one pass: each goes on at once and may take a quarter of a millisecond."""
+"""Callers that get their answer in one tick: each continues at once and may take a quarter of a millisecond."""
 
 
 class TickLimits:
-    """How much all channels together do in one pass of the loop: a thousand sockets may be readable at once."""
+    """Limits what all connections do in one tick of the loop: a thousand sockets may be readable at once."""
 
     def __init__(self) -> None:
         self.heads = PerTickLimiter(HEADS_PER_TICK)
@@ -65,7 +65,7 @@ class TickLimits:
 class BinaryHttpClient:
     """The connections to the server at `url`.
 
-    As many are opened as there are calls at once; none is closed but by the server, a failure or a cancelled call.
+    As many are opened as there are calls at once; only the server, a failure or a cancelled call closes one.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class BinaryHttpClient:
         self._threads = threads
         self._scratch = memoryview(bytearray(HEAD_BYTES))
         self.idle: dict[_Connection, float] = {}
-        """Since when, by the loop's clock. The one that was used last is the last."""
+        """Idle connections with the loop's time since when; the one used last is the last."""
         self._open: set[_Connection] = set()
         self._closed = False
 
     async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
-        """The body of a 200.
+        """Returns the body of a 200.
 
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no memory
-        for it. Cancelling closes the connection, which ends the request at the server.
+        for the body. Cancelling closes the connection, which ends the request at the server.
         """
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
@@ -111,15 +111,17 @@ class BinaryHttpClient:
             raise ServerUnreachable(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
         except _Malformed as error:
             raise ServerFailure(f"{self.url}{path} {error}") from error
-        except MemoryError as error:  # which is no fault of the server's
+        except MemoryError as error:  # not a failure of the server
             raise InferenceError(f"no memory for an answer of {self.url}{path}: {error}") from error
         if status != HTTPStatus.OK:
             raise failure_of(self.url + path, status, bytes(answer))
         return answer
 
     async def _ask(self, request: bytes) -> _Answer:
-        """A server may close an idle connection just as it is used again, which says nothing about the server: then the
-        request is sent once more, by a new connection. All our requests may be repeated.
+        """Sends the request by an idle connection, or by a new one.
+
+        A server may close an idle connection just as it is used again, which is no failure: the request is then sent once
+        more, by a new connection. All our requests may be repeated.
         """
         connection = self._take_idle()
         if connection is not None:
@@ -131,7 +133,7 @@ class BinaryHttpClient:
         return await self._exchange(await self._connect(), request)
 
     def _take_idle(self) -> _Connection | None:
-        """None if the one that was used last must not be used again: at most one is cut at a time."""
+        """Returns the connection used last; None if that one must not be used again, in which case it is cut."""
         if not self.idle:
             return None
         connection, since = self.idle.popitem()
@@ -150,7 +152,7 @@ class BinaryHttpClient:
                 connection.abort()
 
     def close(self) -> None:
-        """Cuts every connection; calls under way fail."""
+        """Cuts every connection; calls in progress fail."""
         self._closed = True
         for connection in list(self._open):
             connection.abort()
@@ -181,12 +183,12 @@ _Answer = tuple[int, memoryview]
 
 
 class _Malformed(Exception):
-    """The server answered something that is no answer to our request; the message goes on after its URL."""
+    """The answer of the server is invalid; the message continues a sentence that begins with its URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What matters of a response's head."""
+    """The needed fields of a response's head."""
 
     status: int
     length: int | None
@@ -194,33 +196,33 @@ class _Head:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One connection, which is idle or has one exchange under way. The loop calls its methods without an underscore."""
+    """One connection, idle or with one exchange in progress. The loop calls its methods without an underscore."""
 
     def __init__(
         self, scratch: memoryview, limits: TickLimits, threads: Executor, on_lost: Callable[[_Connection], None]
     ) -> None:
         self._scratch = scratch
-        """Where heads are read to, one buffer for all connections: it is filled and emptied within one callback."""
+        """The buffer for heads, shared by all connections: it is filled and emptied within one callback."""
         self._limits = limits
         self._threads = threads
         self._on_lost = on_lost
         self._answer: asyncio.Future[_Answer] | None = None
         self.answers = False
-        """Whether anything of the answer has come."""
+        """Whether any byte of the answer has arrived."""
         self._head = bytearray()
-        """What has come of the head, and whatever came with it."""
+        """The bytes of the head so far, and those of the body that arrived with it."""
         self._body: memoryview | None = None
         self._filled = 0
         self._ready = 0
-        """Bytes of the body that may be filled: the pages of the others are not there yet."""
+        """Bytes of the body whose memory is mapped, and which may be filled."""
         self._memory: LargeMemory | None = None
-        """What a large body is read into."""
+        """The memory of a large body."""
         self._status = 0
         self._keep_alive = True
         self._paused = False
 
     def exchange(self, request: bytes) -> asyncio.Future[_Answer]:
-        """Sends `request`; status and body of the answer. Raises `OSError`, `_Malformed` or `MemoryError`."""
+        """Sends `request`; returns status and body of the answer. Raises `OSError`, `_Malformed` or `MemoryError`."""
         self._answer, self.answers = asyncio.get_running_loop().create_future(), False
         self._transport.write(request)
         return self._answer
@@ -249,7 +251,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._answer is None:
-            self._transport.abort()  # Nothing was asked for.
+            self._transport.abort()  # There was no request.
         elif self._body is None:
             self.answers = True
             self._head += self._scratch[:nbytes]
@@ -277,7 +279,7 @@ class _Connection(asyncio.BufferedProtocol):
                 raise _Malformed(f"sends a head of more than {HEAD_BYTES} bytes")
             return
         head = _parse(bytes(self._head[:end]))
-        # Of an error, what is read is enough to say what it is; where there is more, the connection goes.
+        # The first bytes of an error suffice for a message; if there are more, the connection is cut.
         length = _body_length(head) if head.status == HTTPStatus.OK else min(head.length or 0, ERROR_BYTES)
         self._status, self._keep_alive = head.status, head.keep_alive and length == head.length
         present, self._head = memoryview(self._head)[end + 4 :], bytearray()
@@ -290,7 +292,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._extend(self._memory, present)
 
     def _extend(self, memory: LargeMemory, present: memoryview) -> None:
-        """Reads on when there is more of `memory`."""
+        """Continues reading once more of `memory` is mapped."""
         self._pause()
         if self._limits.extensions.take():
             self._begin_extension(memory, present)
@@ -314,7 +316,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._fail(error)
 
     def _fill(self, body: memoryview, ready: int, present: memoryview) -> None:
-        """Goes on reading into `body`, up to `ready`, after `present`, which came with the head."""
+        """Continues reading into `body`, up to `ready`, after `present`, which arrived with the head."""
         self._body, self._ready = body, ready
         self._body[self._filled : self._filled + len(present)] = present
         self._resume()
@@ -354,7 +356,7 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 def _give(answer: asyncio.Future[_Answer], value: _Answer) -> None:
-    if not answer.done():  # whose caller was cancelled
+    if not answer.done():  # its caller was cancelled
         answer.set_result(value)
 
 
@@ -381,7 +383,7 @@ def _parse(head: bytes) -> _Head:
 
 
 def _body_length(head: _Head) -> int:
-    """Bytes of the body of a 200. Raises `_Malformed`."""
+    """Returns the bytes of the body of a 200. Raises `_Malformed`."""
     if head.length is None:
         raise _Malformed(
             "answers without a Content-Length, chunked or compressed; does something in between rewrite answers?"

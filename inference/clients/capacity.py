@@ -1,9 +1,9 @@
-"""How many requests a server is sent at once: raised while it keeps up, cut when it does not. Pure: observations in, a cap out.
+"""The cap on requests in flight at one server: raised while the server keeps up, cut when it is overloaded. Pure.
 
-Additive rise, multiplicative cut. Every run's orchestrator has a controller of its own for each server, and they know nothing
-of one another; but they see the same server, and where all rise by the same amount and fall by the same share, they approach
-equal caps (D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in Computer
-Networks", 1989). `load_report` reads the observations, a server's `monitor` passes them on.
+Additive increase, multiplicative decrease. Every run's orchestrator has a controller of its own for each server, and they
+exchange nothing; but they observe the same server, and if all rise by the same amount and fall by the same share, they
+approach equal caps (D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
+Computer Networks", 1989). `load_report` reads the observations, the server monitor passes them on.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FAST_INCREASE, SLOW_INCREASE = 8, 1
-"""Requests added at a look at a server that is at its ease, and at one that is merely not overloaded. The same for every run,
-whatever its ceiling, and never nothing: shares become equal by being cut again and again."""
+"""Requests added at an observation of a server with spare capacity, and of one that is merely not overloaded. The same for every
+run, whatever its ceiling, and never 0: shares become equal by repeated cuts."""
 
 DECREASE_FACTOR = 0.75
-"""What a cut leaves."""
+"""The share of the cap that remains after a cut."""
 
 LOWEST_CAP = 4
-"""No cut goes below it: a run that gets next to nothing learns nothing about the server either."""
+"""The least cap after a cut: with fewer requests a run would not notice that the server has recovered."""
 
 OBSERVATIONS_IN_A_ROW = 2
-"""Looks that must agree before the cap moves: a step begins with a burst, which is gone at the next."""
+"""Observations that must agree before the cap changes: a step begins with a burst, which is over at the next one."""
 
 OVERLOADED_CACHE_USE, SPARE_CACHE_USE = 0.95, 0.85
-"""KV-cache use from which the server counts as overloaded, and up to which it is at its ease."""
+"""KV-cache use from which a server counts as overloaded, and up to which it has spare capacity."""
 
 OVERLOADED_QUEUE, SPARE_QUEUE = 1.5, 0.5
-"""Requests that wait for each that runs, likewise. One batch in waiting keeps an engine busy; more only makes rollouts stale."""
+"""The same limits for waiting requests per running one. One waiting batch keeps an engine busy; more makes rollouts stale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a server says of its load, all runs together."""
+    """A server's load as it reports it, all runs together."""
 
     cache_use: float
     """Share of the KV cache that running requests hold, 0 to 1."""
@@ -41,11 +41,14 @@ class Observation:
     waiting: int
     """Requests that wait for room, not those that wait for a slot of their adapter."""
     preemptions: int
-    """Requests thrown out of the KV cache to be computed again, since the server's start."""
+    """Requests evicted from the KV cache, to be computed again, since the server's start."""
 
 
 class CapacityController:
-    """The cap of one run at one server: `floor <= cap <= ceiling`. It begins halfway, so that a newcomer floods nobody."""
+    """The cap of one run at one server: `floor <= cap <= ceiling`.
+
+    It begins halfway, so that a new run does not flood the server.
+    """
 
     def __init__(self, ceiling: int) -> None:
         self.ceiling = ceiling
@@ -54,13 +57,13 @@ class CapacityController:
         self._preemptions: int | None = None
         self._overloaded = 0
         self._calm = 0
-        """Looks in a row."""
+        """Observations in a row without overload."""
 
     def observe(self, seen: Observation, in_flight: int) -> str:
-        """Moves the cap.
+        """Changes the cap; returns why it was cut, for a person, or an empty string.
 
-        `in_flight` are this run's requests at the server: before an earlier cut has shown there is no further one. Returns
-        why the cap was cut, for a person, or nothing.
+        `in_flight` is the number of this run's requests at the server: no further cut is made before an earlier one has
+        taken effect.
         """
         preempted = 0 if self._preemptions is None else seen.preemptions - self._preemptions
         self._preemptions = seen.preemptions
@@ -78,7 +81,7 @@ class CapacityController:
 
 def _overload(seen: Observation, preempted: int) -> str:
     if preempted > 0:
-        return f"{preempted} requests were preempted since the last look"
+        return f"{preempted} requests were preempted since the last observation"
     if seen.cache_use >= OVERLOADED_CACHE_USE:
         return f"its KV cache is {seen.cache_use:.0%} full"
     if seen.running and seen.waiting > OVERLOADED_QUEUE * seen.running:  # None runs while weights are loaded.

@@ -1,4 +1,4 @@
-"""One server, as the pool speaks to it: the interface, and the client of our own plugin's routes.
+"""The interface of one server's client, and the client of our own plugin's routes.
 
 `openai_client` is the other implementation, for a stock server.
 """
@@ -21,16 +21,16 @@ from transport.records import Float32Array
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who answers a health check."""
+    """A server's answer to a health check."""
 
     instance: str
-    """Names the running instance: it changes with a restart, where one can tell."""
+    """The id of the running instance: it changes with a restart, if the server reports one."""
     draining: bool = False
-    """Whether an operator told the server that it is to get nothing new."""
+    """Whether an operator set the server to get no new requests."""
 
 
 class ServerClient(Protocol):
-    """One server.
+    """The client of one server.
 
     Every method raises `RequestRefused`, `ServerFailure` or `ServerUnreachable`, and leaves deadlines to the caller;
     cancelling a call ends it at the server too.
@@ -39,22 +39,25 @@ class ServerClient(Protocol):
     url: str
 
     async def identify(self) -> Identity:
-        """Returns if the server is healthy."""
+        """Returns the instance if the server is healthy."""
 
     async def observe(self) -> Observation | None:
-        """The server's load, or None if it does not tell it."""
+        """Returns the server's load, or None if it does not report any."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One model call, its answer checked against the request."""
+        """Makes one model call, and checks its answer against the request."""
 
     async def load(self, update: WeightUpdate) -> HeldWeights | None:
-        """Loads weights, keeping the requests in flight. What the server then holds, or None if it cannot tell."""
+        """Loads weights, keeping the requests in flight.
+
+        Returns the weights that the server then holds, or None if it cannot report them.
+        """
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
-        """Log-probability of each token after the first under `model`, at temperature 1."""
+        """Returns the log-probability of each token after the first under `model`, at temperature 1."""
 
     async def unload(self, adapter: str) -> None:
-        """Ends what the server has under `adapter`, and lets it forget the weights."""
+        """Ends the server's requests under `adapter`, and removes its weights."""
 
     def close(self) -> None:
         """Cuts this server's connections."""
@@ -86,7 +89,7 @@ class BinaryClient:
         return completion
 
     async def load(self, update: WeightUpdate) -> HeldWeights:
-        """See `ServerClient`. One transaction at the server: it goes through even if this call is cancelled."""
+        """See `ServerClient`. One transaction at the server: it completes even if this call is cancelled."""
         fields = {"version": update.version, "directory": str(update.directory.absolute()), "adapter": update.adapter}
         answer = await self._administer(wire.UPDATE_PATH, fields)
         match answer.get("held"):
@@ -115,12 +118,12 @@ class BinaryClient:
 
 
 async def read_metrics(connections: HttpSessions, url: str) -> Observation | None:
-    """The load that vLLM tells under `/metrics`; None where something else answers."""
+    """Returns the load that vLLM reports under `/metrics`; None if the answer is not vLLM's."""
     return read_load(await call(connections.admin, f"{url}/metrics", None))
 
 
 def as_object(body: bytes | memoryview, url: str) -> dict[str, Any]:
-    """A JSON object. Raises `ServerFailure` for anything else."""
+    """Parses a JSON object. Raises `ServerFailure` for anything else."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -131,7 +134,7 @@ def as_object(body: bytes | memoryview, url: str) -> dict[str, Any]:
 
 
 def as_log_probabilities(values: object, url: str) -> Float32Array:
-    """A list of numbers as an array. Raises `ServerFailure` for anything else."""
+    """Returns a list of numbers as an array. Raises `ServerFailure` for anything else."""
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
         raise ServerFailure(f"{url} answered log-probabilities that are not a list of numbers")
     return np.asarray(values, dtype=np.float32)

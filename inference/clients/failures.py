@@ -1,4 +1,4 @@
-"""What an answer other than 200 means: whether it is worth another attempt, and the server's own words on it."""
+"""The meaning of an answer other than 200: whether another attempt is useful, and the server's message."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from http import HTTPStatus
 from inference.base import RequestRefused, ServerFailure
 
 ERROR_CHARACTERS = 500
-"""Of a server's own words in our messages."""
+"""Characters of a server's message in ours."""
 
 ERROR_BYTES = 16 * ERROR_CHARACTERS
-"""Read of the body of an error; the words may stand in JSON."""
+"""Bytes that are read of an error's body; the message may be inside JSON."""
 
 RETRYABLE = frozenset(
     {
@@ -22,17 +22,17 @@ RETRYABLE = frozenset(
         HTTPStatus.TOO_MANY_REQUESTS,
     }
 )
-"""Client errors that another server, or a later moment, may not answer: a server without the adapter says 404."""
+"""Client errors that may not come again later, or from another server: a server without the adapter answers 404."""
 
 
 def failure_of(url: str, status: int, body: bytes) -> RequestRefused | ServerFailure:
-    """The exception for a `status` other than 200, from up to `ERROR_BYTES` of its body."""
+    """Returns the exception for a `status` other than 200, from up to `ERROR_BYTES` of its body."""
     refused = 400 <= status < 500 and status not in RETRYABLE
     return (RequestRefused if refused else ServerFailure)(f"{url} answered {status}: {_reason(body)}")
 
 
 def _reason(body: bytes) -> str:
-    """The message of an error, whether ours (`error: text`), OpenAI's (`error: {message}`) or neither, and never much of it."""
+    """Returns the message of an error, whether ours (`error: text`), OpenAI's (`error: {message}`) or neither, cut to length."""
     text = body.decode(errors="replace")
     try:
         error = json.loads(text)["error"]

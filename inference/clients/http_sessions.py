@@ -1,8 +1,8 @@
-"""HTTP to inference servers: one session for model calls, another for administration, and one reading of every failure.
+"""HTTP to inference servers: one session for model calls, another for administration, and one reading of failures.
 
-The two are separate so that a health check or an update never queues behind a thousand completions. Settings:
-no limit on connections (the pool bounds requests), long keep-alive, an explicit connect deadline,
-a large read buffer. Model calls by the binary route go by a `channel` of each server instead.
+The two are separate so that a health check or an update never queues behind a thousand completions. Settings: no limit on
+connections (the pool bounds requests), long keep-alive, an explicit connect deadline, a large read buffer. Model calls by
+the binary route use a `BinaryHttpClient` of each server instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HttpSessions:
 
     def __init__(self, config: PoolConfig) -> None:
         self._config = config
-        # An announced length is then that of the body as we read it; log-probabilities and routing hardly compress anyway.
+        # So that Content-Length is the length of the body as read; log-probabilities and routed experts hardly compress anyway.
         self._headers = {"Accept-Encoding": "identity"}
         if config.api_key_file is not None:
             self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
@@ -46,16 +46,16 @@ class HttpSessions:
         self._binary_clients: list[BinaryHttpClient] = []
 
     def binary_client(self, url: str) -> BinaryHttpClient:
-        """A channel to the server at `url`, closed with these connections."""
+        """Returns a binary client of the server at `url`, which is closed with these sessions."""
         timeout = self._config.connect_timeout_seconds
-        channel = BinaryHttpClient(url, self._headers, timeout, self._limits, self._threads, lambda: self._tls)
-        self._binary_clients.append(channel)
-        return channel
+        client = BinaryHttpClient(url, self._headers, timeout, self._limits, self._threads, lambda: self._tls)
+        self._binary_clients.append(client)
+        return client
 
-    def forget(self, channel: BinaryHttpClient) -> None:
-        """Closes one channel now."""
-        self._binary_clients.remove(channel)
-        channel.close()
+    def forget(self, client: BinaryHttpClient) -> None:
+        """Closes one binary client now."""
+        self._binary_clients.remove(client)
+        client.close()
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -68,15 +68,15 @@ class HttpSessions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for channel in self._binary_clients:
-            channel.close()
+        for client in self._binary_clients:
+            client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)  # A mapping may take most of a second.
         await asyncio.gather(self.data.close(), self.admin.close())
 
     def _open(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._own_tls or True),
-            # The pool holds the deadline of a whole request; only the connect has one here.
+            # The pool sets the deadline of a whole request; only the connect has one here.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_seconds),
             read_bufsize=READ_BUFFER_BYTES,
             headers=self._headers,
@@ -85,10 +85,13 @@ class HttpSessions:
 
 
 def _tls_of(ca_file: Path) -> ssl.SSLContext:
-    """How servers under `https` prove who they are: by a certificate for their name. Raises `ValueError`, naming the file."""
+    """Returns a context that accepts servers with a certificate for their name, signed by an authority in `ca_file`.
+
+    Raises `ValueError`, naming the file.
+    """
     try:
         return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # of the file or of what it holds
+    except OSError as error:  # of the file or of its content
         raise ValueError(
             f"ca_file = {str(ca_file)!r}: {error.strerror or error}; a file with certificates in PEM is expected"
         ) from error

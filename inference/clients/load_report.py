@@ -1,7 +1,7 @@
-"""Reads vLLM's `/metrics`, of which the pool needs four numbers, as `capacity` wants them.
+"""Reads from vLLM's `/metrics` the four numbers that `capacity` needs.
 
-The text has thousands of lines, nearly all of them histograms, and is read on the event loop at every look: so it is searched,
-not parsed. Names and labels are those of vLLM 0.30 (`vllm/v1/metrics/loggers.py`).
+The text has thousands of lines, nearly all of them histograms, and is read on the event loop at every observation: so it is
+searched, not parsed. Names and labels are those of vLLM 0.30 (`vllm/v1/metrics/loggers.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PREEMPTIONS = b"vllm:num_preemptions_total"
 
 
 def read_load(text: bytes | memoryview) -> Observation | None:
-    """The load in `text`, all engines of a server together; None if it is not vLLM that speaks, or not in numbers."""
+    """Returns the load in `text`, all engines of a server together; None if the text is not vLLM's or has no numbers."""
     text = bytes(text)
     try:
         cache_use = [value for _, value in _samples(text, _CACHE_USE)]
@@ -28,9 +28,7 @@ def read_load(text: bytes | memoryview) -> Observation | None:
         preemptions = [value for _, value in _samples(text, _PREEMPTIONS)]
         if not (cache_use and running and waiting):
             return None
-        if (
-            by_reason
-        ):  # Others are deferred, as until their adapter has a slot, which says nothing of the server's load.
+        if by_reason:  # Others are deferred, as until their adapter has a slot, which is no load.
             waiting = [value for labels, value in by_reason if b'reason="capacity"' in labels]
         return Observation(max(cache_use), int(sum(running)), int(sum(waiting)), int(sum(preemptions)))
     except (ValueError, OverflowError):
@@ -38,7 +36,7 @@ def read_load(text: bytes | memoryview) -> Observation | None:
 
 
 def _samples(text: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
-    """Labels and value of every sample of `name`. Raises `ValueError` for a value that is no number."""
+    """Yields labels and value of every sample of `name`. Raises `ValueError` for a value that is no number."""
     start = text.find(b"\n" + name + b"{")
     while start >= 0:
         end = text.find(b"\n", start + 1)

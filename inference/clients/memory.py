@@ -1,9 +1,9 @@
-"""Memory for large answers, mapped before anything is read into it, so that the event loop never waits for a page.
+"""Memory for large answers, mapped before bytes are read into it, so that the event loop never waits for a page.
 
-The first touch of a page makes the kernel find and clear it, and where it must first move others out of the way that takes
-most of a second (`docs/performance.md`). So a thread touches them all, some way ahead of what has come: a server's word that
-much is to come takes addresses, no memory. Whole huge pages at addresses that are multiples of their size are cleared in a
-third of the time of small ones, and given back in a fifth.
+The first access to a page makes the kernel find and clear it. If the kernel must first move other pages away, that takes
+most of a second (`docs/performance.md`). So a thread accesses the pages first, some way ahead of the bytes that have
+arrived: the announced length of an answer reserves addresses, no memory. Whole huge pages at addresses that are multiples of
+their size are cleared in a third of the time of small ones, and freed in a fifth.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 HUGE_PAGE_BYTES = 1 << 21
 
 LARGE_BYTES = HUGE_PAGE_BYTES
-"""What is smaller comes from `malloc`, which has most of its pages already."""
+"""Smaller bodies come from `malloc`, which has most of its pages already."""
 
 AHEAD_BYTES = 8 * HUGE_PAGE_BYTES
 """Mapped at a time. An answer of usual size is mapped at once, since each further part waits for a thread."""
 
 
 class LargeMemory:
-    """`length` bytes of zeros, of which the first `ready` are there: none before the first `extend`."""
+    """`length` bytes of zeros, of which the first `ready` are mapped: none before the first `extend`."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.ready = 0
         self.view: memoryview
-        """All `length` bytes; given back to the system with the last view of them. From the first `extend` on."""
+        """All `length` bytes, from the first `extend` on; freed with the last view of them."""
 
     def extend(self) -> None:
-        """Brings the pages of the next `AHEAD_BYTES`. Raises `MemoryError` if the system has no room for `length` bytes.
+        """Maps the next `AHEAD_BYTES`. Raises `MemoryError` if the system has no room for `length` bytes.
 
         Blocks for a millisecond for every 20 MB, or longer; without the GIL.
         """
@@ -44,13 +44,13 @@ class LargeMemory:
 
 
 def _reserve(length: int) -> memoryview:
-    # The kernel aligns what is a multiple of a huge page. The last part of one stays in small pages, so no memory is wasted.
+    # The kernel aligns a multiple of a huge page. The last part of one stays in small pages, so no memory is wasted.
     whole = length // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     reserved = -(-length // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     try:
         memory = mmap.mmap(-1, reserved, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"this machine has no room for {length} bytes: {error}") from error
-    with contextlib.suppress(OSError):  # a kernel that knows no huge pages
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE, 0, whole)
     return memoryview(memory)[:length]

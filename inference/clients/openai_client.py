@@ -1,9 +1,10 @@
-"""One stock vLLM server, spoken to in JSON: `/v1/completions` with token ids in and out, `/v1/load_lora_adapter`.
+"""The client of one stock vLLM server, in JSON: `/v1/completions` with token ids in and out, `/v1/load_lora_adapter`.
 
 It costs more than the binary route (text, and base64 for routed experts), so a long answer is parsed in a thread. A stock
-server can take new weights only as LoRA adapters. Each version gets an adapter name of its own, by which vLLM keys its prefix
-cache, so that no prompt meets another version's keys and values, and a request in flight ends under the version it began with.
-Since a run that is resumed, or another job, may give the same name to other weights, each client has a cache salt, too.
+server can take new weights only as LoRA adapters. Each version gets an adapter name of its own, by which vLLM keys its
+prefix cache, so that no prompt uses another version's keys and values, and a request in flight ends under the version it
+began with. Since a run that is resumed, or another job, may give the same name to other weights, each client has a cache
+salt, too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class OpenAIClient:
     async def identify(self) -> Identity:
         """See `ServerClient`.
 
-        A stock server has no name of its instance; that it was restarted is learnt when it is unreachable.
+        A stock server reports no id of its instance; a restart is noticed when the server is unreachable.
         """
         await call(self._connections.admin, f"{self.url}/health", None)
         return Identity(self.url)
@@ -89,7 +90,7 @@ class OpenAIClient:
         """See `ServerClient`."""
         if update.adapter is None:
             raise RequestRefused(
-                f"{self.url} is spoken to as a stock server (protocol = 'openai'), which cannot take full weights; train a LoRA "
+                f"{self.url} is used as a stock server (protocol = 'openai'), which cannot take full weights; train a LoRA "
                 "adapter, or serve with `counterpoint inference` and use protocol = 'binary'"
             )
         name = f"{update.adapter}@{update.version}"
@@ -105,7 +106,7 @@ class OpenAIClient:
         return None
 
     async def unload(self, adapter: str) -> None:
-        """See `ServerClient`. A stock server lets requests end, and its engine keeps the weights until others need the room."""
+        """See `ServerClient`. A stock server completes requests, and its engine keeps the weights until it needs the room."""
         for name in self._adapters.pop(adapter, []):
             await self._unload(name)
 
@@ -175,7 +176,7 @@ class OpenAIClient:
 
 
 def _decode_routing(encoded: Any) -> RoutingArray:
-    """A base64 `.npy`, read without pickle. Raises `ValueError` for anything but uint8 or uint16."""
+    """Reads a base64 `.npy`, without pickle. Raises `ValueError` for anything but uint8 or uint16."""
     array = np.load(io.BytesIO(pybase64.b64decode(encoded, validate=True)), allow_pickle=False)
     if array.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"routed experts are {array.dtype}, uint8 or uint16 is expected")
