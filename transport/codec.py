@@ -285,14 +285,10 @@ def _fits(value: object, annotation: str) -> bool:
 def write_file(path: Path, batch: Batch) -> None:
     """Writes the frames of `batch` as a new file. For use inside `publish_directory`, which flushes.
 
-    Layout: 8 bytes magic, uint64 number of frames, then for each its uint64 length and its bytes, padded to 8. Arrays are
-    written by reference. Raises `OSError`.
+    Layout: 8 bytes magic, uint64 number of frames, then for each its uint64 length and its bytes, padded to 8. Raises
+    `OSError`.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        write_buffers(descriptor, file_buffers(encode(batch)))
-    finally:
-        os.close(descriptor)
+    write_new_file(path, file_buffers(encode(batch)))
 
 
 def read_file(path: Path, max_batch_bytes: int) -> Batch:

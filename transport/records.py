@@ -90,7 +90,7 @@ class Rollout:
     """All tokens of its turns, each once, of which the turns' ids are views. None until its group is finalized, or it is read
     from a file."""
     branches: tuple[Branch, ...] | None = None
-    """Its turns as merged when its group was finalized; None before, or if it was read from a file."""
+    """Its turns as branches; None before its end, or if it was read from a file."""
 
     @property
     def oldest_policy_version(self) -> int:

@@ -1,7 +1,7 @@
 """Writes large new files past the kernel's page cache, which is twice as fast as through it (`docs/performance.md`).
 
-The disk reads the memory itself, in whole blocks at aligned addresses, which arrays and frames do not have. So the bytes are
-gathered into one of two staging areas by the kernel, without the GIL, while the disk takes the other.
+The disk reads the memory itself, in whole blocks at aligned addresses, which arrays and frames do not have. So the kernel
+gathers the bytes into one of two staging areas, without the GIL, while the disk reads the other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from transport.files.atomic import Buffer, as_bytes_view, write_buffers
 
 _AREA_BYTES = 16 * 2**20
 _BLOCK_BYTES = 4096
-"""At least what any disk asks for."""
+"""The block size of the writes: a multiple of that of any disk."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def write_new_file(path: Path, buffers: Sequence[Buffer]) -> None:
-    """Writes `buffers`, one after the other, as a new file; past the page cache where they fill a staging area and the file
-    system can. Does not flush. Raises `OSError`. Blocks on the disk."""
+    """Writes `buffers`, one after the other, as a new file. Does not flush.
+
+    The page cache is bypassed if the bytes fill a staging area and the file system allows it. Raises `OSError`. Blocks on
+    the disk.
+    """
     views = [view for view in map(as_bytes_view, buffers) if view.nbytes]
     descriptor = os.open(path, _NEW, 0o666)
     try:
@@ -37,7 +40,7 @@ def write_new_file(path: Path, buffers: Sequence[Buffer]) -> None:
 
 
 def _go_direct(path: Path, descriptor: int) -> bool:
-    """Lets the open file bypass the page cache; False where its file system cannot."""
+    """Makes the open file bypass the page cache; False where its file system cannot."""
     try:
         direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
@@ -64,7 +67,7 @@ def _write_directly(descriptor: int, views: Sequence[memoryview]) -> None:
 
 
 def _portions(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The bytes of `views` in pieces that fill an area each, the last one shorter."""
+    """Yields the bytes of `views` in lists of pieces that fill an area each, the last one shorter."""
     portion: list[memoryview] = []
     room = _AREA_BYTES
     for view in views:
@@ -80,7 +83,7 @@ def _portions(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 class _Area:
-    """Memory that is a file as well, so that the kernel gathers many buffers into it in one call."""
+    """Memory that is also a file, so that the kernel gathers many buffers into it in one call."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("staging", os.MFD_CLOEXEC)
@@ -95,13 +98,13 @@ class _Area:
         os.close(self._file)
 
     def fill(self, portion: Sequence[memoryview]) -> int:
-        """Takes the bytes of `portion`; how many."""
+        """Copies the bytes of `portion` into the area; returns their number."""
         os.lseek(self._file, 0, os.SEEK_SET)
         write_buffers(self._file, portion)
         return sum(view.nbytes for view in portion)
 
     def empty_into(self, descriptor: int, filled: int) -> None:
-        """Writes the first `filled` bytes, up to a whole block, where the descriptor stands."""
+        """Writes the first `filled` bytes, up to a whole block, at the descriptor's position."""
         length = -(-filled // _BLOCK_BYTES) * _BLOCK_BYTES
         with memoryview(self._memory) as memory:
             written = 0
