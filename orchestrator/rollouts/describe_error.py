@@ -1,22 +1,22 @@
-"""Says what somebody else's code raised: an environment, an advantage function. Such code may raise anything."""
+"""Describes what an environment or an advantage function raised. Such code may raise anything."""
 
 from __future__ import annotations
 
 import traceback
 
 _LONGEST_ERROR = 2000
-"""Characters kept of what was raised."""
+"""Characters of a description; the rest is cut off."""
 
 
 def describe_error(error: BaseException) -> str:
-    """The type, the text and the place of a caught exception, as text that every file can hold. Never raises."""
+    """Returns type, text and place of a caught exception, as text that is valid UTF-8. Never raises."""
     try:
-        said = str(error)
-    except BaseException as fault:  # noqa: BLE001 - an exception's `__str__` is somebody else's code, too
-        said = f"(its text cannot be had: {type(fault).__name__})"
+        text = str(error)
+    except BaseException as fault:  # noqa: BLE001 - an exception's `__str__` is foreign code, too
+        text = f"(its text cannot be had: {type(fault).__name__})"
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     code = frame.f_code
-    message = f"{type(error).__name__}: {said} (in {code.co_name}, {code.co_filename}:{line})"
+    message = f"{type(error).__name__}: {text} (in {code.co_name}, {code.co_filename}:{line})"
     message = message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
-    # Lone surrogates, as file names and cut emoji have them, are no UTF-8: neither JSON nor msgpack would take them.
+    # Lone surrogates, which file names and cut emoji contain, are not UTF-8: JSON and msgpack refuse them.
     return message.encode(errors="backslashreplace").decode()

@@ -1,8 +1,8 @@
 """Dumps: a step's rollouts in full, for replay. Written when `dump_raw_rollouts = true`, by `counterpoint synthesize` and by
 `counterpoint import-dump`; read by memory map. `docs/dumps.md` has the format.
 
-A dump is a published directory of `header.json` (what there is, and of the configuration what a replay needs) and
-`rollouts.bin` (`rollout_file.py`). What a header claims is checked against the bytes present before anything is made of it.
+A dump is a published directory of `header.json` (its contents, and the part of the configuration that a replay needs) and
+`rollouts.bin` (`rollout_file.py`). A header's claims are checked against the bytes present before they are used.
 """
 
 from __future__ import annotations
@@ -33,52 +33,51 @@ _HEADER = "header.json"
 _ROLLOUTS = "rollouts.bin"
 _MAX_HEADER_BYTES = 16 * 2**20
 _MADV_POPULATE_READ = 22
-"""Linux 5.14; Python 3.11 has no name for it."""
+"""Of `madvise`, since Linux 5.14; Python 3.11 has no name for it."""
 
 
 class DumpError(ValueError):
-    """A directory that is not the dump it should be; the message names the file, what was found and what was expected."""
+    """A directory that is not a valid dump; the message names the file, what was found and what was expected."""
 
 
 class DumpHeader(Config):
-    """What a dump says of itself. `write_dump` fills in the counts and sizes."""
+    """A dump's `header.json`. `write_dump` sets the counts and sizes."""
 
     format: Literal["counterpoint raw rollouts"] = FORMAT
     version: Literal[1] = VERSION
     run_id: Identifier
     step: int = Field(ge=1)
     shipped: int = Field(ge=0)
-    """How many of the first rollouts are the step's batch, whole groups. The rest were lost since the step before: recorded,
-    never trained on."""
+    """How many of the first rollouts are the step's batch, whole groups. The rest were discarded since the step before."""
     rollouts: int = Field(default=0, ge=0)
     turns: int = Field(default=0, ge=0)
     """Of all rollouts."""
     files: dict[str, int] = {}
-    """The bulk files and how many bytes each has."""
+    """Size of each bulk file in bytes."""
     advantage: AdvantageConfig = AdvantageConfig()
-    """This and what follows: of the run's configuration, what a replay needs."""
+    """This and the following fields are the part of the run's configuration that a replay needs."""
     filters: list[FilterConfig] = []
     gather_chunk_size: int | None = Field(default=None, ge=1)
     state_columns: dict[str, list[str]]
-    """By environment, of every environment that a rollout names."""
+    """By environment, for every environment of the rollouts."""
     group_scoring: list[str] = []
-    """Names of the environments that are scored as a group."""
+    """Environments that are scored as a group."""
 
     @field_validator("filters")
     @classmethod
-    def _says_all(cls, filters: list[FilterConfig]) -> list[FilterConfig]:
+    def _has_thresholds(cls, filters: list[FilterConfig]) -> list[FilterConfig]:
         for position, config in enumerate(filters):
             if isinstance(config, GibberishFilter) and config.log_probability_below is None:
                 raise ValueError(
-                    f"filters[{position}].log_probability_below is missing; expected a number, since a dump does not say which "
-                    "vocabulary its tokens are of"
+                    f"filters[{position}].log_probability_below is missing; expected a number, since a dump has no record of "
+                    "the vocabulary of its tokens"
                 )
         return filters
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """An opened dump. Its memory map lives as long as it or any array of its rollouts."""
+    """An opened dump. The memory map lives as long as the dump or any array of its rollouts."""
 
     directory: Path
     header: DumpHeader
@@ -86,13 +85,13 @@ class Dump:
 
     @property
     def nbytes(self) -> int:
-        """Of the bulk files."""
+        """Bytes of the bulk files."""
         return self._data.nbytes
 
     def rollouts(self) -> list[Rollout]:
-        """The rollouts, new ones at each call, whose arrays are read-only views of the memory map. Blocks: call it in a thread.
+        """Returns new `Rollout`s, whose arrays are read-only views of the memory map. Blocks: call it in a thread.
 
-        Raises `DumpError` when the bulk file is damaged or is not what the header says.
+        Raises `DumpError` when the bulk file is damaged or contradicts the header.
         """
         path = self.directory / _ROLLOUTS
         try:
@@ -108,15 +107,15 @@ class Dump:
         unknown = {rollout.environment for rollout in rollouts} - set(self.header.state_columns)
         if unknown:
             raise DumpError(
-                f"{path} holds rollouts of {', '.join(sorted(unknown))}; state_columns of {_HEADER} knows only "
+                f"{path} holds rollouts of {', '.join(sorted(unknown))}; state_columns of {_HEADER} has only "
                 f"{', '.join(self.header.state_columns)}"
             )
         return rollouts
 
     def populate(self) -> None:
-        """Brings all pages in, so that what is measured later is memory and not the disk. Blocks: call it in a thread."""
+        """Loads all pages, so that later measurements are of memory and not of the disk. Blocks: call it in a thread."""
         data = np.frombuffer(self._data, dtype=np.uint8)
-        # By ctypes, which lets go of the GIL; `mmap.madvise` would hold it until the disk is done.
+        # By ctypes, which releases the GIL; `mmap.madvise` holds it until the disk is done.
         library = ctypes.CDLL(None, use_errno=True)
         library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         if library.madvise(data.ctypes.data, data.nbytes, _MADV_POPULATE_READ) == 0:
@@ -128,10 +127,10 @@ class Dump:
 
 
 def write_dump(directory: Path, header: DumpHeader, rollouts: Iterable[Rollout]) -> DumpHeader:
-    """Publishes a dump and answers its header, completed. `rollouts` may be a generator: a few are held at a time. Blocks.
+    """Publishes a dump and returns its complete header. `rollouts` may be a generator: few are in memory at a time. Blocks.
 
     Raises `ValueError` when there is no rollout, or fewer than `header.shipped`; `OSError`; `FileExistsError` when `directory`
-    is published already.
+    exists already.
     """
     counts = [0, 0]
 
@@ -144,7 +143,7 @@ def write_dump(directory: Path, header: DumpHeader, rollouts: Iterable[Rollout])
     with publish_directory(directory) as partial:
         write_rollouts(partial / _ROLLOUTS, counted())
         if counts[0] < max(1, header.shipped):
-            raise ValueError(f"{directory}: a dump of {counts[0]} rollouts, of which {header.shipped} ship")
+            raise ValueError(f"{directory}: a dump of {counts[0]} rollouts; expected {max(1, header.shipped)} or more")
         sizes = {_ROLLOUTS: (partial / _ROLLOUTS).stat().st_size}
         header = header.model_copy(update={"rollouts": counts[0], "turns": counts[1], "files": sizes})
         (partial / _HEADER).write_bytes(orjson.dumps(header.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
@@ -152,9 +151,9 @@ def write_dump(directory: Path, header: DumpHeader, rollouts: Iterable[Rollout])
 
 
 def open_dump(directory: Path) -> Dump:
-    """Opens a dump: `directory` is a step's own, not the `raw_rollouts/` it lies in. Reads the header only.
+    """Opens the dump in `directory` (`raw_rollouts/step_N`, not `raw_rollouts`). Reads the header only.
 
-    Raises `DumpError` when there is none, or it is not whole; `OSError` when it cannot be read.
+    Raises `DumpError` when there is no dump or it is incomplete, `OSError` when it cannot be read.
     """
     if not (directory / STABLE).exists():
         raise DumpError(_absence(directory))
@@ -179,7 +178,7 @@ def _read_header(path: Path) -> DumpHeader:
             raise DumpError(f"{path} has {path.stat().st_size} bytes; expected at most {_MAX_HEADER_BYTES}")
         values: Any = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        raise DumpError(f"{path} is missing; is {path.parent} a dump?") from None
+        raise DumpError(f"{path} is missing; {path.parent} is not a dump") from None
     except orjson.JSONDecodeError as error:
         raise DumpError(f"{path} is damaged: {error}") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
@@ -193,19 +192,19 @@ def _read_header(path: Path) -> DumpHeader:
         where = ".".join(map(str, first["loc"]))
         raise DumpError(f"{path}: {where}: {first['msg']}; found {str(first['input'])[:80]!r}") from error
     if not max(1, header.shipped) <= header.rollouts:
-        raise DumpError(f"{path}: rollouts = {header.rollouts}, of which shipped = {header.shipped}")
+        raise DumpError(f"{path}: rollouts = {header.rollouts}, shipped = {header.shipped}; expected 1 to rollouts")
     if list(header.files) != [_ROLLOUTS]:
         raise DumpError(f"{path}: files names {', '.join(header.files) or 'nothing'}; version 1 has {_ROLLOUTS}")
     return header
 
 
 def _map(path: Path, claimed: int) -> memoryview:
-    """The bytes of a bulk file, read-only. Raises `DumpError` when they are not as many as claimed."""
+    """Maps a bulk file, read-only. Raises `DumpError` when its size is not `claimed` bytes."""
     try:
         with path.open("rb") as file:
             present = os.fstat(file.fileno()).st_size
             if present != claimed or not present:
-                raise DumpError(f"{path} has {present} bytes; {_HEADER} says {claimed}: it was cut off or changed")
+                raise DumpError(f"{path} has {present} bytes; {_HEADER} says {claimed}: it was truncated or changed")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise DumpError(f"{path} is missing; {_HEADER} says that it has {claimed} bytes") from None

@@ -1,6 +1,6 @@
-"""Why rollouts failed: kinds of errors, few enough to be counted by environment, for metrics, summaries and log lines.
+"""Kinds of errors of failed rollouts, counted by environment, for metrics, summaries and log lines.
 
-A rollout that inference failed is not counted here: it is no failure of its environment (`rollouts/inference_failed`).
+A rollout with the outcome `inference_failed` is not counted here, but by the metric `rollouts/inference_failed`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from transport.records import Rollout
 
 PREFIX = "failures/"
-"""Of a metric: `failures/<environment>/<kind>`, a number of rollouts."""
+"""Prefix of the metrics `failures/<environment>/<kind>`, each a number of rollouts."""
 
 MAX_KINDS = 20
 """Most kinds that are shown apart at once; `OTHER` stands for the rest."""
@@ -28,7 +28,7 @@ _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*): ")
 
 
 def kind_of(error: str) -> str:
-    """An error's kind: the exception's type where it was one, else its text up to what differs from rollout to rollout."""
+    """Returns an error's kind: the exception's type, or else the part of its text that is the same for many rollouts."""
     if (named := _EXCEPTION.match(error)) is not None:
         return named[1][:_LONGEST_KIND]
     text = error.partition(";")[0]
@@ -36,7 +36,7 @@ def kind_of(error: str) -> str:
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    """Metrics: how many of the rollouts their environments failed, by environment and kind."""
+    """Returns metrics: the number of rollouts that failed, by environment and kind."""
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
     for rollout in rollouts:
@@ -50,7 +50,7 @@ def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
 
 
 def sum_failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Of all these metrics lines: how many rollouts failed, by environment and kind, most first."""
+    """Sums the failures of metrics lines by environment and kind, the most frequent first."""
     totals: Counter[tuple[str, str]] = Counter()
     for line in lines:
         for name, count in line.items():
@@ -64,7 +64,7 @@ def sum_failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]
 
 
 def failures_in_words(failures: Mapping[str, Mapping[str, int]]) -> str:
-    """`112 the reward is nan, 75 KeyError (in reverse)`; with several environments, each with its own. Empty for none."""
+    """Returns text such as `112 the reward is nan, 75 KeyError (in reverse)`, by environment. Empty for none."""
     return "; ".join(
         f"{_kinds_in_words(kinds)} (in {_printable(environment)})" for environment, kinds in failures.items()
     )
@@ -77,5 +77,5 @@ def _kinds_in_words(kinds: Mapping[str, int]) -> str:
 
 
 def _printable(text: str) -> str:
-    """An environment's words, for a terminal."""
+    """Replaces control characters: the text comes from an environment, and goes to a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

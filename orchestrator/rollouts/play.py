@@ -1,7 +1,7 @@
-"""Plays one rollout: what an environment is given as its model, its deadline, its score, and what becomes of its exceptions.
+"""Plays one rollout: the model that an environment calls, the deadline, the score, and the handling of exceptions.
 
-The pool is asked only for the routing that earlier turns lack (`trajectories.OpenBranches.rows_held`), so that bytes over the
-wire grow with tokens, not with turns squared.
+A call requests only the routing that earlier turns lack (`trajectories.OpenBranches.rows_held`), so that bytes over the wire grow
+with tokens, not with turns squared.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ failed, not the environment."""
 
 
 class GeneratingPool(Protocol):
-    """What a rollout needs of `inference.pool.pool.InferencePool`."""
+    """The part of `inference.pool.pool.InferencePool` that a rollout uses."""
 
     async def generate(
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
     ) -> Turn:
-        """One completion."""
+        """Returns one completion as a turn. Raises `InferenceError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEnvironment:
-    """An environment of the mix and how it is configured."""
+    """An environment of the mix and its configuration."""
 
     config: EnvironmentConfig
     environment: Environment
 
 
 def sampling_parameters(config: SamplingConfig, chat: Chat) -> SamplingParameters:
-    """What is asked of a server for each completion."""
+    """Returns the sampling parameters of every request."""
     return SamplingParameters(
         temperature=config.temperature,
         max_tokens=config.max_tokens,
@@ -71,14 +71,14 @@ class PolicyModel:
         self._branches = OpenBranches()
         self._has_ended = False
         self._unanswered = False
-        """A call failed for want of an answer."""
+        """A call failed because it got no answer."""
         self._cancelled_after = 0.0
-        """Seconds that a call had waited for its answer when it was cancelled; the longest of all."""
+        """The longest time that a call had waited for its answer when it was cancelled, in seconds."""
 
     async def generate(self, prompt_ids: Sequence[int]) -> Turn:
-        """One call with the environment's sampling parameters.
+        """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.
 
-        Raises `ValueError` for an empty prompt or an answer whose routing does not join the turns before it,
+        Raises `ValueError` for an empty prompt or an answer whose routing does not join that of earlier turns,
         `InferenceError` when no server answers, `RuntimeError` once the rollout has ended.
         """
         prompt = np.asarray(prompt_ids, dtype=np.int32)
@@ -94,8 +94,10 @@ class PolicyModel:
         return turn
 
     def close(self) -> None:
-        """Ends the rollout's calls and gives the rollout its branches, which are thus built once. Later calls, and answers to
-        earlier ones, raise `RuntimeError` in whatever task of the environment still runs."""
+        """Ends the rollout's calls and sets its branches, which are thus built once.
+
+        Later calls, and earlier calls that still wait for their answer, raise `RuntimeError` in the environment's task.
+        """
         self._has_ended = True
         self._rollout.branches = self._branches.closed()
 
@@ -123,14 +125,19 @@ class PolicyModel:
             raise
 
     def inference_failed(self, rollout_seconds: float) -> bool:
-        """Whether inference is why the rollout failed, whose deadline was `rollout_seconds`: a call got no answer after all
-        retries, or waited for one during most of that time. A refused request is the environment's failure."""
+        """Whether a rollout with the deadline `rollout_seconds` failed because of inference.
+
+        That is so if a call got no answer after all retries, or waited for one during more than half of that time. A refused
+        request is the environment's failure.
+        """
         return self._unanswered or self._cancelled_after >= _WAITED_SHARE * rollout_seconds
 
 
 async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) -> None:
-    """Plays `rollout` to its end and scores it, unless its group is scored as one. Whatever the environment raises, or a missed
-    deadline, becomes `rollout.error`; `rollout.inference_failed` tells whether inference is the reason."""
+    """Plays `rollout` to its end and scores it, unless its group is scored as one.
+
+    An exception of the environment or a missed deadline becomes `rollout.error`. Sets `rollout.inference_failed`.
+    """
 
     async def play_and_score() -> None:
         environment = loaded.environment
@@ -150,8 +157,10 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
 
 
 async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) -> None:
-    """Scores a group as one. Does nothing when a rollout of it failed: the group will be dropped. A failure becomes every
-    rollout's `error`."""
+    """Scores a group as one. A failure becomes the `error` of every rollout.
+
+    Does nothing if a rollout of it failed, since the group will be dropped.
+    """
     if any(rollout.error is not None for rollout in rollouts):
         return
 
@@ -170,15 +179,17 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
 
 
 def _as_reward(value: object) -> float:
-    """A number of Python or numpy; a truth value counts as 1 or 0. Raises `TypeError` for anything else, a number written as text
-    included: where a parser's output reaches the score, that is a mistake of the environment's."""
+    """Converts a number of Python or numpy; a truth value counts as 1 or 0. Raises `TypeError` for anything else.
+
+    A number as text is refused, too: a parser's output that reaches the score is an error in the environment.
+    """
     if isinstance(value, Real | np.bool_):
         return float(value)
     raise TypeError(f"the reward is {reprlib.repr(value)} ({type(value).__name__}); expected a number")
 
 
 def _shown(rollout: Rollout) -> Rollout:
-    """What an environment scores: a copy, of which `metrics` and `state` alone are taken over."""
+    """Returns the copy that an environment scores. Only its `metrics` and `state` are taken over."""
     return replace(rollout, turns=list(rollout.turns))
 
 
@@ -187,10 +198,10 @@ def _take_over(rollout: Rollout, shown: Rollout, reward: float) -> None:
 
 
 async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]]) -> str | None:
-    """Awaits an environment's `work` within its deadline; what went wrong, for a person, or None.
+    """Awaits an environment's `work` within its deadline; returns what went wrong, for a person, or None.
 
-    The work has a task of its own, so that a cancellation of ours can be told from one that the environment made itself. Raises
-    `CancelledError` only when this task is cancelled from outside.
+    The work has a task of its own, which distinguishes our cancellation from the environment's. Raises `CancelledError` only when
+    this task is cancelled from outside.
     """
     seconds = loaded.config.rollout_timeout_seconds
     ours = asyncio.current_task()
@@ -209,8 +220,7 @@ async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]
 
 
 async def _raised(work: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """What `work` raised, or None. Not only an `Exception`: a task that ends with `SystemExit` or `KeyboardInterrupt` would end
-    the loop."""
+    """Returns what `work` raised, or None. Catches every exception: one task's `SystemExit` would end the loop."""
     try:
         await work()
     except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it costs one rollout

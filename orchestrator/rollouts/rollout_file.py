@@ -1,9 +1,9 @@
-"""Whole rollouts in one file, arrays as raw bytes: groups that wait in a checkpoint, and dumps for replay.
+"""Complete rollouts in one file, arrays as raw bytes: for checkpoints, and for dumps to replay.
 
 The file is a sequence of frames of `transport.arrays.pack_arrays`, each after its length as a little-endian uint64: for each
-rollout one frame that says how many turns follow, then one a turn. Arrays are written by reference and read as views of the
-file's bytes. Every token of a rollout is there once, in the rollout's frame: a turn says which of them are its prompt and its
-completion. One whose ids are no part of those has arrays of its own.
+rollout one frame with the number of its turns, then one frame per turn. Arrays are written by reference and read as views of the
+file's bytes. A rollout's frame holds each token once, and a turn's frame has the positions of its prompt and completion in it. A
+turn whose ids are not views of these tokens has arrays of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Record = TypeVar("Record", Rollout, Turn)
 
 _LENGTH = struct.Struct("<Q")
 _ROLLOUTS_AT_ONCE = 8
-"""Of eight short turns each, they take about a millisecond of Python."""
+"""Rollouts written between two releases of the GIL: with eight short turns each, about a millisecond of Python."""
 _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
 _JSON_FIELDS = ("metrics", "state")
 _APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches")
-"""Of a rollout: not in its frame's header."""
+"""Fields of a rollout that are not in its frame's header."""
 _ROLLOUT_TYPES = {
     "rollout_id": str,
     "group_id": int,
@@ -62,7 +62,7 @@ _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 class StateError(ValueError):
-    """What an environment left in `state` or `metrics` is no JSON; the message is for a person."""
+    """A `state` or `metrics` of an environment that is not JSON; the message is for a person."""
 
 
 def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
@@ -86,7 +86,7 @@ def _in_portions(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
 
 
 def read_rollouts(path: Path) -> list[Rollout]:
-    """The rollouts of a file, in order. Raises `OSError`, or `ValueError` naming the file when it is damaged."""
+    """Reads the rollouts of a file, in order. Raises `OSError`, or `ValueError` naming the file when it is damaged."""
     try:
         return parse_rollouts(memoryview(path.read_bytes()))
     except ValueError as error:
@@ -94,7 +94,7 @@ def read_rollouts(path: Path) -> list[Rollout]:
 
 
 def rollout_buffers(rollout: Rollout) -> list[Buffer]:
-    """One rollout's bytes, arrays by reference."""
+    """Returns one rollout's bytes, arrays by reference."""
     buffers = framed(*_rollout_frame(rollout))
     for turn in rollout.turns:
         buffers += framed(*_turn_frame(turn, rollout.tokens))
@@ -102,7 +102,7 @@ def rollout_buffers(rollout: Rollout) -> list[Buffer]:
 
 
 def parse_rollouts(data: memoryview) -> list[Rollout]:
-    """The rollouts of the bytes that `rollout_buffers` gave, arrays as views. Raises `ValueError` when they are damaged."""
+    """Parses the bytes of `rollout_buffers`, arrays as views. Raises `ValueError` when they are damaged."""
     rollouts: list[Rollout] = []
     parsed = frames(data)
     try:
@@ -119,7 +119,7 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
 
 
 def saved_state(rollout: Rollout) -> SavedState:
-    """What files hold of the rollout's `metrics` and `state`: as it was finalized, or as they are now.
+    """Returns the rollout's `metrics` and `state` for files: as they were when it was finalized, or as they are now.
 
     Raises `StateError`.
     """
@@ -138,7 +138,7 @@ def _encoded(name: str, value: object) -> bytes:
 def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     plain = {field.name: getattr(rollout, field.name) for field in fields(rollout) if field.name not in _APART}
     saved = saved_state(rollout)
-    # As arrays, since an environment's state may be larger than a frame's header may be.
+    # As arrays, since an environment's state may exceed the limit of a frame's header.
     arrays = {name: np.frombuffer(getattr(saved, name), dtype=np.uint8) for name in _JSON_FIELDS}
     tokens = {} if rollout.tokens is None else {"tokens": rollout.tokens}
     return plain | {"turns": len(rollout.turns)}, arrays | tokens
@@ -154,7 +154,7 @@ def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], 
 
 
 def _start_within(tokens: Int32Array, turn: Turn) -> int | None:
-    """Where in `tokens` the turn's prompt lies, its completion behind it, if they are views of it."""
+    """Returns the position in `tokens` of the turn's prompt, followed by its completion; None if they are not views of it."""
     first, prompt, completion = (
         array.__array_interface__["data"][0] for array in (tokens, turn.prompt_ids, turn.completion_ids)
     )
@@ -185,13 +185,13 @@ def _typed(record: Record, types: Mapping[str, type | UnionType]) -> Record:
 
 
 def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[Buffer]:
-    """One frame after its length."""
+    """Returns one frame after its length."""
     buffers = pack_arrays(header, arrays)
     return [_LENGTH.pack(sum(as_bytes_view(buffer).nbytes for buffer in buffers)), *buffers]
 
 
 def frames(data: memoryview) -> Iterator[tuple[dict[str, Any], dict[str, AnyArray]]]:
-    """The frames that `framed` gave, one after the other. Raises `ValueError` when they are damaged."""
+    """Yields the frames of `framed`, header and arrays. Raises `ValueError` when they are damaged."""
     offset = 0
     while offset < len(data):
         if len(data) - offset < _LENGTH.size:

@@ -1,25 +1,25 @@
-"""Turns become samples: each prompt that extends what came before continues a sample, any other begins one.
+"""Merges turns into samples: a prompt that extends earlier turns continues a sample, any other begins one.
 
 A rollout's turns may come from several agents, interleaved or at the same time. An *open branch* is a token sequence that a
-later turn may extend; at the end each branch is one sample. `step.py` merges a batch's rollouts with `merge_rollout` and puts
-the samples together with `assemble_batch`, in a worker thread; whoever calls the model asks `OpenBranches.rows_held` which
-routing the answer can leave out.
+later turn may extend; at the end each branch is one sample. `play.py` opens the branches while the rollout is played, and asks
+`OpenBranches.rows_held` which routing an answer need not contain. `boundary.py` turns the branches of a batch's rollouts into
+samples with `merge_rollout` and joins these with `assemble_batch`, in a worker thread.
 
 **Which branch a turn extends.** The longest one of the turn's temperature that is a prefix, token for token, of its prompt; of
-equal ones the first opened. A sample thus has one temperature, which it is trained at. Only what this turn's model call wrote is
-trained by it, so no token trains twice.
+equally long ones the first opened. So a sample has one temperature, and is trained at it. Only a turn's completion is trained by
+that turn, so no token is trained twice.
 
-**Routed experts.** Position i's row is decided by tokens 0..i alone, and the last token of a turn has none, for it was never fed
-back. A branch of n tokens therefore holds rows 0..n-2, and the turn that extends it brings row n-1 and those after it; rows
-that it sends again are left out, since the first ones are those that generated the tokens. A turn whose rows begin later than
-the branch it extends has rows (it was one of several turns sent at once from one state, and another extended the branch first)
-borrows what lies between from any branch that begins with the same tokens. If there is none, rows are missing, and the rollout
-fails: a sample with a hole cannot be replayed. Rows are slices of the arrays as received, never copies.
+**Routed experts.** Position i's row is decided by tokens 0..i alone, and the last token of a turn has none, since it was never
+fed back. A branch of n tokens therefore holds rows 0..n-2, and the turn that extends it brings row n-1 and those after it; rows
+that it sends again are left out, since the first ones are those that generated the tokens. A turn whose rows begin later than the
+branch it extends has rows (it was one of several turns sent at once from one state, and another extended the branch first) takes
+the rows in between from any branch that begins with the same tokens. If there is none, the rollout fails: a sample with missing
+rows cannot be replayed. Rows are slices of the arrays as received, never copies.
 
-Each token is held once: while a rollout is played its branch grows in place, and finalizing, which merges the turns for the step
-boundary as well, stores them side by side. All of it is linear in the tokens received. Tokens are compared as bytes, and the end
-first, where a branch that is no prefix differs almost always. Bytes and not numpy, because numpy lets go of the GIL around every
-operation on 500 elements or more, and to get it back beside a busy loop costs more than the operation.
+Each token is in memory once: a branch grows in place while the rollout is played, and finalizing its group stores all branches
+side by side. The work is linear in the tokens received. Tokens are compared as bytes, and the end first, where a branch that is
+not a prefix almost always differs. Bytes and not numpy arrays, because numpy releases the GIL for every operation on 500 elements
+or more, and acquiring it again beside a busy loop costs more than the operation.
 """
 
 from __future__ import annotations
@@ -33,36 +33,38 @@ from transport.records import Batch, Branch, Int32Array, Rollout, RoutingArray, 
 
 _INT32_BYTES = 4
 _END_BYTES = 64
-"""Of a branch, compared before the whole."""
+"""Bytes at the end of a branch that are compared before the whole."""
 
 
 @dataclass(slots=True)
 class OpenBranch:
-    """A token sequence that a later turn may extend. It holds each token once, however many turns there are: their ids are
-    views of its memory, which is made twice as large whenever it is full."""
+    """A token sequence that a later turn may extend.
+
+    It holds each token once: the turns' ids are views of its memory, which doubles whenever it is full.
+    """
 
     turns: list[Turn] = field(default_factory=list)
-    """Those merged so far; the last one's prompt and completion are all the branch's tokens."""
+    """The merged turns; prompt and completion of the last one are all tokens of the branch."""
     routed_experts: list[RoutingArray] = field(default_factory=list)
     rows: int = 0
     """Rows in `routed_experts`: tokens - 1, or 0 without routing."""
     length: int = 0
-    """Tokens."""
+    """Number of tokens."""
     _memory: bytearray = field(default_factory=bytearray)
-    """The tokens as int32, and room for more."""
+    """The tokens as int32, and space for more."""
 
     @property
     def temperature(self) -> float:
-        """Of all its turns."""
+        """The temperature of all its turns."""
         return self.turns[0].temperature
 
     @property
     def tokens(self) -> memoryview:
-        """As int32, in bytes."""
+        """The tokens as the bytes of int32."""
         return memoryview(self._memory)[: self.length * _INT32_BYTES]
 
     def extend(self, turn: Turn, chunks: Sequence[RoutingArray]) -> None:
-        """Makes `turn` the last one, its ids views of the branch."""
+        """Appends `turn`; its ids become views of the branch's memory. `chunks` are the rows of routing that it adds."""
         held, prompt = self.length, len(turn.prompt_ids)
         self.length = prompt + len(turn.completion_ids)
         self._make_room()
@@ -97,7 +99,7 @@ class OpenBranch:
 
 
 def with_tokens(turn: Turn, token_ids: Int32Array) -> Turn:
-    """The turn, its ids views of `token_ids`, which begin with them. Nobody may write to those."""
+    """Returns the turn with ids that are views of the beginning of `token_ids`, which becomes read-only."""
     prompt, written = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
     token_ids.flags.writeable = False
     return replace(turn, prompt_ids=token_ids[:prompt], completion_ids=token_ids[prompt:written])
@@ -110,12 +112,13 @@ class OpenBranches:
         self.branches: list[OpenBranch] = []
 
     def rows_held(self, prompt_ids: Int32Array) -> int:
-        """How many rows of routing a call with this prompt need not return: its `routed_experts_start`."""
+        """Returns how many rows of routing a call with this prompt need not return: its `routed_experts_start`."""
         branch = self._extended_by(prompt_ids.tobytes())
         return branch.rows if branch else 0
 
     def add(self, turn: Turn) -> OpenBranch:
-        """Extends the branch that the turn's prompt extends, or opens one. Its last turn is then `turn`, with ids that are views.
+        """Extends the branch that the turn's prompt extends, or opens one, and returns it. Its last turn is `turn`, with ids as
+        views.
 
         Raises `ValueError`, saying which rows, when the turn's routing has the wrong number of rows or leaves a gap; the
         branches are then as before.
@@ -136,7 +139,7 @@ class OpenBranches:
         return tuple(branch.closed() for branch in self.branches)
 
     def _extended_by(self, prompt: bytes, temperature: float | None = None) -> OpenBranch | None:
-        """Among the branches of one temperature, or among all."""
+        """Returns the longest branch that the prompt extends, of one temperature if given."""
         found: OpenBranch | None = None
         for branch in self.branches:
             if temperature is not None and branch.temperature != temperature:
@@ -146,7 +149,7 @@ class OpenBranches:
         return found
 
     def _new_rows(self, turn: Turn, prompt: bytes, branch: OpenBranch | None) -> list[RoutingArray]:
-        """The rows that the turn adds to the branch (None: a new one), without empty chunks."""
+        """Returns the rows that the turn adds to the branch (None: a new one), without empty chunks."""
         if turn.routed_experts is None:
             return []
         held, start = (branch.rows if branch else 0), turn.routed_experts_start
@@ -163,7 +166,7 @@ class OpenBranches:
         return [chunk for chunk in chunks if len(chunk)]
 
     def _borrowed(self, prompt: bytes, first: int, stop: int) -> list[RoutingArray]:
-        """Rows `first..stop - 1` of a branch that begins with the prompt's first `stop` tokens."""
+        """Returns rows `first..stop - 1` of a branch that begins with the prompt's first `stop` tokens."""
         wanted = prompt[: stop * _INT32_BYTES]
         for branch in self.branches:
             if stop <= branch.rows and len(wanted) == stop * _INT32_BYTES and branch.tokens[: len(wanted)] == wanted:
@@ -175,7 +178,7 @@ class OpenBranches:
 
 
 def _rows_between(chunks: Sequence[RoutingArray], first: int, stop: int) -> list[RoutingArray]:
-    """Rows `first..stop - 1` of the concatenation of `chunks`, as slices."""
+    """Returns rows `first..stop - 1` of the concatenation of `chunks`, as slices."""
     found, position = [], 0
     for chunk in chunks:
         piece = chunk[max(0, first - position) : max(0, stop - position)]
@@ -210,7 +213,8 @@ def share_tokens(rollout: Rollout) -> None:
 
 
 def _opened(turns: Sequence[Turn]) -> tuple[list[Turn], tuple[Branch, ...]]:
-    """The branches of turns in order of time, and the turns as these hold them. Raises `ValueError` when routing has a gap."""
+    """Returns the turns (in order of time) as the branches hold them, and the branches. Raises `ValueError` when routing has a
+    gap."""
     opened = OpenBranches()
     held = [opened.add(turn).turns[-1] for turn in turns]
     return held, opened.closed()
@@ -233,10 +237,10 @@ def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
 
 
 def merge_rollout(rollout: Rollout) -> list[Sample]:
-    """The samples of one finalized rollout, in the order their first turns were made; none for a branch without a completion.
+    """Returns the samples of a finalized rollout, in the order of their first turns; none for a branch without a completion.
 
-    A sample's staleness is that of its oldest turn, its advantage the rollout's on every trained token and 0 elsewhere. Routed
-    experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap (see above), which finalizing rules out.
+    A sample's policy version is that of its oldest turn; its advantage is the rollout's on every trained token and 0 elsewhere.
+    Routed experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap, which `finalize.py` rules out.
     """
     if rollout.branches is None:  # from a file
         rollout = replace(rollout)
@@ -271,9 +275,9 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
 
 
 def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
-    """The batch of `step`: the samples' columns, one after the other, and their routing by reference.
+    """Returns the batch of `step`: the samples' columns, one after the other, and their routing by reference.
 
-    Each column is allocated once and filled sample by sample. Raises `ValueError` when there is no sample.
+    Each column is allocated once. Raises `ValueError` when there is no sample.
     """
     if not samples:
         raise ValueError(f"run {run_id}, step {step}: a batch needs at least one sample to train on")

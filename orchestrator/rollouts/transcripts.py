@@ -1,8 +1,8 @@
-"""Rollouts as text, for `rollouts.jsonl`: what each turn was asked anew and what the model wrote, special tokens included.
+"""Decodes rollouts for `rollouts.jsonl`: the new part of each prompt and the completion, special tokens included.
 
-A prompt mostly repeats the conversation so far, so only what follows the turn that it extends is decoded: text grows with tokens,
-not with turns squared. Of a long rollout only the beginning and the end are decoded, so neither the work nor the disk has to
-be feared. `records.py` calls this in a worker thread, where one call decodes one rollout without the GIL.
+A prompt mostly repeats the conversation so far, so only the part after the turn that it extends is decoded: text grows with
+tokens, not with turns squared. Of a long rollout only the beginning and the end are decoded, which bounds work and disk space.
+`records.py` calls this in a worker thread, where one call decodes one rollout without the GIL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transport.files.atomic import as_bytes_view
 from transport.records import Int32Array, Rollout, Turn
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
-"""The texts of sequences of token ids (`environments.chat.Chat.transcribe`)."""
+"""Decodes sequences of token ids (`environments.chat.Chat.transcribe`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class TurnText:
     """One turn as text."""
 
     prompt: str
-    """What is new in it since the turn that it extends."""
+    """Its part after the turn that it extends."""
     completion: str
 
 
 @dataclass(frozen=True, slots=True)
 class Transcriber:
-    """Decodes at most `tokens` of a rollout: the first and the last half of them."""
+    """Decodes at most `tokens` tokens of a rollout: the first and the last half of that number."""
 
     decode: Decode
     tokens: int
 
     def __call__(self, rollout: Rollout) -> list[TurnText]:
-        """The text of each turn, in order. Blocks: call it in a thread."""
+        """Returns the text of each turn, in order. Blocks: call it in a thread."""
         pieces = [ids for turn, prompt in _new_prompts(rollout.turns) for ids in (prompt, turn.completion_ids)]
         cut = [_Cut(ids, *self._kept(ids, start, total)) for ids, start, total in _placed(pieces)]
         texts = iter(self.decode([_decodable(part) for each in cut for part in (each.head, each.tail)]))
@@ -44,7 +44,7 @@ class Transcriber:
         return [TurnText(prompt, completion) for prompt, completion in zip(whole[::2], whole[1::2], strict=True)]
 
     def _kept(self, ids: Int32Array, start: int, total: int) -> tuple[int, int]:
-        """How many tokens are kept at the beginning and at the end of a piece that begins at token `start` of `total`."""
+        """Returns how many tokens are kept at both ends of a piece that begins at token `start` of `total`."""
         if total <= self.tokens:
             return len(ids), 0
         first, last = self.tokens - self.tokens // 2, total - self.tokens // 2
@@ -54,7 +54,7 @@ class Transcriber:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A piece of a transcript of which the middle may be left out."""
+    """A piece of a transcript; its middle may be left out."""
 
     ids: Int32Array
     first: int
@@ -74,7 +74,7 @@ class _Cut:
 
 
 def _placed(pieces: Sequence[Int32Array]) -> Iterator[tuple[Int32Array, int, int]]:
-    """Each piece, the token of the transcript that it begins at, and how many there are."""
+    """Yields each piece, its first position in the transcript, and the transcript's length, in tokens."""
     total, start = sum(map(len, pieces)), 0
     for ids in pieces:
         yield ids, start, total
@@ -82,14 +82,14 @@ def _placed(pieces: Sequence[Int32Array]) -> Iterator[tuple[Int32Array, int, int
 
 
 def _new_prompts(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Int32Array]]:
-    """Each turn, and its prompt without the newest earlier turn's tokens that it begins with."""
+    """Yields each turn, and its prompt without the tokens of the newest earlier turn that it extends."""
     for index, turn in enumerate(turns):
         held = next((n for earlier in reversed(turns[:index]) if (n := _extended(turn, earlier))), 0)
         yield turn, turn.prompt_ids[held:]
 
 
 def _extended(turn: Turn, earlier: Turn) -> int:
-    """How many tokens `earlier` has if the turn's prompt begins with them, else 0. Compares bytes, in place."""
+    """Returns the number of tokens of `earlier` if the turn's prompt begins with them, else 0. Compares bytes, in place."""
     begun, end = len(earlier.prompt_ids), len(earlier.prompt_ids) + len(earlier.completion_ids)
     prompt = turn.prompt_ids
     same = (
@@ -105,5 +105,5 @@ def _same(one: Int32Array, other: Int32Array) -> bool:
 
 
 def _decodable(ids: Int32Array) -> list[int]:
-    """Without what no tokenizer takes; a rollout that failed for such a token is recorded, too."""
+    """Returns the ids that a tokenizer accepts. A rollout that failed for a negative id is recorded, too."""
     return [token for token in ids.ravel().tolist() if token >= 0]

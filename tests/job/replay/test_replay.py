@@ -125,4 +125,4 @@ def test_a_truncated_dump_is_refused(dump: Path, tmp_path: Path, capsys: pytest.
     bulk = tmp_path / "cut" / "rollouts.bin"
     bulk.write_bytes(bulk.read_bytes()[:-100])
     assert main(["replay", str(tmp_path / "cut")]) == 2
-    assert "it was cut off or changed" in capsys.readouterr().err
+    assert "it was truncated or changed" in capsys.readouterr().err
