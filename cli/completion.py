@@ -1,6 +1,6 @@
 """`counterpoint completion SHELL`: prints a script with which the shell completes commands, flags and files.
 
-The flags are those that each command's help shows. The script contains them all, so completion starts no process.
+The flags come from the commands' help. The script contains them all, so completion starts no process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
+    """Runs the command. Raises `UserError` for an unknown shell."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
@@ -36,13 +36,13 @@ def main(arguments: list[str]) -> int:
 
 
 def words_of_commands() -> dict[str, list[str]]:
-    """What may follow each command, by its name: flags, or the shells' names."""
+    """Returns the words that may follow each command, by its name: flags, or the shells' names."""
     words = {name: _flags(name) for name in COMMANDS if name != "completion"}
     return {**words, "completion": list(SHELLS)}
 
 
 def _flags(command: str) -> list[str]:
-    """The flags in a command's help, except those for entries of a list, whose number is not known."""
+    """The flags in a command's help, except those for entries of a list, whose number is unknown."""
     module, shown = importlib.import_module(COMMANDS[command][0]), io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         module.main(["--help", "all"])

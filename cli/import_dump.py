@@ -1,4 +1,4 @@
-"""`counterpoint import-dump FILE.pkl OUT`: the reference system's pickled rollouts as a dump (`job/replay/import_dump.py`)."""
+"""`counterpoint import-dump FILE.pkl OUT`: writes the reference system's pickled rollouts as a dump."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import sys
 import time
 from pathlib import Path
 
+from cli.display.dump_line import describe_dump
 from cli.display.progress_bar import progress_bar
-from cli.synthesize import refuse_existing, written
 from job.errors import UserError
 from job.replay.import_dump import ImportedRollouts
+from job.replay.new_dump import check_absent
 from job.replay.restricted_pickle import PickleError
 from orchestrator.rollouts.dump import DumpError, write_dump
 
 SHOWN = 5
-"""Rollouts that could not be read, of which the reason is shown."""
+"""Number of unreadable rollouts whose reasons are printed."""
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
+    """Runs the command. Raises `UserError` for a file that cannot be imported."""
     given = _parser().parse_args(arguments)
     if not given.file.is_file():
         raise UserError(f"{given.file} is not a file")
-    refuse_existing(given.out)
+    check_absent(given.out)
     started = time.monotonic()
     megabytes = given.file.stat().st_size / 1e6
     print(f"reading {given.file}, {megabytes:,.3f} MB", file=sys.stderr, flush=True)
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
         header = write_dump(given.out, imported.header, rollouts)
     except (PickleError, DumpError) as error:
         raise UserError(str(error)) from None
-    print(written(given.out, header, time.monotonic() - started))
+    print(describe_dump(given.out, header, time.monotonic() - started))
     for what, count in sorted(imported.left_out.items()):
         print(f"left out: {what} ({count} times)")
     if imported.unreadable:

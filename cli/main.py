@@ -1,4 +1,4 @@
-"""`counterpoint`: one entry point. It knows the commands' names; a command's module is imported when it is asked for."""
+"""`counterpoint`: the entry point. It has the commands' names; a command's module is imported when the command is given."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from job.errors import INTERRUPTED, UserError
 from transport.printable import printable
 
 COMMANDS = {
-    "run": ("cli.run", "a whole job: inference, trainer and orchestrator, from one file"),
-    "orchestrator": ("cli.orchestrator", "one run's orchestrator, alone"),
-    "trainer": ("cli.trainer", "the trainer, alone"),
-    "inference": ("cli.inference", "one vLLM server with our plugin, alone"),
+    "run": ("cli.run", "run a whole job, inference, trainer and orchestrators, from one file"),
+    "orchestrator": ("cli.orchestrator", "run one orchestrator, alone or in a live job"),
+    "trainer": ("cli.trainer", "run the trainer, alone"),
+    "inference": ("cli.inference", "run one vLLM server with our plugin, alone"),
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
-    "sweep": ("cli.sweep", "a grid of runs or jobs, shared out among any number of workers; `sweep status` shows it"),
-    "replay": ("cli.replay", "run the step boundary over a dump, and what the event loop felt of it"),
-    "attribute": ("cli.attribute", "which phases of the step boundary block the event loop"),
+    "sweep": (
+        "cli.sweep",
+        "run one of any number of workers over a grid of runs or jobs; `sweep status` shows it",
+    ),
+    "replay": ("cli.replay", "run the step boundary over a dump, and measure its phases and the event loop's lag"),
+    "attribute": ("cli.attribute", "measure which phases of the step boundary block the event loop"),
     "bench": ("cli.bench", "measure the daemon against its bounds"),
     "synthesize": ("cli.synthesize", "make up a dump of any size, to replay"),
     "import-dump": ("cli.import_dump", "make a dump of the reference system's pickled rollouts"),
@@ -32,7 +35,7 @@ BAD_CONFIGURATION = 2
 
 
 def usage() -> str:
-    """What `counterpoint --help` prints."""
+    """Returns the text of `counterpoint --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
@@ -45,7 +48,7 @@ def usage() -> str:
             *lines,
             "",
             "A command that takes a TOML file takes --section.key VALUE for each of its keys, too, and --dry-run, which",
-            "prints the resolved configuration. COUNTERPOINT_SECTION__KEY in the environment lies between the two.",
+            "prints the resolved configuration. Flags override COUNTERPOINT_SECTION__KEY variables, which override the file.",
             "`counterpoint COMMAND --help` lists the sections, `counterpoint COMMAND --help SECTION` the keys of one.",
             "`counterpoint --version` prints the version.",
         ]
@@ -53,7 +56,7 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the process's exit code."""
+    """Runs one command; returns the process's exit code. `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         if not words or words[0] in ("-h", "--help", "help"):

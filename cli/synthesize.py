@@ -1,4 +1,4 @@
-"""`counterpoint synthesize OUT`: makes up a dump of any size, for `replay` and `attribute` (`job/replay/synthesize.py`)."""
+"""`counterpoint synthesize OUT`: makes a synthetic dump of any size, for `replay` and `attribute`."""
 
 from __future__ import annotations
 
@@ -6,37 +6,28 @@ import argparse
 import time
 from pathlib import Path
 
+from cli.display.dump_line import describe_dump
 from cli.display.progress_bar import progress_bar
 from job.errors import UserError
+from job.replay.new_dump import check_absent
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from orchestrator.rollouts.dump import DumpHeader, write_dump
+from orchestrator.rollouts.dump import write_dump
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
+    """Runs the command. Raises `UserError` for an impossible shape."""
     given = vars(_parser().parse_args(arguments))
     out: Path = given.pop("out")
     try:
         shape = Shape(**given)
     except ValueError as error:
         raise UserError(f"synthesize: {error}") from None
-    refuse_existing(out)
+    check_absent(out)
     started = time.monotonic()
     rollouts = progress_bar(synthetic_rollouts(shape), shape.rollouts, "rollouts")
-    print(written(out, write_dump(out, header_of(shape), rollouts), time.monotonic() - started), flush=True)
+    header = write_dump(out, header_of(shape), rollouts)
+    print(describe_dump(out, header, time.monotonic() - started), flush=True)
     return 0
-
-
-def refuse_existing(out: Path) -> None:
-    """Raises `UserError` when there is something at `out`."""
-    if out.exists():
-        raise UserError(f"{out} exists; choose another place, or remove it")
-
-
-def written(out: Path, header: DumpHeader, seconds: float) -> str:
-    """What a command says of the dump that it has made."""
-    nbytes = sum(header.files.values())
-    return f"{out}: {header.rollouts} rollouts, {header.turns} turns, {nbytes / 1e9:.3g} GB in {seconds:.1f} s"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,8 +34,10 @@ takes longer most likely waits for something."""
 
 
 def check_run(config: RunConfig) -> None:
-    """Checks the built-in kinds of a run. Raises `UserError` for an environment or advantage that does not exist or whose
-    arguments are invalid."""
+    """Checks the built-in kinds of a run.
+
+    Raises `UserError` for an environment or advantage that does not exist or whose arguments are invalid.
+    """
     from environments.registry import load_environment
     from orchestrator.step.advantages import load_advantage
 
@@ -63,8 +65,10 @@ def check_runs(config: JobConfig) -> None:
 
 
 def check_templates(runs: Sequence[RunConfig]) -> None:
-    """Raises `UserError` for `chat_template_kwargs` that the chat template of a run's model never reads. The models must be
-    directories."""
+    """Raises `UserError` for `chat_template_kwargs` that the chat template of a run's model never reads.
+
+    The models must be directories.
+    """
     for run in runs:
         for environment in run.environments:
             if kwargs := run.sampling_of(environment).chat_template_kwargs:

@@ -51,8 +51,11 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
 
 
 def _check_same_job(config: JobConfig) -> None:
-    """Raises `UserError` unless a resume finds its own job: the same model, at least one known run, and of each run the same seed
-    and environments. Runs may be added and left out."""
+    """Raises `UserError` unless a resume finds its own job.
+
+    The model, and each run's seed and environments, must be the same, and at least one run must be known. Runs may be added and
+    left out.
+    """
     path = config.output_dir / JOB_FILE
     before = read_json(path)
     try:

@@ -48,8 +48,10 @@ def own_runs(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def own_steps(directory: Path) -> dict[str, int] | None:
-    """Returns the configured steps of the job's own runs by run id; None without `job.json`, if the roles were started one by
-    one. Raises `UserError` for a damaged file."""
+    """Returns the configured steps of the job's own runs by run id.
+
+    None without `job.json`, if the roles were started one by one. Raises `UserError` for a damaged file.
+    """
     if not (directory / JOB_FILE).exists():
         return None
     return {run["run_id"]: run["steps"] for run in own_runs(read_json(directory / JOB_FILE))}

@@ -20,6 +20,7 @@ class ProcessesFile:
     """The file of one job. It is written only if its content has changed."""
 
     def __init__(self, directory: Path) -> None:
+        """`directory` is the job's."""
         self.path = directory / PROCESSES_FILE
         self._written = b""
 

@@ -43,10 +43,10 @@ class FailedWorker:
 
 
 class SupervisedJob:
-    """A job's workers, its guests, and the metrics of all their runs. Errors in a run's files are warned about, once for each run
-    or file; they do not end the job."""
+    """A job's workers, its guests, and the metrics of all their runs."""
 
     def __init__(self, config: JobConfig, workers: list[Worker], warn: Callable[[str], None]) -> None:
+        """`warn` is called at the first error in each run's files and in each file of the job. Such errors do not end the job."""
         self._config = config
         self._workers = workers
         self._warn = warn

@@ -37,8 +37,10 @@ def sections_of(config: JobConfig) -> dict[str, Config]:
 
 
 def needs_servers(config: JobConfig) -> bool:
-    """Returns whether rollouts are still needed, by a run of the job, by a guest that waits for the job's return, or by runs that
-    may join."""
+    """Returns whether rollouts are still needed.
+
+    They are needed by a run of the job, by a guest that waits for the job's return, or by runs that may join.
+    """
     if config.stay or not config.resume or living_runs(config.output_dir):
         return True
     return not all(map(all_committed, config.every_run))

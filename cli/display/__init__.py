@@ -1,1 +1,1 @@
-"""How commands show what goes on: the console, progress, tables and pictures."""
+"""How commands show their results: the console, progress, tables and pictures."""

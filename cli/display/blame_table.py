@@ -1,4 +1,4 @@
-"""What made an event loop late, as a table for people: that of `counterpoint status` and of a replay."""
+"""The table of slow spots, which `counterpoint status` and a replay print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transport.printable import printable
 
 
 def blame_table(slow_spots: Sequence[SlowSpot]) -> Table:
-    """One row an slow_spot, in the order given. Seconds are at least those shown."""
+    """Builds a table with a row for each slow spot, in the given order. The true times are at least those shown."""
     table = Table(box=box.SIMPLE_HEAD, title="what made the event loop late", title_justify="left")
     table.add_column("total", justify="right")
     table.add_column("worst", justify="right")

@@ -17,8 +17,10 @@ from rich.console import Console
 def console_for(
     file: TextIO | None = None, *, pipe_width: int, markup: bool = True, soft_wrap: bool = False
 ) -> Console:
-    """Creates a console on `file`, or on standard output. A file that is not a terminal gets `pipe_width` columns: rich would
-    take 80, which cuts most tables."""
+    """Creates a console on `file`, or on standard output.
+
+    A file that is not a terminal gets `pipe_width` columns. With its default of 80, rich would cut most tables.
+    """
     stream = sys.stdout if file is None else file
     width = None if stream.isatty() else pipe_width
     return Console(file=file, width=width, markup=markup, soft_wrap=soft_wrap)

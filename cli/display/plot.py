@@ -1,4 +1,4 @@
-"""Reward and event-loop lag over the steps of one run or several, as a picture."""
+"""Draws reward and event-loop lag over the steps of one run or several."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from job.inspection.history import History
 INK, MUTED, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 REWARD, LAG, LAG_MAX = "#2563eb", "#0f766e", "#f59e0b"
 RUNS = ("#2563eb", "#f59e0b", "#0f766e", "#db2777", "#7c3aed", "#65a30d", "#0891b2", "#b91c1c", "#a16207", "#475569")
-"""One colour a run; of more runs than these, some share one."""
+"""The colours of the runs; with more runs than colours, some share one."""
 SMOOTHING_STEPS = 5
 
 
 def plot(histories: Sequence[History], path: Path, title: str) -> Path:
-    """Draws the curves into `path` (PNG or SVG, by its suffix) and returns it. Of several runs, a line each."""
+    """Draws the curves into `path` (PNG or SVG, by its suffix), a line for each run; returns `path`. Raises `OSError`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6), dpi=150, facecolor="white", layout="constrained")
@@ -70,6 +70,6 @@ def _columns(history: History, name: str) -> tuple[list[int], list[float]]:
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Each value's mean with those before it, `SMOOTHING_STEPS` at most."""
+    """The mean of each value and those before it, at most `SMOOTHING_STEPS`."""
     windows = [values[max(0, end - SMOOTHING_STEPS) : end] for end in range(1, len(values) + 1)]
     return [sum(window) / len(window) for window in windows]

@@ -1,4 +1,4 @@
-"""Progress of a job for whoever started it: a live panel on a terminal, plain lines elsewhere; in neither a silent minute."""
+"""The progress of a job: a live panel on a terminal, plain lines elsewhere. Neither is silent for a minute."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ COLOURS = {
 
 
 class Progress(Protocol):
-    """What `run` needs of either."""
+    """What shows a job."""
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
-        """Shows the workers as they are and the steps that are new, each with its run. Called about twice a second."""
+        """Shows the workers' states and the new steps, each with its run. Called about twice a second."""
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Restores the terminal."""
 
 
 def choose(console: Console, histories: dict[str, History]) -> Progress:
-    """Live on a terminal, plain elsewhere. `histories` are those of the runs, and may grow by those who join."""
+    """Creates the progress that fits the console. `histories` are the runs' by id; guests may be added later."""
     return LiveProgress(console, histories) if console.is_terminal else PlainProgress(console, histories)
 
 
 def describe_step(line: Line, history: History) -> str:
-    """One step in one line."""
+    """Describes a step in one line."""
     failed = int(line.get("rollouts/failed", 0))
     words = failures_in_words(sum_failures([line]))
     return (
@@ -64,76 +64,98 @@ def describe_step(line: Line, history: History) -> str:
 
 
 def describe_worker(worker: WorkerView) -> str:
-    """A worker's state in words: `inference_0 starting for 12 s (loading)`."""
-    said = "; ".join(word for word in (worker.trouble, worker.status) if word)
-    status = f" ({said})" if said else ""
+    """Describes a worker's state: `inference_0 starting for 12 s (loading)`."""
+    notes = "; ".join(note for note in (worker.trouble, worker.status) if note)
+    status = f" ({notes})" if notes else ""
     return f"{worker.name} {worker.state} for {duration(time.time() - worker.since)}{status}"
 
 
 class PlainProgress:
-    """A line for every change of a worker's state and every step, and a heartbeat."""
+    """Prints a line for every change of a worker's state and every step, and at least one every `HEARTBEAT_SECONDS`."""
 
     def __init__(self, console: Console, histories: dict[str, History]) -> None:
+        """`histories` are the runs' by id; guests may be added later."""
         self._console = console
         self._histories = histories
-        self._states: dict[str, State] = {}
+        self._shown: dict[str, WorkerView] = {}
+        """The workers as last shown, by name."""
         self._statuses: dict[str, str] = {}
-        self._troubles: dict[str, str] = {}
+        """The status that each worker last printed while it was starting, by name."""
         self._started: dict[str, float] = {}
+        """When each worker last began to start, in Unix seconds, by name."""
         self._last_line = time.monotonic()
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+        """Prints what has changed."""
         for worker in workers:
-            if self._states.get(worker.name) is not worker.state:
-                self._states[worker.name] = worker.state
-                self._say(self._change(worker))
-            if worker.trouble != self._troubles.get(worker.name, ""):
-                self._troubles[worker.name] = worker.trouble
-                self._say(f"{worker.name}: {worker.trouble or 'the problem is over'}")
-            if worker.state is State.STARTING and worker.status not in ("", self._statuses.get(worker.name)):
-                self._statuses[worker.name] = worker.status
-                self._say(f"{worker.name}: {worker.status}")
-        several = len(self._histories) > 1
-        width = max(map(len, self._histories), default=0)
+            self._print_changes(worker)
         for history, line in fresh:
-            self._say((f"{history.run_id:<{width}}  " if several else "") + describe_step(line, history))
+            self._print(self._run_column(history) + describe_step(line, history))
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
-            told = [worker for worker in workers if not several or worker.state is not State.READY] or workers[:1]
-            steps = ", ".join(
-                f"{f'{history.run_id} ' if several else ''}step {history.progress}"
-                for history in self._histories.values()
-            )
-            self._say(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, told)))
+            self._print_heartbeat(workers)
 
-    def _change(self, worker: WorkerView) -> str:
+    def close(self) -> None:
+        """Does nothing: there is nothing to restore."""
+
+    @property
+    def _has_several_runs(self) -> bool:
+        return len(self._histories) > 1
+
+    def _run_column(self, history: History) -> str:
+        width = max(map(len, self._histories), default=0)
+        return f"{history.run_id:<{width}}  " if self._has_several_runs else ""
+
+    def _print_changes(self, worker: WorkerView) -> None:
+        before = self._shown.get(worker.name)
+        if before is None or before.state is not worker.state:
+            self._print(self._describe_change(worker))
+        if worker.trouble != (before.trouble if before is not None else ""):
+            self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}")
+        is_new_status = worker.status not in ("", self._statuses.get(worker.name))
+        if worker.state is State.STARTING and is_new_status:
+            self._statuses[worker.name] = worker.status
+            self._print(f"{worker.name}: {worker.status}")
+        self._shown[worker.name] = worker
+
+    def _print_heartbeat(self, workers: list[WorkerView]) -> None:
+        several = self._has_several_runs
+        shown = [worker for worker in workers if not several or worker.state is not State.READY] or workers[:1]
+        steps = ", ".join(
+            f"{f'{history.run_id} ' if several else ''}step {history.progress}" for history in self._histories.values()
+        )
+        self._print(f"... {steps or 'no run'}; " + ", ".join(map(describe_worker, shown)))
+
+    def _describe_change(self, worker: WorkerView) -> str:
         if worker.state is State.STARTING:
             self._started[worker.name] = worker.since
         if worker.state is State.READY and worker.name in self._started:
             return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}"
         if worker.state in (State.RESTARTING, State.FAILED) and worker.last_death:
-            said = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
-            return f"{worker.name} {worker.last_death}: {worker.state}{said}"
+            output = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
+            return f"{worker.name} {worker.last_death}: {worker.state}{output}"
         return f"{worker.name} {worker.state}"
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
         self._console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
 
-    def close(self) -> None:
-        """Nothing to undo."""
-
 
 class LiveProgress:
-    """A panel that is redrawn in place: the workers; of one run a bar, the newest numbers, reward and lag as small curves; of
-    several a line each."""
+    """A panel that is redrawn in place.
+
+    It has the workers and, of a single run, a bar, the newest numbers, and reward and lag as small curves; of several runs, a
+    line each.
+    """
 
     def __init__(self, console: Console, histories: dict[str, History]) -> None:
+        """Starts the panel. `histories` are the runs' by id; guests may be added later."""
         self._histories = histories
         self._began = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+        """Redraws the panel."""
         if len(self._histories) == 1:
             (history,) = self._histories.values()
             panel = Group(self._workers(workers), self._bar(history), _numbers(history))
@@ -142,6 +164,7 @@ class LiveProgress:
         self._live.update(panel, refresh=True)
 
     def close(self) -> None:
+        """Removes the panel."""
         self._live.stop()
 
     def _elapsed(self) -> float:
@@ -155,7 +178,7 @@ class LiveProgress:
             waiting = worker.state in {State.STARTING, State.STOPPING, State.RESTARTING}
             text.append(f" {duration(time.time() - worker.since)}  " if waiting else "  ")
             if worker.restarts:
-                text.append(f"started again {worker.restarts} times, it {worker.last_death}  ", "yellow")
+                text.append(f"restarted {worker.restarts} times, it {worker.last_death}  ", "yellow")
             if worker.trouble:
                 text.append(f"{worker.trouble}  ", "red")
             if worker.status:
@@ -184,7 +207,7 @@ def _numbers(history: History) -> Table:
 
 
 def _runs(histories: dict[str, History]) -> Table:
-    """A line for each of several runs."""
+    """A line for each run."""
     grid = Table.grid(padding=(0, 2))
     for history in histories.values():
         line = history.last_shipped

@@ -1,4 +1,4 @@
-"""Progress of something that is progress_bar, on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of an iteration, on standard error: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LINE_SECONDS = 10.0
-"""Between two plain lines."""
+"""Seconds between two plain lines."""
 
 Item = TypeVar("Item")
 
 
 def progress_bar(items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
-    """Hands on `items`, of which there are to be `total`, and shows how many have been asked for."""
+    """Yields `items`, of which there are `total`, and shows how many were yielded."""
     console = Console(stderr=True)
     return _with_bar(items, total, unit, console) if console.is_terminal else _with_lines(items, total, unit, console)
 

@@ -61,6 +61,7 @@ def print_whole_step(step: WholeStep | None, console: Console) -> None:
 
 
 def describe_whole_step(step: WholeStep | None) -> str:
+    """Describes where the time of the whole step went; None stands for an unknown step."""
     if step is None:
         return (
             "  The time of the whole step is not known: the dump does not lie in its run's directory, or the metrics of its step "

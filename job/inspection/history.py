@@ -129,8 +129,10 @@ class History:
 
 
 def _seconds(line: Line, before: Line) -> float | None:
-    """The duration of a step: since the step before, or since its orchestrator began to generate if that is later; None if
-    unknown."""
+    """The duration of a step in seconds; None if unknown.
+
+    It counts from the step before, or from when the orchestrator began to generate if that is later.
+    """
     known = [line["uptime_seconds"]] if "uptime_seconds" in line else []
     if before:
         known.append(line["time"] - before["time"])

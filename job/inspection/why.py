@@ -1,6 +1,6 @@
-"""What happened to a group of rollouts, and why it was dropped, from the decisions that its run has written.
+"""The decisions about a group of rollouts, and why it was dropped, read from its run's decision files.
 
-The files may be a guest's, so nothing in them is taken for granted.
+A guest may have written the files, so every line is checked.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Line = dict[str, Any]
 """One decision (`orchestrator.decisions`): `time`, `decision`, and further fields, which may hold anything."""
 
 READ_BYTES = 16 * 2**20
-"""Of the end of each file: more than a file of ours has."""
+"""Bytes read from the end of each file; files of our orchestrators are smaller."""
 
 LONGEST_TEXT = 2000
-"""Characters of a field that are shown."""
+"""Most characters of a field that are shown."""
 
 DROPPED = "dropped"
-"""Instead of a group: the newest dropped ones."""
+"""The name that stands for the newest dropped groups."""
 
 SHOWN_DROPS = 20
 
@@ -36,10 +36,10 @@ _GROUP = re.compile(r"(\d{1,18})(-\d+)?")
 
 
 def explain(directory: Path, name: str) -> dict[str, list[Line]]:
-    """The decisions about a group, the oldest first, by run. `name` is a group's id, one of its rollouts' ids (`12-3`), or
-    `dropped` for the newest groups that were dropped. Runs without such decisions are left out.
+    """Returns the decisions about a group, the oldest first, by run. Runs without such decisions are left out.
 
-    Raises `UserError` for a name that is none of these, and when no run of the job has such a group.
+    `name` is a group's id, the id of one of its rollouts (`12-3`), or `dropped` for the newest dropped groups. Raises `UserError`
+    for another name, and if no run of the job has such a group.
     """
     match = _GROUP.fullmatch(name)
     if match is None and name != DROPPED:
@@ -62,7 +62,7 @@ def explain(directory: Path, name: str) -> dict[str, list[Line]]:
 
 
 def in_words(line: Line, with_group: bool = False) -> str:
-    """One decision for a person, with its time."""
+    """Describes a decision with its time."""
     group = f"group {_value(line, 'group')} " if with_group else ""
     return f"{_time(line)}  {group}{_what(line)}"
 
@@ -102,8 +102,10 @@ def _lines_of(run_dir: Path, group_id: int) -> list[Line]:
 
 
 def _is_settled(last: Line, of_run: Line, was_drained: bool) -> bool:
-    """Whether a group's last decision holds although its run was stopped or resumed. After a drain every decision holds; after a
-    kill only those that the checkpoint knows."""
+    """Whether a group's last decision holds although its run was stopped or resumed.
+
+    After a drain every decision holds; after a kill only those that the checkpoint has.
+    """
     if last["decision"] not in (Decision.SHIPPED, Decision.DROPPED):
         return False
     if of_run["decision"] == Decision.DRAINED or was_drained:
@@ -120,7 +122,7 @@ def _newest_drops(run_dir: Path) -> list[Line]:
 
 
 def _decisions(run_dir: Path) -> Iterator[Line]:
-    """All decisions on disk, the oldest first. What is no decision is passed over."""
+    """All decisions on disk, the oldest first. Other lines are skipped."""
     for name in (f"{DECISIONS_FILE}.1", DECISIONS_FILE):
         try:
             file = open_regular(run_dir / name)
