@@ -1,68 +1,21 @@
-"""Looking at a job from outside: `status` for programs and again and again, and its logs."""
+"""`counterpoint logs`: finding a log, its last lines, and following it."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cli.logs import main as logs
-from cli.status import main as status
 from job.errors import UserError
 from job.inspection.log_files import appended, log_files_in
-from tests.job.test_history import of_a_job
-from tests.support.jobs import shipped_line
-
-
-def test_status_for_programs_has_what_the_tables_have(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    of_a_job(past)
-    assert status([str(past), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    (run,) = found["runs"]
-    assert (run["run_id"], run["state"], run["step"], run["steps"], run["trained"]) == (
-        "test",
-        "not running",
-        20,
-        20,
-        19,
-    )
-    assert run["metrics"]["reward/mean"] == pytest.approx(1.0)
-    assert run["tokens_per_second"] == pytest.approx(500)
-    assert not found["running"]
-    assert [(worker["name"], worker["alive"]) for worker in found["processes"]] == [("trainer", False)]
-
-
-@pytest.mark.slow
-def test_watching_looks_again_and_ctrl_c_ends_it(past: Path) -> None:
-    code = (
-        "import signal, sys, cli.status; cli.status.WATCH_SECONDS = 0.05\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "sys.exit(cli.status.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, str(past), "--watch", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
-        assert watch.stdout is not None
-        looks = [json.loads(watch.stdout.readline())["runs"][0]["step"]]
-        with (past / "run_test" / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(shipped_line(21, 150.0)) + "\n")
-        while looks[-1] != 21:
-            looks.append(json.loads(watch.stdout.readline())["runs"][0]["step"])
-        watch.send_signal(signal.SIGINT)
-        assert watch.wait(60) == 0
-    assert looks[0] == 20
-
-
-# --- logs ---
+from tests.support.past_jobs import make_job
 
 
 @pytest.fixture
 def job(past: Path) -> Path:
     """A job of one run, with a guest."""
-    of_a_job(past)
+    make_job(past)
     (past / "trainer" / "trainer.log").write_text("of the trainer\n")
     (past / "orchestrator.log").write_text("".join(f"line {number}\n" for number in range(100)))
     (past / "inference_0.log").write_text("of vLLM\n")

@@ -1,0 +1,127 @@
+"""The progress and the curves of a job, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import cli.display.progress
+from cli.display.plot import plot
+from cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
+from cluster.events import State
+from cluster.job import WorkerView
+from job.inspection.history import History
+from tests.support.jobs import shipped_line, write_lines
+from tests.support.past_jobs import history_of
+
+
+def test_failures_are_on_a_steps_line(past: Path) -> None:
+    history = history_of(past)
+    assert "failed 1  " in describe_step(history.shipped[3], history)
+    assert "failed" not in describe_step(history.shipped[3] | {"rollouts/failed": 0}, history)
+
+
+def worker(state: State, status: str = "") -> WorkerView:
+    return WorkerView("server", state, time.time() - 3, 42, status)
+
+
+def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History.of(past, "test", 20)
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, {"test": history})
+    assert isinstance(progress, PlainProgress)
+    progress.update([worker(State.STARTING)], [])
+    progress.update([worker(State.STARTING)], [])
+    progress.update([worker(State.READY)], [(history, line) for line in history.refresh()])
+    monkeypatch.setattr(cli.display.progress, "HEARTBEAT_SECONDS", -1.0)
+    progress.update([worker(State.READY, "generating")], [])
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 2 + 20 + 1
+    assert "server starting" in lines[0]
+    assert "server ready after" in lines[1]
+    assert "step 20/20  reward 1.000" in lines[21]
+    assert "... step 20/20; server ready for 3 s (generating)" in lines[22]
+
+
+def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, {"test": History.of(past, "test", 20)})
+    ready, stuck = worker(State.READY), replace(worker(State.READY), trouble="silent since 12:00:00")
+    died = replace(ready, state=State.FAILED, last_death="ended with exit code 1", last_output="ValueError: no")
+    for view in (ready, stuck, stuck, ready, died, died):
+        progress.update([view], [])
+    lines = [line[9:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert lines == [
+        "server ready",
+        "server: silent since 12:00:00",
+        "server: the problem is over",
+        "server ended with exit code 1: failed; last line of its output: ValueError: no",
+    ]
+
+
+def test_live_progress_shows_bar_curves_and_workers(past: Path) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    progress = choose(console, {"test": history_of(past)})
+    assert isinstance(progress, LiveProgress)
+    progress.update([worker(State.STARTING, "loading")], [])
+    progress.close()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("server starting", "loading", "step 20/20", "reward", "█"):
+        assert part in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_curves_are_drawn(past: Path, tmp_path: Path, suffix: str) -> None:
+    path = plot([history_of(past)], tmp_path / f"curves.{suffix}", "test")
+    assert path.stat().st_size > 10_000
+
+
+@pytest.fixture
+def two(past: Path) -> dict[str, History]:
+    """The past run, and another that has come to its third step; by their ids."""
+    write_lines(past / "run_late" / "metrics.jsonl", [shipped_line(step, 200.0 + step) for step in range(1, 4)])
+    return {name: History.of(past, name, steps) for name, steps in (("test", 20), ("late", 9))}
+
+
+def test_plain_progress_says_which_run_took_a_step_and_what_died(two: dict[str, History]) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, two)
+    dead = WorkerView("trainer", State.RESTARTING, 0.0, None, "", restarts=1, last_death="was killed by SIGKILL")
+    fresh = [(history, line) for history in two.values() for line in history.refresh()]
+    progress.update([dead, WorkerView("orchestrator_late", State.STARTING, 0.0, 7, "waiting for a place")], fresh)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in (
+        "trainer was killed by SIGKILL: restarting",
+        "orchestrator_late: waiting for a place",
+        "test  step 20/20",
+        "late  step 3/9",
+    ):
+        assert part in shown
+
+
+def test_live_progress_has_a_line_for_each_of_several_runs(two: dict[str, History]) -> None:
+    for history in two.values():
+        history.refresh()
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    progress = choose(console, two)
+    progress.update([worker(State.READY)], [])
+    progress.close()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("test", "20/20", "late", "3/9"):
+        assert part in shown
+
+
+@pytest.mark.slow
+def test_curves_of_several_runs_are_drawn(two: dict[str, History], tmp_path: Path) -> None:
+    for history in two.values():
+        history.refresh()
+    path = plot(list(two.values()), tmp_path / "curves.svg", "two")
+    text = path.read_text()
+    assert "<!-- test -->" in text
+    assert "<!-- late -->" in text

@@ -1,0 +1,146 @@
+"""`counterpoint status`: as tables, for programs, and repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.status import main as status
+from job.errors import UserError
+from orchestrator.loop_health.slow_spots import METRIC
+from tests.support.jobs import shipped_line, write_lines
+from tests.support.past_jobs import make_job, write_discarded
+from transport.files.lock import take_lock
+
+
+def shown_by_status(output: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert status([str(output)]) == 0
+    return capsys.readouterr().out
+
+
+def test_status_shows_the_run_its_processes_and_the_last_error(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(past)
+    (past / "trainer" / "trainer.log").write_text("fine\n12:00 ERROR   out of memory\nmore\n")
+    write_discarded(past, step=20)
+    shown = shown_by_status(past, capsys)
+    for part in ("20/20", "1.000", "was ready", "no", "last error of trainer: 12:00 ERROR   out of memory"):
+        assert part in shown
+    assert "run test: 512 rollouts discarded since step 20 (500 failed, 12 filtered): no rollout of 4 survived" in shown
+
+
+def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(past, status="at [fe80::1]:8000 [/red]", restarts=1, last_death="died [/of] it")
+    shown = shown_by_status(past, capsys)
+    assert "at [fe80::1]:8000 [/red]" in shown
+    assert "1, it died [/of] it" in shown
+
+
+def test_status_shows_what_could_steer_a_terminal_as_text(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(past, status="\x1b[2J", trouble="\x9b2J")
+    place = {"function": "f[int]\x1b[2J", "file": "x.py", "line": 1, "inside": ""}
+    blame = {"kind": "callback", **place, "callback": "", "thread": "", "seconds": 1.0, "worst": 1.0, "count": 1}
+    write_lines(past / "run_guest" / "metrics.jsonl", [shipped_line(1, 200.0) | {METRIC: [blame]}])
+    (past / "run_guest" / "orchestrator.log").write_text("ERROR \x1b]0;title\x07\n")
+    (past / "run_guest" / "control").mkdir()
+    (past / "run_guest" / "control" / "evicted.txt").write_text("\x1b[1A[/red] gone")
+    shown = shown_by_status(past, capsys)
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+    for told in (r"\x9b2J; \x1b[2J", r"ERROR \x1b]0;title\x07", r"evicted: \x1b[1A[/red] gone", r"f[int]\x1b[2J"):
+        assert told in shown
+
+
+def test_status_shows_errors_of_the_newest_session_only(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    former, present, farewell = b"ERROR of old\n", b"fine\nERROR of now\n", b"ERROR at the end\n"
+    (past / "trainer" / "trainer.log").write_bytes(former + present + farewell)
+    until = len(former) + len(present)
+    make_job(past, state="stopped", log_from=len(former), log_until=until)
+    assert "last error of trainer: ERROR of now" in shown_by_status(past, capsys)
+    make_job(past, state="failed", log_from=len(former), log_until=until)
+    assert "last error of trainer: ERROR at the end" in shown_by_status(past, capsys)
+    make_job(past, state="stopped", log_from=until, log_until=until)
+    assert "last error" not in shown_by_status(past, capsys)
+    make_job(past, state="stopped", log_from=None)
+    assert "last error" not in shown_by_status(past, capsys)
+
+
+def test_status_of_roles_that_were_started_one_by_one(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by_status(past, capsys)
+    assert "20/?" in shown
+    (past / "run_test" / "control").mkdir()
+    (past / "run_test" / "control" / "orch.toml").write_text("steps = 30\n")
+    shown = shown_by_status(past, capsys)
+    assert "20/30" in shown
+    assert "No processes are known" in shown
+    for damaged in (b"steps = ", b"steps = 'many'\n", b"\xff"):
+        (past / "run_test" / "control" / "orch.toml").write_bytes(damaged)
+        assert "20/?" in shown_by_status(past, capsys), "which is for its trainer to refuse"
+
+
+def test_status_of_a_directory_that_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds neither a job"):
+        status([str(tmp_path)])
+
+
+def test_status_shows_others_runs_evictions_and_restarts(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(past, restarts=2, last_death="was killed by SIGKILL")
+    write_lines(past / "run_visitor" / "metrics.jsonl", [shipped_line(1, 200.0)])
+    (past / "run_visitor" / "orchestrator.log").write_text("12:00 ERROR   no more disk\n")
+    (past / "run_visitor" / "control").mkdir()
+    (past / "run_visitor" / "control" / "evicted.txt").write_text("it diverged\n")
+    shown = shown_by_status(past, capsys)
+    for part in (
+        "visitor",
+        "evicted",
+        "run visitor evicted: it diverged",
+        "not running",
+        "2, it was killed by SIGKILL",
+    ):
+        assert part in shown
+    assert "last error of run visitor: 12:00 ERROR   no more disk" in shown
+    descriptor = take_lock(past / "run_test" / "orchestrator.lock", "taken")
+    assert "running" in shown_by_status(past, capsys).replace("not running", "")
+    os.close(descriptor)
+
+
+def test_status_for_programs_has_what_the_tables_have(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(past)
+    assert status([str(past), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (run,) = found["runs"]
+    assert (run["run_id"], run["state"], run["step"], run["steps"], run["trained"]) == (
+        "test",
+        "not running",
+        20,
+        20,
+        19,
+    )
+    assert run["metrics"]["reward/mean"] == pytest.approx(1.0)
+    assert run["tokens_per_second"] == pytest.approx(500)
+    assert not found["running"]
+    assert [(worker["name"], worker["alive"]) for worker in found["processes"]] == [("trainer", False)]
+
+
+@pytest.mark.slow
+def test_watching_looks_again_and_ctrl_c_ends_it(past: Path) -> None:
+    code = (
+        "import signal, sys, cli.status; cli.status.WATCH_SECONDS = 0.05\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.exit(cli.status.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(past), "--watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        looks = [json.loads(watch.stdout.readline())["runs"][0]["step"]]
+        with (past / "run_test" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(shipped_line(21, 150.0)) + "\n")
+        while looks[-1] != 21:
+            looks.append(json.loads(watch.stdout.readline())["runs"][0]["step"])
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(60) == 0
+    assert looks[0] == 20

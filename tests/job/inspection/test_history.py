@@ -1,0 +1,78 @@
+"""A run's history, read from metrics files that grow, are replaced, or are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from job.inspection.history import History
+from tests.support.jobs import shipped_line, trained_line, write_lines
+from tests.support.past_jobs import history_of
+
+
+def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path) -> None:
+    history = History.of(tmp_path, "test")
+    assert history.refresh() == []
+    path = tmp_path / "run_test" / "metrics.jsonl"
+    write_lines(path, [shipped_line(1, 1.0), shipped_line(2, 2.0)])
+    assert [line["step"] for line in history.refresh()] == [1, 2]
+    with path.open("a") as file:
+        file.write('{"step": 3, "ti')
+    assert history.refresh() == []
+    with path.open("a") as file:
+        file.write('me": 3.0}\n')
+    assert [line["step"] for line in history.refresh()] == [3]
+    replacement = path.with_suffix(".new")
+    write_lines(replacement, [shipped_line(step, float(step)) for step in range(1, 5)])
+    replacement.replace(path)
+    assert [line["step"] for line in history.refresh()] == [4]
+
+
+def test_what_a_machines_end_left_is_passed_over(past: Path) -> None:
+    path = past / "run_test" / "metrics.jsonl"
+    path.write_bytes(
+        path.read_bytes() + b'\0\0\0\n[1]\n{"step": 21}\n' + json.dumps(shipped_line(21, 150.0)).encode() + b"\n"
+    )
+    (past / "run_test" / "discarded.json").write_bytes(b"\0\0")
+    history = history_of(past)
+    assert (history.step, len(history.shipped), history.discarded) == (21, 21, {})
+
+
+def test_steps_that_a_resume_takes_back_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "trainer" / "metrics.jsonl"
+    write_lines(path, [trained_line(step) for step in range(1, 5)])
+    history = history_of(tmp_path)
+    assert history.last_trained["step"] == 4
+    rewound = path.with_suffix(".new")
+    write_lines(rewound, [trained_line(step) for step in range(1, 3)])
+    rewound.replace(path)
+    history.refresh()
+    assert sorted(history.trained) == [1, 2]
+
+
+def test_another_runs_training_is_not_ours(past: Path) -> None:
+    history = history_of(past)
+    assert len(history.trained) == 19
+    assert history.trained[5]["mismatch_kl"] == pytest.approx(5e-6)
+
+
+def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path) -> None:
+    lines = [shipped_line(1, 100.0), shipped_line(2, 102.0), shipped_line(3, 9000.0), shipped_line(4, 9001.0)]
+    write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
+    history = History.of(tmp_path, "test", since=8000.0)
+    history.refresh()
+    assert history.tokens_per_second() == pytest.approx(1000)
+
+
+def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(tmp_path: Path) -> None:
+    """Each of these steps took 2 s, the first of a session too, which knows since when it has been generating."""
+    times = [(100.0, 2.0), (102.0, 4.0), (9000.0, 2.0), (9002.0, 4.0)]
+    lines = [shipped_line(step, time, uptime_seconds=uptime) for step, (time, uptime) in enumerate(times, 1)]
+    write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
+    history = history_of(tmp_path)
+    assert history.tokens_per_second() == pytest.approx(500)
+    assert history.tokens_per_second(steps=2) == pytest.approx(500)
+    history.since = 8990.0
+    assert history.tokens_per_second() == pytest.approx(500)

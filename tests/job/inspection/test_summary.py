@@ -1,0 +1,145 @@
+"""The summary of a job: its numbers, and its tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cli.display.progress import describe_step
+from cli.display.status_tables import status_parts
+from cli.display.summary_tables import print_summary
+from job.inspection.history import History
+from job.inspection.status import read_status
+from job.inspection.summary import lag_quantiles, summarize, summarize_runs
+from tests.support.jobs import shipped_line, write_lines
+from tests.support.past_jobs import history_of, write_discarded
+
+
+def test_the_summary_adds_up(past: Path) -> None:
+    summary = summarize(history_of(past), past, elapsed=61.0, outcome="done")
+    assert summary["steps"] == {"shipped": 20, "trained": 19, "wanted": 20}
+    assert summary["reward"] == {"first": pytest.approx(0.15), "last": pytest.approx(0.9), "edge_steps": 5}
+    assert summary["rollouts"] == {
+        "completed": 1280,
+        "failed": 20,
+        "inference_failed": 0,
+        "cancelled": 0,
+        "filtered": 60,
+    }
+    assert summary["tokens_per_second"] == pytest.approx(500)  # 1000 a step of two seconds
+    assert summary["mismatch_kl"] == {"max": pytest.approx(19e-6), "mean": pytest.approx(10e-6)}
+    json.dumps(summary)
+
+
+def test_the_summary_says_where_the_time_went(tmp_path: Path) -> None:
+    phases = {"phase/generation": 3.0, "phase/wait_trainer": 0.5, "phase/commit": 0.5}
+    write_lines(
+        tmp_path / "run_test" / "metrics.jsonl", [shipped_line(step, 100.0 + step, **phases) for step in (1, 2)]
+    )
+    history = History.of(tmp_path, "test", 2)
+    history.refresh()
+    summary = summarize(history, tmp_path, elapsed=8.0, outcome="done")
+    assert summary["phase_seconds"] == {"generation": 6.0, "wait_trainer": 1.0, "commit": 1.0}
+    console = Console(file=io.StringIO(), width=120)
+    print_summary(summary, {}, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "generation 75 %, waiting for the trainer 12 %, commit 12 %" in shown
+
+
+def test_what_no_step_accounts_for_yet_is_summed_up_and_explained(past: Path) -> None:
+    write_discarded(past, step=20)
+    summary = summarize(history_of(past), past, elapsed=61.0, outcome="interrupted")
+    assert summary["rollouts"] == {
+        "completed": 1292,
+        "failed": 520,
+        "inference_failed": 0,
+        "cancelled": 0,
+        "filtered": 72,
+    }
+    assert (
+        summary["discarded"]
+        == "512 rollouts discarded since step 20 (500 failed, 12 filtered): no rollout of 4 survived"
+    )
+    write_discarded(past, step=20, notable=False)
+    assert summarize(history_of(past), past, elapsed=61.0, outcome="interrupted")["discarded"] is None
+    write_discarded(past, step=19)  # which step 20 accounts for
+    assert summarize(history_of(past), past, elapsed=61.0, outcome="done")["rollouts"]["failed"] == 20
+
+
+def test_the_time_of_a_resumed_job_says_of_what_it_is(past: Path) -> None:
+    history = history_of(past)
+    for since, expected in ((0.0, "1 min 01 s\n"), (120.0, "1 min 01 s in this session\n")):
+        history.since = since
+        console = Console(file=io.StringIO(), width=100)
+        print_summary(summarize(history, past, elapsed=61.0, outcome="done"), {}, console)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert expected in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
+
+
+def test_nothing_measured_is_said_so(tmp_path: Path) -> None:
+    summary = summarize(history_of(tmp_path), tmp_path, elapsed=1.0, outcome="failed")
+    assert summary["reward"]["first"] is None
+    assert summary["event_loop_lag_seconds"] == {"p50": None, "p99": None, "max": None}
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(summary, {}, console)
+    assert "reward" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_lag_over_the_run_lies_between_what_the_steps_saw(past: Path) -> None:
+    lag = lag_quantiles(history_of(past))
+    assert lag["max"] == pytest.approx(0.025)
+    assert lag["p50"] == pytest.approx(0.0005, rel=0.1)
+    assert lag["p99"] is not None
+    assert 0.002 < lag["p99"] < 0.025
+
+
+@pytest.fixture
+def two(past: Path) -> dict[str, History]:
+    """The past run, and another that has come to its third step; by their ids."""
+    write_lines(past / "run_late" / "metrics.jsonl", [shipped_line(step, 200.0 + step) for step in range(1, 4)])
+    return {name: History.of(past, name, steps) for name, steps in (("test", 20), ("late", 9))}
+
+
+def test_the_summary_of_several_runs_has_a_line_for_each(two: dict[str, History], past: Path) -> None:
+    for history in two.values():
+        history.refresh()
+    two["late"].shipped[3]["phase/\x1b[2J"] = 100.0
+    endings = {"test": "done", "late": "evicted: it sent NaN"}
+    summary = summarize_runs(list(two.values()), endings, past, 61.0, "done")
+    assert {name: run["steps"]["shipped"] for name, run in summary["runs"].items()} == {"test": 20, "late": 3}
+    json.dumps(summary)
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summary, {}, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("done, 1 min 01 s", "evicted: it sent NaN", "19/20", "0/9", "0.150 → 0.900"):
+        assert part in shown
+    assert r"time: \x1b[2J" in shown, "a guest names its phases"
+
+
+def test_failures_are_told_by_environment_and_kind(tmp_path: Path) -> None:
+    (tmp_path / "run_test").mkdir()
+    lines = [
+        shipped_line(step, 1.0)
+        | {"rollouts/failed": 94, "failures/reverse/the reward is nan": 56, "failures/reverse/KeyError": 38}
+        for step in (1, 2)
+    ]
+    (tmp_path / "run_test" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = History.of(tmp_path, "test", 2)
+    history.refresh()
+    assert "failed 94: 56 the reward is nan, 38 KeyError (in reverse)  " in describe_step(history.shipped[1], history)
+    summary = summarize(history, tmp_path, 1.0, "done")
+    assert summary["failures"] == {"reverse": {"the reward is nan": 112, "KeyError": 76}}
+    words = "112 the reward is nan, 76 KeyError (in reverse)"
+    for shown in (summary, summarize_runs([history, history], {}, tmp_path, 1.0, "done")):
+        console = Console(file=io.StringIO(), width=200)
+        print_summary(shown, {}, console)
+        assert words in console.file.getvalue()  # type: ignore[attr-defined]
+    console = Console(file=io.StringIO(), width=200)
+    for part in status_parts(read_status(tmp_path)):
+        console.print(part)
+    assert words in console.file.getvalue()  # type: ignore[attr-defined]
+    assert read_status(tmp_path).as_json()["runs"][0]["failures"] == summary["failures"]
