@@ -1,4 +1,4 @@
-"""Floor 1: what a task is: examples, rollouts over turns, and scores. Built-in tasks and the protocol for one's own."""
+"""What a task is: examples, rollouts over turns, and scores. Built-in tasks, and the protocol for others."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ _EXPORTS = {
     "Rollout": "transport.records",
     "Turn": "transport.records",
 }
-"""By name, the module that has it: imported when it is asked for, since whoever reads a configuration needs none of them."""
+"""By name, its module, which is imported at first use: reading a configuration needs none of them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""What an environment is: a dataset of examples, a rollout over turns, and a score.
+"""The protocol of an environment: a dataset of examples, a rollout over turns, and a score.
 
 An environment is a class; one instance serves all rollouts of a run, so it keeps no state of a rollout in itself. Its
-methods run on the orchestrator's event loop and must not block it: anything slow goes to `asyncio.to_thread`. See
-`docs/environments.md` for how to write one.
+methods run on the orchestrator's event loop and must not block it: anything slow goes to `asyncio.to_thread`.
+`docs/environments.md` explains how to write one.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ class Example:
 
 
 class Model(Protocol):
-    """What a rollout may ask of the policy. One instance a rollout; it records every turn in order."""
+    """The policy, as a rollout uses it. One instance a rollout; it records every turn in order."""
 
     chat: Chat
-    """Renders and extends conversations as token ids; never re-tokenizes what the model wrote."""
+    """Renders and extends conversations as token ids; never re-tokenizes a completion."""
 
     async def generate(self, prompt_ids: Sequence[int]) -> Turn:
-        """One model call with the run's sampling parameters, appended to the rollout's turns."""
+        """Makes one model call with the run's sampling parameters, and appends it to the rollout's turns."""
 
 
 class Environment(Protocol):
-    """The protocol. Subclassing is not needed; `environments.registry` checks the shape when it loads one."""
+    """The protocol. Subclassing is not needed.
+
+    `environments.registry` checks a class when it loads it.
+    """
 
     group_scoring: bool
     """False: `score` is called per rollout. True: `score_group` is called with a group's completed rollouts, and one
     failure drops the whole group."""
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
 
     def example(self, index: int) -> Example:
-        """The example at `index`, the same every time."""
+        """Returns the example at `index`, the same every time."""
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
-        """Plays the example to its end by calling `model.generate`.
+        """Runs the example to its end by calling `model.generate`.
 
-        What it puts into `state` (JSON-serialisable) is kept with the rollout, for scoring and for the saved records. An
-        exception costs this rollout only.
+        The keys of `state` (JSON-serialisable) are kept with the rollout, for scoring and for the saved records. An
+        exception fails this rollout only.
         """
 
     async def score(self, example: Example, rollout: Rollout) -> float:
-        """The reward of one finished rollout."""
+        """Returns the reward of one completed rollout."""
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
-        """The rewards of a group's finished rollouts, in order."""
+        """Returns the rewards of a group's completed rollouts, in order."""

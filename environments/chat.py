@@ -1,8 +1,8 @@
-"""Conversations as token ids: starts one, extends one after what the model wrote, and decodes.
+"""Conversations as token ids: starts one, extends one after a completion, and decodes.
 
-It reads a model directory's `tokenizer.json` and its own Jinja chat template, sandboxed, and needs no `transformers`, which would
-bring torch into the orchestrator. What the model wrote is never decoded and tokenized again, since that need not give the same
-ids: `extend` keeps its tokens and adds only what the template puts after them.
+It reads a model directory's `tokenizer.json` and its own Jinja chat template, sandboxed, and needs no `transformers`, which
+would bring torch into the orchestrator. A completion is never decoded and tokenized again, since that need not give the same
+ids: `extend` keeps its tokens and adds only those that the template puts after them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from transport.records import Turn
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`, and whatever else the model's template reads."""
 
-# Stands for a completion when the template is rendered to find what follows one. Templates trim and split what the assistant
-# said, so it has no white space and no angle brackets.
+# Stands for a completion when the template is rendered to find the text after one. Templates trim and split the assistant's
+# text, so it has no white space and no angle brackets.
 _COMPLETION = "counterpoint:completion"
 _BEFORE: tuple[Message, Message] = (
     {"role": "user", "content": "counterpoint:prompt"},
@@ -41,15 +41,15 @@ _BEFORE: tuple[Message, Message] = (
 
 
 class Chat:
-    """The tokenizer and the chat template of one model. Safe to share: it keeps nothing of a conversation."""
+    """The tokenizer and the chat template of one model. Safe to share: it keeps no state of a conversation."""
 
     stop_token_ids: tuple[int, ...]
     """The ids that end a turn, as the model's generation config and tokenizer name them, in rising order."""
     vocabulary: int
-    """How many tokens there are."""
+    """The number of tokens."""
 
     def __init__(self, model_directory: Path | str) -> None:
-        """Reads the directory; raises `ValueError` that names the file at fault."""
+        """Reads the directory; raises `ValueError` that names the invalid file."""
         self._directory = Path(model_directory)
         tokenizer_file = self._directory / "tokenizer.json"
         if not tokenizer_file.is_file():
@@ -71,7 +71,10 @@ class Chat:
             self._render([{"role": "user", "content": ""}], add_generation_prompt=True)
 
     def with_template_kwargs(self, kwargs: Mapping[str, Any]) -> Chat:
-        """The same chat, whose template is given further variables. Raises `ValueError` for one that the template never reads."""
+        """Returns the same chat with further variables for its template.
+
+        Raises `ValueError` for a variable that the template never reads.
+        """
         for name in kwargs:
             if name not in self._template_variables:
                 matches = difflib.get_close_matches(name, self._template_variables, n=1)
@@ -82,20 +85,23 @@ class Chat:
                 )
         chat = copy.copy(self)
         chat._template_kwargs = dict(kwargs)
-        chat.__dict__.pop("_closing_ids", None)  # which the former variables gave
+        chat.__dict__.pop("_closing_ids", None)  # they depend on the variables
         return chat
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt ids that open a conversation, ending where the assistant is to write.
+        """Returns the prompt ids that open a conversation, up to where the assistant is to write.
 
         Raises `ValueError` when the template refuses the messages.
         """
         return self.encode(self._render(messages, add_generation_prompt=True))
 
     def extend(self, turn: Turn, messages: Sequence[Message]) -> array[int]:
-        """The prompt ids of the next turn, as an array of int32: `turn`'s prompt and completion token for token, then what the
-        template puts between that completion and the next one, `messages` included. A completion that was cut by its length
-        gets the template's end of turn, as does one that a stop string ended; one that ended itself keeps its own.
+        """Returns the prompt ids of the next turn, as an array of int32.
+
+        They are `turn`'s prompt and completion token for token, then the tokens that the template puts between that
+        completion and the next one, `messages` included. A completion that was cut by its length gets the template's end of
+        turn, as does one that a stop string ended; one that ended with a stop token keeps its own. Raises `ValueError` when
+        the template refuses the messages or cannot extend a conversation token for token.
         """
         following = self.encode(self._after_completion(messages, add_generation_prompt=True))
         written = len(self._closing_ids)
@@ -105,24 +111,27 @@ class Chat:
                 "so a conversation cannot be extended token for token"
             )
         ended = len(turn.completion_ids) and int(turn.completion_ids[-1]) in self.stop_token_ids
-        # No list: one of a long context takes milliseconds of the event loop, and nine times the memory.
+        # Not a list, which takes milliseconds of the event loop for a long context, and nine times the memory.
         extended = array("i", turn.prompt_ids.tobytes())
         extended.frombytes(turn.completion_ids.tobytes())
         extended.extend(following[written:] if ended else following)
         return extended
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids without special tokens. Bytes that are not UTF-8 become U+FFFD."""
+        """Returns the text of token ids without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         text: str = self._tokenizer.decode([int(token_id) for token_id in token_ids], skip_special_tokens=True)
         return text
 
     def transcribe(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of token ids, special tokens included. Lets go of the GIL while it decodes."""
+        """Returns the text of each sequence of token ids, special tokens included. Releases the GIL while it decodes."""
         texts: list[str] = self._tokenizer.decode_batch([list(ids) for ids in sequences], skip_special_tokens=False)
         return texts
 
     def encode(self, text: str) -> list[int]:
-        """The ids of text, special tokens only where the text names them: a template writes its own, a leading one included."""
+        """Returns the ids of text, with special tokens only where the text names them.
+
+        A template writes its own, a leading one included.
+        """
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -165,8 +174,9 @@ class Chat:
 
     @cached_property
     def _closing_ids(self) -> tuple[int, ...]:
-        """What the template writes after a completion up to and including the token that ends the turn, or nothing if
-        its turns end without one: what a completion that ended itself already has.
+        """The ids that the template writes after a completion, up to and including the token that ends the turn.
+
+        Empty if its turns end without such a token. A completion that ended with a stop token has them already.
         """
         closing = self.encode(self._after_completion([], add_generation_prompt=False))
         for position, token_id in enumerate(closing):
@@ -176,18 +186,20 @@ class Chat:
 
 
 class _GenerationTag(Extension):
-    """Accepts `{% generation %}`, with which some templates mark what the assistant says, and renders its content."""
+    """Accepts `{% generation %}`, by which some templates mark the assistant's text, and renders its content."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[Node]:
+        """Returns the nodes inside the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, frozenset[str]]:
-    """The compiled template of a model directory, with the names that transformers gives to templates, and the
-    variables it reads.
+    """Returns the compiled template of a model directory, and the variables that it reads.
+
+    The template has the functions and filters that transformers gives to templates.
     """
     template_file = directory / "chat_template.jinja"
     source: str | None

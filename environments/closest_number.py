@@ -1,6 +1,6 @@
-"""`closest-number`: scores a group at once. The model adds two numbers, and a rollout earns by how many of its group it beats.
+"""`closest-number`: scores a group at once. The model adds two numbers; a reward is the share of the group that it beats.
 
-A reward that is relative within the group needs no scale: whoever comes closest gets 1, however hard the sum.
+A reward that is relative within the group needs no scale: the closest number gets 1, however hard the sum.
 """
 
 from __future__ import annotations
@@ -28,21 +28,25 @@ class ClosestNumber:
         return len(self._pairs)
 
     def example(self, index: int) -> Example:
+        """See `Environment`."""
         left, right = self._pairs[index]
         return Example(index=index, prompt=f"add {left} {right}", answer=str(left + right))
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        """See `Environment`."""
         turn = await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
         text = model.chat.decode(turn.completion_ids.tolist()).strip()
         valid = text.isascii() and text.isdigit() and len(text) <= 18
         state["distance"] = abs(int(text) - int(example.answer)) if valid else None
 
     async def score(self, example: Example, rollout: Rollout) -> float:
+        """See `Environment`."""
         raise NotImplementedError("closest-number scores a whole group; call score_group")
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
-        """Each rollout's share of the group's other answers that are no closer than its own; 0 for what is not a number, and 1
-        for one alone in its group.
+        """Returns each rollout's share of the group's other answers that are no closer than its own.
+
+        0 for an answer that is not a number, and 1 for a rollout alone in its group.
         """
         distances = [rollout.state["distance"] for rollout in rollouts]
         return [_share_beaten(distance, distances) for distance in distances]

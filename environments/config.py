@@ -53,7 +53,7 @@ class SamplingConfig(Config):
 
 
 class SamplingOverrides(Config):
-    """How completions of one environment are sampled, where that differs from the run's `[sampling]`, which explains the keys.
+    """Overrides of the run's `[sampling]` for one environment; see there for the keys.
 
     A list or table replaces the run's as a whole.
     """

@@ -1,4 +1,4 @@
-"""`guess-number`: several turns. The model must find a secret number; after each wrong guess it is told `higher` or `lower`."""
+"""`guess-number`: several turns. The model must find a secret number; the reply to a wrong guess is `higher` or `lower`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class GuessNumber:
         return self.largest
 
     def example(self, index: int) -> Example:
+        """See `Environment`."""
         if not 0 <= index < self.largest:
             raise IndexError(f"example {index}: expected 0 to {self.largest - 1}")
         return Example(index=index, prompt=f"guess 1-{self.largest}", answer=str(index + 1))
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        """See `Environment`."""
         secret = int(example.answer)
         guesses: list[int] = state.setdefault("guesses", [])
         prompt_ids: Sequence[int] = model.chat.start([{"role": "user", "content": example.prompt}])
@@ -44,15 +46,16 @@ class GuessNumber:
             prompt_ids = model.chat.extend(turn, [{"role": "user", "content": reply}])
 
     async def score(self, example: Example, rollout: Rollout) -> float:
-        """1 if the secret was found, else 0: any credit for coming near would also pay for not asking well."""
+        """Returns 1 if the secret was found, else 0: credit for a near guess would also reward bad questions."""
         guesses = rollout.state["guesses"]
         return 1.0 if guesses and guesses[-1] == int(example.answer) else 0.0
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        """See `Environment`."""
         raise NotImplementedError("guess-number scores each rollout by itself")
 
 
 def _whole_number(text: str) -> int | None:
-    """The number that the text is, digits only and at most 18 of them, or None."""
+    """Returns the text as a number, of at most 18 digits and no other characters; else None."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None

@@ -1,8 +1,8 @@
-"""Which example comes next, when a run mixes several environments by ratio. Pure: no clock, no I/O, all its state a small value.
+"""Chooses the next example when a run mixes several environments by ratio. Pure: no clock, no I/O, a small state.
 
-Environments take turns by largest deficit, so any stretch of the stream holds each one's share to within an example or two.
-Each environment's examples come in epochs, every epoch shuffled anew by seed, name and number alone. So the state is one
-count an environment, and resuming from it gives exactly what would have come.
+The environment with the largest deficit is next, so any stretch of the stream has each one's share to within an example or
+two. Each environment's examples come in epochs, every epoch shuffled anew by seed, name and number alone. So the state is
+one count an environment, and a resumed stream continues exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from environments.config import EnvironmentConfig
 
 _ROUNDS = 6
-"""Of the network that shuffles; four suffice for large numbers, and more mix small ones better."""
+"""Rounds of the shuffling network; four suffice for large numbers, and more mix small ones better."""
 
 
 class ExampleMix:
@@ -31,9 +31,9 @@ class ExampleMix:
         self._drawn = dict.fromkeys(self._ratios, 0)
 
     def next(self) -> tuple[str, int]:
-        """The next example: the name of its environment and its index there."""
+        """Returns the next example: the name of its environment and its index there."""
         total, ratios = sum(self._drawn.values()) + 1, sum(self._ratios.values())
-        name = max(  # the one that lags most behind its share; the first of equals
+        name = max(  # the one furthest below its share; the first among equals
             self._ratios, key=lambda each: total * self._ratios[each] / ratios - self._drawn[each]
         )
         epoch, position = divmod(self._drawn[name], self._sizes[name])
@@ -41,11 +41,11 @@ class ExampleMix:
         return name, _shuffled(position, self._sizes[name], f"{self._seed}/{name}/{epoch}")
 
     def state(self) -> dict[str, Any]:
-        """Where the stream is, of plain types: JSON and msgpack carry it."""
+        """Returns the position in the stream, of plain types, for JSON and msgpack."""
         return {"seed": self._seed, "drawn": dict(self._drawn)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state`. Raises `ValueError`, changing nothing, when it is of another seed or other environments."""
+        """Continues from `state`. Raises `ValueError`, changing nothing, for another seed or other environments."""
         if state["seed"] != self._seed or set(state["drawn"]) != set(self._drawn):
             raise ValueError(
                 f"the saved example stream is of seed {state['seed']} and environments {sorted(state['drawn'])}, this run is of "
@@ -55,11 +55,11 @@ class ExampleMix:
 
 
 def _shuffled(position: int, size: int, key: str) -> int:
-    """What stands at `position` of `range(size)`, shuffled as `key` says.
+    """Returns the number at `position` of `range(size)`, shuffled by `key`.
 
-    Computed alone, since laying out the order of a million examples would hold the event loop for 0.3 s: a Feistel network
-    permutes the next power of four, and is walked until it comes back into the range (Black and Rogaway, "Ciphers with
-    Arbitrary Finite Domains", 2002). Four steps at most on average.
+    It is computed alone, since the order of a million examples would block the event loop for 0.3 s: a Feistel network
+    permutes the next power of four, and is walked until it returns to the range (Black and Rogaway, "Ciphers with Arbitrary
+    Finite Domains", 2002). Four steps at most on average.
     """
     half = (max(size - 1, 1).bit_length() + 1) // 2
     value = position

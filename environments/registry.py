@@ -1,7 +1,7 @@
-"""Loads an environment by what a config calls it: a built-in kind, or an import path `package.module:Class`.
+"""Loads an environment by its `kind` in a configuration: a built-in name, or an import path `package.module:Class`.
 
-Whatever is wrong with it is said here, before a run starts: an unknown kind, an argument that the constructor does not take, a
-class that lacks a part of the protocol (`environments.base.Environment`).
+All errors are reported here, before a run starts: an unknown kind, an argument that the constructor does not take, a class
+that lacks a part of the protocol (`environments.base.Environment`).
 """
 
 from __future__ import annotations

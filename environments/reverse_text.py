@@ -1,4 +1,4 @@
-"""`reverse-text`: one turn. The model is shown a word and must write it backwards; each letter in its place earns its share."""
+"""`reverse-text`: one turn. The model must write a word backwards; the reward is the share of letters in the right place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from transport.records import Rollout
 
 
 class ReverseText:
-    """Random words of `shortest` to `longest` lower-case letters, no letter twice, since a tiny model goes by
-    the letter it wrote last; `seed` chooses them.
+    """Random words of `shortest` to `longest` lower-case letters; `seed` chooses them.
+
+    No letter is used twice, since a tiny model chooses each letter by the one before it.
     """
 
     group_scoring = False
@@ -32,18 +33,21 @@ class ReverseText:
         return len(self._words)
 
     def example(self, index: int) -> Example:
+        """See `Environment`."""
         word = self._words[index]
         return Example(index=index, prompt=f"reverse {word}", answer=word[::-1])
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        """See `Environment`."""
         turn = await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
         state["answer"] = model.chat.decode(turn.completion_ids.tolist())
 
     async def score(self, example: Example, rollout: Rollout) -> float:
-        """The share of positions that hold the right letter, of the longer of answer and word, so that padding does not pay."""
+        """Returns the share of right positions, of the longer of answer and word, so that padding gains nothing."""
         answer: str = rollout.state["answer"]
         right = sum(ours == theirs for ours, theirs in zip(answer, example.answer, strict=False))
         return right / max(len(answer), len(example.answer))
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        """See `Environment`."""
         raise NotImplementedError("reverse-text scores each rollout by itself")

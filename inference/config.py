@@ -1,4 +1,4 @@
-"""Configuration of inference: the vLLM server that we start, and the pool of servers that an orchestrator talks to."""
+"""Configuration of inference: the vLLM server that we start, and the pool of servers that an orchestrator uses."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class PoolConfig(Config):
 
 
 def check_url(url: str) -> str:
-    """A server's base URL without a `/` at its end. Raises `ValueError` if it is none."""
+    """Returns a server's base URL without a `/` at its end. Raises `ValueError` if it is invalid."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -1,7 +1,7 @@
-"""Starts vLLM with our plugin as a subprocess, and answers for it: checks before, readiness, logs, signals, no orphan after.
+"""Starts vLLM with our plugin as a subprocess and supervises it: checks before, readiness, logs, signals, no orphans.
 
 vLLM runs as its own program, `python -m vllm.entrypoints.openai.api_server`, in a process group of its own. This process
-imports neither torch nor vllm and only waits. Whichever of them is killed, and however, the others follow (`parent_death`).
+imports neither torch nor vllm and only waits. If either is killed, the other ends, too (`cluster.parent_death`).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from transport.process.stop_requests import StopSignals
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
-"""Between looks at the child and at its health."""
+"""Between checks of the child and of its health."""
 
 STOP_SECONDS = 15.0
-"""How long vLLM may take to end by itself once told to."""
+"""How long vLLM may take to end after SIGTERM."""
 
 PROCESS_CHECK_SECONDS = 5.0
-"""Between looks at vLLM's processes, which read all of /proc."""
+"""Between checks of vLLM's processes, which read all of /proc."""
 
 NOT_LISTENING_SECONDS = 5.0
-"""How long a vLLM that listens no more may take to end. One whose engine was killed may wait for ever to answer what it still
-owes: vLLM 0.30 then fails requests, but no other calls to the engine, such as loading an adapter
+"""How long a vLLM that no longer listens may take to end. If its engine was killed, it may wait for ever for pending calls:
+vLLM 0.30 then fails requests, but no other calls to the engine, such as loading an adapter
 (`AsyncMPClient._call_utility_async`)."""
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM 0.30 takes for `--max-lora-rank`."""
+"""The values that vLLM 0.30 accepts for `--max-lora-rank`."""
 
 EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 
@@ -55,11 +55,11 @@ EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 def serve(
     config: InferenceConfig, on_ready: Callable[[], None], beat: Callable[[str], None] = lambda trouble: None
 ) -> int:
-    """Runs one vLLM server until it ends or SIGTERM or SIGINT arrives; a second signal kills it. Call from the main thread.
+    """Runs one vLLM server until it ends or a stop request arrives; a second one kills it. Call from the main thread.
 
-    `on_ready` is called once the server has answered its health check, `beat` every 5 s with what keeps vLLM from working,
-    empty for nothing. Returns 128 + the signal if it was told to stop, 2 if the configuration cannot work, 1 for anything
-    else: the port is taken, the server did not start in time, or ended by itself.
+    `on_ready` is called once the server has answered its health check, `beat` every 5 s with the problem that keeps vLLM
+    from working, empty for none. Returns 128 + the signal after a stop request, 2 if the configuration cannot work, 1 for
+    anything else: the port is taken, the server did not start in time, or ended by itself.
     """
     try:
         check_configuration(config)
@@ -82,7 +82,7 @@ def serve(
 
 
 def check_configuration(config: InferenceConfig) -> None:
-    """Raises `ValueError`, saying what to do, for a model or a combination that vLLM would only fail on after half a minute."""
+    """Raises `ValueError`, with advice, for a model or a combination on which vLLM would fail after half a minute."""
     path = Path(config.model) / "config.json"
     try:
         model = orjson.loads(path.read_bytes())
@@ -107,7 +107,7 @@ def check_configuration(config: InferenceConfig) -> None:
 
 
 def server_command(config: InferenceConfig) -> list[str]:
-    """vLLM's command line. No secret is in it."""
+    """Returns vLLM's command line. It contains no secret."""
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", config.model, "--host", config.host, "--port", str(config.port)]
     command += ["--dtype", config.dtype, "--seed", str(config.seed)]
@@ -136,20 +136,19 @@ def server_command(config: InferenceConfig) -> list[str]:
 
 
 def server_environment(config: InferenceConfig) -> dict[str, str]:
-    """The child's environment. Raises `ValueError` if the token file cannot be read."""
+    """Returns the child's environment. Raises `ValueError` if the token file cannot be read."""
     environment = dict(os.environ)
     environment.update(
         HF_HUB_OFFLINE="1",
         TRANSFORMERS_OFFLINE="1",
         VLLM_NO_USAGE_STATS="1",
         VLLM_PLUGINS="counterpoint",
-        # Spawned workers load the plugin themselves; forked ones would believe that it is loaded.
+        # Spawned workers load the plugin themselves; in forked ones it would count as loaded.
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
         VLLM_CPU_KVCACHE_SPACE=str(config.kv_cache_gib),
     )
     if _on_cpu():
-        # vLLM would bind a thread to each core and let it spin; its neighbours on this machine (trainer, orchestrator) need
-        # them too.
+        # vLLM would bind a thread to each core and let it spin; trainer and orchestrator on this machine need the cores, too.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
         environment.setdefault("OMP_WAIT_POLICY", "passive")
@@ -161,7 +160,7 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
 
 
 def _on_cpu() -> bool:
-    """Whether the vLLM that is installed is the CPU build, as told without importing it."""
+    """Whether the installed vLLM is the CPU build, determined without importing it."""
     try:
         return bool(importlib.metadata.version("vllm-cpu"))
     except importlib.metadata.PackageNotFoundError:
@@ -169,8 +168,9 @@ def _on_cpu() -> bool:
 
 
 def address_of(host: str) -> str:
-    """The address of `host` that vLLM listens on and that is checked: the first IPv4 address of a name with several, which vLLM
-    chooses, too. Raises `OSError` for a name without an address.
+    """Returns the address of `host` on which vLLM listens, and which is checked: its first IPv4 address, as vLLM chooses.
+
+    Raises `OSError` for a name without an address.
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] is not socket.AF_INET)[4][0])
@@ -255,13 +255,13 @@ def _watch(
 
 
 def _trouble(child: subprocess.Popen[bytes]) -> str:
-    """What keeps a running vLLM from working; empty if nothing is found."""
+    """Returns the problem that keeps a running vLLM from working; empty if none is found."""
     stopped = stopped_members(child.pid)
     return f"vLLM does not run: process {', '.join(map(str, stopped))} is stopped (SIGSTOP)" if stopped else ""
 
 
 def _listens(host: str, port: int) -> bool:
-    """Whether anybody does, asked in a way that costs the listener nothing."""
+    """Whether any process listens there, without a connection to it."""
     try:
         _check_port(host, port)
     except OSError as error:
@@ -289,8 +289,9 @@ def _healthy(config: InferenceConfig) -> bool:
 
 
 def _stop(child: subprocess.Popen[bytes], signals: StopSignals) -> None:
-    """Ends the child: SIGTERM, then SIGKILL after `STOP_SECONDS` or a second signal; then whatever is left of its process
-    group, which removes the memory that they shared.
+    """Ends the child: SIGTERM, then SIGKILL after `STOP_SECONDS` or a second stop request.
+
+    Then kills the rest of its process group, and so removes the memory that it shared.
     """
     if child.poll() is None:
         child.terminate()

@@ -8,7 +8,10 @@ MAX_TOKEN_BYTES = 4096
 
 
 def read_token(path: Path) -> str:
-    """The token in `path`, without surrounding white space. Raises `ValueError`, naming the file and never the token."""
+    """Returns the token in `path`, without surrounding white space.
+
+    Raises `ValueError`, naming the file and never the token.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TOKEN_BYTES + 1)

@@ -1,7 +1,7 @@
 """The binary encoding of a model call, shared by the client and the plugin.
 
 A request is msgpack with the prompt as raw little-endian int32 bytes; a response is one frame of `transport.arrays`, whose
-arrays the client reads as views. Both ends check what they receive against what it must be before they use it.
+arrays the client reads as views. Both ends validate what they receive before they use it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRAIN_PATH = "/counterpoint/v1/drain"
 STATUS_PATH = "/counterpoint/v1/status"
 
 REQUEST_OVERHEAD_BYTES = 1 << 16
-"""What a request may hold besides its prompt."""
+"""Most bytes of a request besides its prompt."""
 
 MAX_RESPONSE_BYTES = 1 << 30
 """A longer response is refused before it is read: 2**30 bytes is the routing of two million tokens of 48 layers, top-8, in
@@ -37,12 +37,12 @@ _INT32 = np.dtype("<i4")
 
 
 def max_request_bytes(max_model_len: int) -> int:
-    """The longest request body a server with room for `max_model_len` tokens has any use for."""
+    """Returns the longest request body that a server with a context of `max_model_len` tokens accepts."""
     return _INT32.itemsize * max_model_len + REQUEST_OVERHEAD_BYTES
 
 
 def encode_request(request: GenerateRequest) -> bytes:
-    """The body of a request."""
+    """Returns the body of a request."""
     body: bytes = msgpack.packb(
         {
             "model": request.model,
@@ -61,7 +61,10 @@ def encode_request(request: GenerateRequest) -> bytes:
 
 
 def decode_request(body: bytes) -> GenerateRequest:
-    """Reads a request. The caller has bounded its size. Raises `ValueError`, naming the field, for anything malformed."""
+    """Reads a request, whose size the caller has bounded.
+
+    Raises `ValueError`, naming the field, for anything malformed.
+    """
     try:
         fields = msgpack.unpackb(body, max_array_len=MAX_STOP_TOKENS, max_map_len=16, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
@@ -110,7 +113,7 @@ def _field(fields: dict[Any, Any], name: str, kind: type) -> Any:
 
 
 def encode_completion(completion: Completion) -> bytes:
-    """The body of a response."""
+    """Returns the body of a response."""
     arrays: dict[str, Any] = {
         "token_ids": completion.token_ids,
         "log_probabilities": completion.log_probabilities,

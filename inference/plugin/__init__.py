@@ -1,6 +1,7 @@
-"""What runs inside vLLM, reached through its own entry points only: `vllm.general_plugins` and `vllm.endpoint_plugins`.
+"""The part that runs inside vLLM, through its entry points only: `vllm.general_plugins` and `vllm.endpoint_plugins`.
 
-Both must be named in `VLLM_PLUGINS`, as `inference.server` does. vllm is imported when vLLM calls us, never before.
+Both must be named in `VLLM_PLUGINS`, as `inference.server` does. vllm is imported when vLLM calls this package, never
+before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ BACKEND = "counterpoint"
 
 
 def register() -> None:
-    """General plugin, run once in each vLLM process: ties the process to its parent and offers the weight-transfer backend."""
+    """Registers the weight-transfer backend, and binds the process to its parent.
+
+    vLLM calls it once in each of its processes, as a general plugin.
+    """
     from cluster.parent_death import bind_worker_to_parent
 
     bind_worker_to_parent()
@@ -23,7 +27,7 @@ def register() -> None:
 
 
 def endpoint_plugin() -> Any:
-    """Endpoint plugin, made once in the API server: adds our routes."""
+    """Returns the plugin that adds our routes; vLLM calls it once in the API server."""
     from inference.plugin.routes import CounterpointRoutes
 
     return CounterpointRoutes()

@@ -1,6 +1,6 @@
-"""Private copies of adapters' files, from which the engine may read an adapter at any time, whatever the trainer removes.
+"""Private copies of adapters' files, from which the engine may read an adapter at any time, even after the trainer removed it.
 
-`adapters` says why. A directory that a killed server left behind is removed by the next one: the lock of its owner is free.
+`adapters` gives the reason. A directory that a killed server left is removed by the next one: its lock is free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREFIX = "counterpoint-adapters-"
 
 
 class AdapterFiles:
-    """A directory of this process's own, gone when it ends; of a process that was killed, when the next server starts.
+    """A directory of this process's own, removed when it ends; after a kill, when the next server starts.
 
     `<number>.<load>/` are copies, and `<number>` links to the newest of an adapter.
     """
@@ -32,7 +32,7 @@ class AdapterFiles:
         weakref.finalize(self, _give_up, self._root, lock)
 
     def copy(self, directory: Path, number: int, load: int) -> Path:
-        """A copy of the adapter in `directory`. Raises `OSError`, and then leaves none."""
+        """Copies the adapter in `directory`. Raises `OSError`, and then leaves no copy."""
         copy = self._root / f"{number}.{load}"
         copy.mkdir()
         try:
@@ -44,7 +44,7 @@ class AdapterFiles:
         return copy
 
     def adopt(self, copy: Path, number: int) -> Path:
-        """Makes `copy` the newest of adapter `number`, removes the older ones, and returns the path that leads to it."""
+        """Makes `copy` the newest of adapter `number`, removes the older ones, and returns the path of its link."""
         path, link = self._root / str(number), self._root / f"{number}.link"
         link.symlink_to(copy.name)
         link.replace(path)
@@ -58,14 +58,14 @@ class AdapterFiles:
         shutil.rmtree(copy)
 
     def remove(self, number: int) -> None:
-        """Removes all of adapter `number`."""
+        """Removes all copies of adapter `number`."""
         (self._root / str(number)).unlink(missing_ok=True)
         for copy in self._root.glob(f"{number}.*"):
             shutil.rmtree(copy)
 
 
 def _own_directory() -> tuple[Path, int]:
-    """A new directory, and the lock on it that is held while this process lives, however it ends.
+    """Returns a new directory, and the lock on it, which is held while this process lives.
 
     The lock is an `flock`: the lock of `transport.files.lock` needs a file opened for writing, which a directory cannot be.
     """
@@ -73,7 +73,7 @@ def _own_directory() -> tuple[Path, int]:
         root = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if root.exists():  # Another server that starts now may have taken it for one that was left, and it is gone.
+        if root.exists():  # Another server that starts now may have removed it as abandoned.
             return root, lock
         os.close(lock)
 
@@ -88,7 +88,7 @@ def _remove_if_left(directory: Path) -> None:
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return  # It has just gone, or is not ours.
+        return  # It was just removed, or is not ours.
     try:
         if os.fstat(descriptor).st_uid == os.getuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""Which adapters may have requests in the engine: no more at once than it has slots, each in its use.
+"""Limits the adapters with requests in the engine to its slots, and shares the slots among all adapters in turn.
 
 vLLM admits a request of an adapter that already runs before one of an adapter without a slot. With more adapters than slots
-and a steady load, those that run would never let go of theirs, and the others' requests would wait until they time out. So
-where adapters wait, one whose use is over gets no new request in: its requests end, and its slot goes to the one that waits
-longest. Nothing here knows vLLM.
+and a steady load, the running ones would never free their slots, and the others' requests would wait until they time out. So
+while adapters wait, one that has had its slot for long enough gets no new request in: its requests end, and its slot goes to
+the adapter that waits longest. This file does not import vLLM.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 SLOT_SECONDS = 5.0
-"""How long an adapter keeps its slot while others wait for one: long beside the change, in which the slot empties."""
+"""How long an adapter keeps its slot while others wait: long compared with the change, in which the slot empties."""
 
 
 @dataclass(slots=True)
 class _Use:
-    """An adapter that has a slot."""
+    """The use of a slot by an adapter."""
 
     began: float
     requests: int
@@ -33,13 +33,13 @@ class AdapterSlots:
         self._slots = slots
         self._clock = clock
         self._used: dict[str, _Use] = {}
-        """The adapters that have a slot, the oldest use first."""
+        """By adapter with a slot, its use, the oldest first."""
         self._queues: dict[str, list[asyncio.Future[None]]] = {}
         """Requests that wait, by adapter, the adapter that waits longest first."""
 
     @asynccontextmanager
     async def use(self, adapter: str) -> AsyncIterator[None]:
-        """Waits until a request of `adapter` may run, and holds its place while it does."""
+        """Waits until a request of `adapter` may run, and counts it while it runs."""
         await self._enter(adapter)
         try:
             yield
@@ -62,7 +62,11 @@ class AdapterSlots:
             raise
 
     def _is_over(self, adapter: str) -> bool:
-        """Whether its slot is due to one that waits: there are as many that wait as have had theirs for longer, or more."""
+        """Whether the adapter must give up its slot to one that waits.
+
+        It must if no more adapters have had their slot for longer than others wait, and it has had its own for
+        `SLOT_SECONDS`.
+        """
         waiting = sum(
             other not in self._used and not all(place.cancelled() for place in queue)
             for other, queue in self._queues.items()

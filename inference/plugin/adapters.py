@@ -1,13 +1,13 @@
-"""The LoRA adapters of one server: loaded in place between two steps of the engine, kept, taken in turns, unloaded.
+"""The LoRA adapters of one server: loaded in place between two steps of the engine, kept, and unloaded.
 
-An update of one adapter does not pause the engine. It reads an adapter whole between two of its steps, before it replaces the
-one it has, so that the requests of others wait for that reading and for nothing else. A request in flight under the same
-adapter goes on by the new weights, on the keys and values of the old; its later fellows share no prefix with it, because the
-cache salt names the load, and changes once it is complete.
+An update of one adapter does not pause the engine. The engine reads the adapter whole between two of its steps, before it
+replaces the older version, so that the requests of others wait only for that reading. A request in flight under the same
+adapter continues with the new weights, on the keys and values of the old; later requests share no prefix with it, because
+the cache salt names the load, and changes once the load is complete.
 
-vLLM keeps a bounded number of adapters (`max_cpu_loras`) and reads one that it has dropped from its files again, in the middle
-of a step, whose failure would end the engine. So it is never given the files of a broadcast, which the trainer removes, but a
-private copy of the newest, under a path that stays the same: no request in flight can bring an older version back.
+vLLM keeps a bounded number of adapters (`max_cpu_loras`) and reads one that it has dropped from its files again, in the
+middle of a step, where a failure would end the engine. So it never gets the files of a broadcast, which the trainer removes,
+but a private copy of the newest, under a path that stays the same: no request in flight can bring an older version back.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from inference.plugin.worker_digest import join_ranks, provable_layers, restrict
 logger = init_logger(__name__)
 
 UNLOAD_SECONDS = 20.0
-"""How long the aborted requests of an adapter may take to end before its weights are left where they are."""
+"""How long the aborted requests of an adapter may take to end; after that its weights stay in memory."""
 
 
 class UpdateRefused(Exception):
-    """The weights were not loaded, and what was served before is served still."""
+    """The weights were not loaded, and the server still serves the former ones."""
 
 
 @dataclass(slots=True)
@@ -50,25 +50,25 @@ class _Loaded:
 
     version: int
     load: int
-    """Which load of this server it is: no two adapters, and no two versions of one, ever have the same."""
+    """The number of this load at the server: no two adapters, and no two versions of one, have the same."""
 
 
 class Adapters:
-    """What a server's requests know of its adapters. Loads and unloads are called one at a time, by `Updater`."""
+    """The adapters that a server's requests may name. Loads and unloads are called one at a time, by `Updater`."""
 
     def __init__(self, engine: EngineClient, models: Any) -> None:
         self._engine = engine
         self._models = models
         self._loaded: dict[str, _Loaded] = {}
         self._in_use: Counter[str] = Counter()
-        """Requests under each adapter, those that wait for its turn included."""
+        """Requests under each adapter, also those that wait for a slot."""
         self._loads = 0
         config = engine.vllm_config.lora_config
         self._slots = AdapterSlots(config.max_loras if config is not None else 1)
         self._max_rank = config.max_lora_rank if config is not None else 0
         self._dtype = str(config.lora_dtype if config is not None else "").removeprefix("torch.")
         self._provable: dict[frozenset[str], frozenset[str]] = {}
-        """By names of an adapter's tensors: the layers whose digest proves what is loaded."""
+        """By names of an adapter's tensors: the layers whose digest proves the loaded weights."""
         self._copies: AdapterFiles | None = None
 
     @property
@@ -78,13 +78,14 @@ class Adapters:
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[tuple[LoRARequest, str] | None]:
-        """For as long as one request under adapter `name` runs: what to give the engine with it, and the cache salt of its
-        prompt. None if there is no such adapter. Waits until it is the adapter's turn.
+        """Yields, while one request under adapter `name` runs, its LoRA request for the engine and its prompt's cache salt.
+
+        Yields None if there is no such adapter. Waits until the adapter has a slot.
         """
         self._in_use[name] += 1
         try:
             async with self._slots.use(name):
-                # Looked up now, for it may have been unloaded or replaced while this request waited.
+                # Looked up now, since it may have been unloaded or replaced while this request waited.
                 request, adapter = self._models.lora_requests.get(name), self._loaded.get(name)
                 yield None if request is None else (request, f"{name}@{0 if adapter is None else adapter.load}")
         finally:
@@ -93,8 +94,9 @@ class Adapters:
                 del self._in_use[name]
 
     async def load(self, name: str, version: int, directory: Path) -> HeldWeights:
-        """Loads the PEFT adapter in `directory` as `name`, in place of an older version, and returns the digest of the weights
-        that the engine then computes with. Raises `UpdateRefused`.
+        """Loads the PEFT adapter in `directory` as `name`, in place of an older version.
+
+        Returns the digest of the weights with which the engine then computes. Raises `UpdateRefused`.
         """
         if self._models.is_base_model(name):
             raise UpdateRefused(
@@ -126,8 +128,9 @@ class Adapters:
         return HeldWeights(self._dtype, restrict(held, provable))
 
     def _find_provable(self, copy: Path, held: Digest) -> frozenset[str]:
-        """The layers whose digest proves what is loaded, found when the first adapter with these tensors is: the slot held
-        nothing of it before.
+        """Returns the layers whose digest proves the loaded weights.
+
+        They are found at the first load of an adapter with these tensors, when the slot held no such weights before.
         """
         tensors = frozenset(read_header(copy / WEIGHTS))
         if tensors not in self._provable:
@@ -139,7 +142,7 @@ class Adapters:
         return self._provable[tensors]
 
     def _copy(self, directory: Path, number: int, load: int) -> Path:
-        """A checked private copy. It costs one reading ahead, which the engine, where others wait for it, is spared."""
+        """Makes a checked private copy. The engine, for which other requests wait, then reads it from the page cache."""
         base = read_manifest(Path(self._engine.model_config.model))
         require_fitting_adapter(base, read_header(directory / WEIGHTS), self._max_rank)
         if self._copies is None:
@@ -147,9 +150,9 @@ class Adapters:
         return self._copies.copy(directory, number, load)
 
     async def unload(self, name: str) -> bool:
-        """Ends the requests under `name` and removes the adapter, so that nothing of it remains. Whether there was one.
+        """Ends the requests under `name` and removes the adapter completely. Returns whether there was one.
 
-        Raises `TimeoutError` if its requests do not end; it can then be asked for no more all the same.
+        Raises `TimeoutError` if its requests do not end; new requests cannot name it all the same.
         """
         request = self._models.lora_requests.pop(name, None)
         self._loaded.pop(name, None)
@@ -166,7 +169,7 @@ class Adapters:
         return True
 
     async def _abort_requests(self, name: str) -> bool:
-        """Whether the engine had any under `name`, by whichever route they came."""
+        """Aborts the engine's requests under `name`, by any route. Returns whether there were any."""
         states = self._engine.output_processor.request_states
         numbers = [number for number, state in states.items() if state.lora_name == name]
         if numbers:

@@ -18,7 +18,7 @@ OPEN_PATHS = frozenset({"/health", "/metrics"})
 
 
 class RequireToken:
-    """ASGI middleware: 401 without `Authorization: Bearer <VLLM_API_KEY>`."""
+    """ASGI middleware: answers 401 without `Authorization: Bearer <VLLM_API_KEY>`."""
 
     def __init__(self, app: Any) -> None:
         if not envs.VLLM_API_KEY:
@@ -27,7 +27,7 @@ class RequireToken:
         self._expected = f"Bearer {envs.VLLM_API_KEY}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One ASGI connection."""
+        """Handles one ASGI connection."""
         guarded = scope["type"] == "websocket" or (scope["type"] == "http" and scope["path"] not in OPEN_PATHS)
         if guarded and not self._allowed(scope):
             await JSONResponse({"error": "a valid bearer token is required"}, status_code=401)(scope, receive, send)

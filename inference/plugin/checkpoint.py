@@ -1,8 +1,8 @@
-"""What a safetensors checkpoint says it holds, read from the headers alone.
+"""Reads the tensors of a safetensors checkpoint from the headers alone, and compares them with the served model's.
 
-The plugin compares a broadcast with the checkpoint the engine started from before it touches the model: vLLM's reload takes
-the model apart first, so a tensor that is missing or misshapen is only noticed when the engine is already lost. Format:
-https://huggingface.co/docs/safetensors (8 bytes little-endian header length, then JSON).
+The plugin compares a broadcast with the checkpoint that the engine started from before it touches the model: vLLM's reload
+takes the model apart first, so a tensor that is missing or misshapen is noticed only when the engine is already lost.
+Format: https://huggingface.co/docs/safetensors (8 bytes little-endian header length, then JSON).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TensorEntry:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The model's `*.safetensors` in `directory`, sorted. Raises `ValueError` when there are none."""
+    """Returns the model's `*.safetensors` in `directory`, sorted. Raises `ValueError` when there are none."""
     files = sorted(path for path in directory.glob("*.safetensors") if path.name != "adapter_model.safetensors")
     if not files:
         raise ValueError(f"{directory}: no *.safetensors file; a checkpoint in Hugging Face format is expected")
@@ -42,7 +42,10 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of one file. Raises `ValueError`, naming file and tensor, unless every byte the header promises is there."""
+    """Returns the tensors of one file.
+
+    Raises `ValueError`, naming file and tensor, unless every byte that the header describes is there.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -75,7 +78,10 @@ def _entry(path: Path, name: str, fields: object, data_bytes: int) -> TensorEntr
 
 
 def read_manifest(directory: Path) -> dict[str, TensorEntry]:
-    """All tensors of a checkpoint. Raises `ValueError` for an unreadable one, `OSError` if a file cannot be opened."""
+    """Returns all tensors of a checkpoint.
+
+    Raises `ValueError` for an invalid one, `OSError` if a file cannot be opened.
+    """
     manifest: dict[str, TensorEntry] = {}
     for path in weight_files(directory):
         manifest.update(read_header(path))
@@ -85,7 +91,7 @@ def read_manifest(directory: Path) -> dict[str, TensorEntry]:
 def require_same_model(expected: dict[str, TensorEntry], update: dict[str, TensorEntry], tied_embeddings: bool) -> None:
     """Raises `ValueError` unless `update` has the names, shapes and kinds of element of `expected`.
 
-    With tied embeddings `lm_head.weight` may be present or not: it is the embedding by another name.
+    With tied embeddings `lm_head.weight` may be present or not: it is the same tensor as the embedding.
     """
     optional = {"lm_head.weight"} if tied_embeddings else set()
     problems = [f"{name} is missing" for name in sorted(expected.keys() - update.keys() - optional)]
@@ -104,10 +110,10 @@ def require_same_model(expected: dict[str, TensorEntry], update: dict[str, Tenso
 
 
 def require_fitting_adapter(base: dict[str, TensorEntry], adapter: dict[str, TensorEntry], max_rank: int) -> None:
-    """Raises `ValueError` unless the tensors of a PEFT adapter, A `[rank, in]` and B `[out, rank]`, fit the linear layers of
-    `base` that they name, with ranks up to `max_rank`: the engine drops the adapter it has before it would notice.
+    """Raises `ValueError` unless the tensors of a PEFT adapter fit the linear layers of `base` that they name.
 
-    Layers that `base` does not hold as one matrix (fused experts) are left to the engine.
+    They are A `[rank, in]` and B `[out, rank]`, with ranks up to `max_rank`. The engine would drop its former adapter before
+    it noticed. Layers that `base` does not hold as one matrix (fused experts) are left to the engine.
     """
     problems = [] if adapter else ["it holds no tensor"]
     for name, entry in sorted(adapter.items()):

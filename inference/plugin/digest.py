@@ -1,10 +1,10 @@
 """The digest of weights: the trainer publishes it for the weights it writes, and a server computes it from those it uses.
 
 Every element, rounded to the server's precision, is hashed by its bits, and the hashes of a layer are added up modulo 2^64.
-A sum does not depend on how an engine fuses, shards, pads (zeros add nothing) or reorders a layer's elements for its kernels.
-A change of any element changes the sum, however small the step was. Checkpoints and engines name tensors differently but number
-layers alike, so there is one sum for each layer number. The digest does not detect an exchange of elements within a layer; the
-probe does. This file needs torch but not vLLM, because the trainer uses it, too.
+A sum does not depend on how an engine fuses, shards, pads (zeros add nothing) or reorders a layer's elements for its
+kernels. A change of any element changes the sum, however small the step was. Checkpoints and engines name tensors
+differently but number layers alike, so there is one sum for each layer number. The digest does not detect an exchange of
+elements within a layer; the probe does. This file needs torch but not vLLM, because the trainer uses it, too.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ _MODULUS = 1 << 64
 
 
 def hash_sum(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """The sum of the hashes of `tensor`'s elements, rounded to `dtype`: int64 `[]`, modulo 2^64.
+    """Returns the sum of the hashes of `tensor`'s elements, rounded to `dtype`: int64 `[]`, modulo 2^64.
 
-    `device`: where to compute, by default where the tensor is.
-
-    Zero, of either sign, is hashed to 0. The hash multiplies and shifts as in Steele et al., "Fast splittable pseudorandom
-    number generators", 2014. Two numbers share a hash with a probability of about 2^-63 (torch's shift keeps the sign, so
-    the hash is not a bijection as theirs is).
+    It is computed on `device`, by default where the tensor is. Zero, of either sign, is hashed to 0. The hash multiplies and
+    shifts as in Steele et al., "Fast splittable pseudorandom number generators", 2014. Two numbers share a hash with a
+    probability of about 2^-63 (torch's shift keeps the sign, so the hash is not a bijection as theirs is).
     """
     device = device or tensor.device
     total = torch.zeros((), dtype=torch.int64, device=device)
     for part in tensor.detach().reshape(-1).split(_ELEMENTS.get(device.type, 1 << 20)):
-        values = part.to(device).to(dtype).float() + 0.0  # which makes -0.0 a 0.0
+        values = part.to(device).to(dtype).float() + 0.0  # -0.0 becomes 0.0
         bits = values.view(torch.int32).to(torch.int64)
         bits *= -0x40A7B892E31B1A47
         bits ^= bits >> 30
@@ -51,12 +49,12 @@ def hash_sum(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = N
 
 
 def layer_of(name: str) -> str:
-    """The number of the layer in a tensor's name, by whichever convention, or `""`."""
+    """Returns the number of the layer in a tensor's name, by any convention, or `""`."""
     return next((part for part in name.split(".") if part.isdecimal()), "")
 
 
 def add_up(sums: Iterable[tuple[str, int]]) -> Digest:
-    """The digest of tensors, given by name and `hash_sum`."""
+    """Returns the digest of tensors, given by name and `hash_sum`."""
     total: defaultdict[str, int] = defaultdict(int)
     for name, value in sums:
         total[layer_of(name)] += value
@@ -64,21 +62,22 @@ def add_up(sums: Iterable[tuple[str, int]]) -> Digest:
 
 
 def digest_of(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Digest:
-    """The digest of floating-point tensors; any others are left out."""
+    """Returns the digest of floating-point tensors; any others are left out."""
     named = [(name, hash_sum(tensor, dtype)) for name, tensor in tensors if tensor.is_floating_point()]
-    # One wait for a device, not one a tensor.
+    # Waits for the device once, not for each tensor.
     values = torch.stack([value for _, value in named]).tolist() if named else []
     return add_up((name, value) for (name, _), value in zip(named, values, strict=True))
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The digest in each of `DTYPES`, by name."""
+    """Returns the digest in each of `DTYPES`, by name."""
     return {name: digest_of(tensors.items(), dtype) for name, dtype in DTYPES.items()}
 
 
 def scaled_adapter(tensors: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """An adapter as an engine holds it: rounded, then each `lora_B` multiplied by `scale` (vLLM 0.30,
-    `LoRALayerWeights.optimize`).
+    """Yields an adapter's tensors as an engine holds them: rounded, then each `lora_B` multiplied by `scale`.
+
+    As vLLM 0.30 does in `LoRALayerWeights.optimize`.
     """
     for name, tensor in tensors.items():
         rounded = tensor.detach().to(dtype)

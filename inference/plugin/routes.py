@@ -33,14 +33,14 @@ from inference.plugin.update import Updater
 logger = init_logger(__name__)
 
 MAX_JSON_BYTES = 1 << 20
-"""Of anything but a model call."""
+"""Longest body of any request but a model call."""
 
 MAX_PROBE_TOKENS = 256
 """Each token of a probe is a request to the engine."""
 
 
 class Refusal(Exception):
-    """A request that is answered with `status` and a sentence."""
+    """A request that is answered with an HTTP `status` and a message."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -75,10 +75,9 @@ class CounterpointRoutes:
         self.draining = False
 
     async def status(self) -> Response:
-        """Who this is and what it holds.
+        """Answers with the instance and its weights; 503 once the engine is dead.
 
-        503 once the engine is dead. `instance` changes when the server is restarted, and a restarted server holds the
-        weights it was started with.
+        `instance` changes when the server is restarted; a restarted server holds the weights that it was started with.
         """
         try:
             await self.engine.check_health()
@@ -94,7 +93,10 @@ class CounterpointRoutes:
         )
 
     async def generate(self, raw_request: Request) -> Response:
-        """A model call in `wire`'s encoding. 400 for a malformed one, 404 for an unknown model, 413 for one that is too long."""
+        """Answers a model call in `wire`'s encoding.
+
+        400 for a malformed one, 404 for an unknown model, 413 for a body that is too long.
+        """
         try:
             request = _decode(await _read(raw_request, wire.max_request_bytes(self.max_model_len)))
             return await self._complete(request, raw_request)
@@ -112,14 +114,14 @@ class CounterpointRoutes:
             min_p=request.sampling.min_p,
             logprobs=0,
             flat_logprobs=True,
-            # Stop strings are looked for in the text, which nobody else wants.
+            # Stop strings are searched in the text, which is not needed otherwise.
             detokenize=bool(request.sampling.stop),
             routed_experts_prompt_start=request.routed_experts_start,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         outputs = await self._run(request.model, [(request.prompt_ids.tolist(), sampling)], raw_request)
         if outputs is None:
-            # The client has gone, and with it the request; nobody reads this.
+            # The client has disconnected, which ended the request; nobody reads this.
             return Response(status_code=HTTPStatus.NO_CONTENT)
         (choice,) = outputs[0].outputs
         if choice.finish_reason == "error":
@@ -134,7 +136,10 @@ class CounterpointRoutes:
         return Response(wire.encode_completion(completion), media_type="application/octet-stream")
 
     async def probe(self, raw_request: Request) -> Response:
-        """`{"model", "token_ids"}` to `{"log_probabilities"}`: of each token after the first, at temperature 1, computed anew."""
+        """Answers `{"model", "token_ids"}` with `{"log_probabilities"}`, computed anew.
+
+        They are those of each token after the first, at temperature 1.
+        """
         try:
             fields = await _read_json(raw_request)
             match fields:
@@ -156,8 +161,10 @@ class CounterpointRoutes:
         return _answer({"log_probabilities": [row[token].logprob for token, row in answers]})
 
     async def update(self, raw_request: Request) -> Response:
-        """`{"version", "directory", "adapter"}`: loads published weights, and answers `{"version", "held": {"dtype", "layers"}}`,
-        the digest of what is computed with since. 422 if they are refused and nothing has changed.
+        """Loads published weights: `{"version", "directory", "adapter"}`.
+
+        Answers `{"version", "held": {"dtype", "layers"}}`, the digest of the weights with which the engine computes from
+        then on. 422 if they are refused and nothing has changed.
         """
         try:
             fields = await _read_json(raw_request)
@@ -178,7 +185,10 @@ class CounterpointRoutes:
         return _answer({"version": version, "held": {"dtype": held.dtype, "layers": held.layers}})
 
     async def unload(self, raw_request: Request) -> Response:
-        """`{"adapter"}` to `{"unloaded"}`: ends its requests and forgets it. Not an error if there is none: it was unloaded."""
+        """Ends the requests of an adapter and removes it: `{"adapter"}` to `{"unloaded"}`.
+
+        An adapter that is not loaded is no error.
+        """
         try:
             fields = await _read_json(raw_request)
             match fields:
@@ -196,9 +206,9 @@ class CounterpointRoutes:
             return _answer({"error": message}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def drain(self, raw_request: Request) -> Response:
-        """`{"draining": true}`: tells everybody, in `status`, to send no further request here; those here go on.
+        """Sets whether `status` asks clients to send no further requests: `{"draining": true}` or `false`.
 
-        `false` takes it back. The server itself refuses nothing.
+        Requests in flight go on, and the server itself refuses nothing.
         """
         try:
             fields = await _read_json(raw_request)
@@ -215,9 +225,9 @@ class CounterpointRoutes:
     async def _run(
         self, model: str, prompts: list[tuple[list[int], SamplingParams]], raw_request: Request, salt: str | None = None
     ) -> list[Any] | None:
-        """The engine's final output of each prompt, or None if the client hung up, which aborts them.
+        """Returns the engine's final output of each prompt, or None if the client disconnected, which aborts them.
 
-        `salt`: in place of that by which prompts share prefixes.
+        `salt` replaces the cache salt by which prompts share prefixes.
         """
         for token_ids, _ in prompts:
             self._check_prompt(token_ids)
@@ -258,8 +268,10 @@ class CounterpointRoutes:
 
 
 def _probe_sampling(token_id: int) -> SamplingParams:
-    """For the log-probability of one next token. vLLM's own `prompt_logprobs` ends the engine on a CPU where requests of
-    adapters run beside it (0.30, `PunicaWrapperCPU.add_lora_logits`, which counts one row a request).
+    """Returns sampling parameters that give the log-probability of one next token.
+
+    vLLM's own `prompt_logprobs` ends the engine on a CPU where requests of adapters run beside it (0.30,
+    `PunicaWrapperCPU.add_lora_logits`, which counts one row a request).
     """
     return SamplingParams(
         max_tokens=1, logprob_token_ids=[token_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -285,7 +297,7 @@ async def _read_json(raw_request: Request) -> Any:
 
 
 async def _read(raw_request: Request, limit: int) -> bytes:
-    """The body, of which no more than `limit` bytes are ever held."""
+    """Returns the body; holds no more than `limit` bytes at any time."""
     announced = raw_request.headers.get("content-length", "0")
     too_long = Refusal(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {limit} bytes, the most this route takes"

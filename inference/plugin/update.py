@@ -1,13 +1,13 @@
 """Weight updates inside the API server, one at a time, each as one transaction.
 
-Full weights: pause keeping requests, load, resume. The pause freezes the running requests with all they have computed.
-Prefilling them again with the new weights would cost the more the longer they are, and would route their earlier tokens anew,
-while the routing they return is that which generated these tokens: training would replay a mixture that no weights ever
-computed. So the caches stay, and a request that begins after the pause meets no stale prefix because its cache salt names the
-load (`Updater.cache_salt`). vLLM schedules nothing while paused this way, so the proof (the probe) comes after the resume;
-until it has passed, the pool holds back what this server answers. Before that, the digest of what the engine computes with is
-read back (`held`) and answered to the pool, which compares it with the trainer's. Adapters are loaded without a pause: see
-`adapters`.
+Full weights: pause keeping requests, load, resume. The pause freezes the running requests with their keys and values. To
+prefill them again with the new weights would cost the more the longer they are, and would route their earlier tokens anew,
+while the routed experts that are returned are those that generated these tokens: training would replay a mixture that no
+weights ever computed. So the caches stay, and a request that begins after the pause uses no stale prefix because its cache
+salt names the load (`Updater.cache_salt`). vLLM schedules nothing while paused this way, so the proof (the probe) comes
+after the resume; until it has passed, the pool holds back this server's answers. Before that, the digest of the engine's
+weights is read back (`held`) and answered to the pool, which compares it with the trainer's. Adapters are loaded without a
+pause: see `adapters`.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ class Updater:
 
     def __init__(self, engine: EngineClient, models: Any) -> None:
         self.version: int | None = None
-        """Of the full weights; None while they are those the server was started with."""
+        """The version of the full weights; None while they are those that the server was started with."""
         self.adapters = Adapters(engine, models)
         self._engine = engine
         self._lock = asyncio.Lock()
         self._loads = 0
         self._dtype = str(engine.model_config.dtype).removeprefix("torch.")
         self._provable: frozenset[str] | None = None
-        """Layers whose digest proves what is loaded; None until the first load."""
+        """Layers whose digest proves the loaded weights; None until the first load."""
 
     @property
     def cache_salt(self) -> str:
-        """What keys the prefixes that requests for the base model may share: only those computed since its newest weights began
-        to load.
+        """The cache salt of requests for the base model, which share only prefixes with the same one.
+
+        It changes when newer weights begin to load.
         """
         return f"base@{self._loads}"
 
     async def update(self, version: int, directory: Path, adapter: str | None) -> HeldWeights:
-        """Loads what `directory` holds, and returns what the engine computes with afterwards.
+        """Loads the weights in `directory`, and returns those with which the engine computes afterwards.
 
-        Raises `UpdateRefused` if it cannot be loaded.
+        Raises `UpdateRefused` if they cannot be loaded.
         """
         if not (directory / "STABLE").is_file():
             raise UpdateRefused(f"{directory} is not a published directory: it has no STABLE marker")
@@ -68,7 +69,7 @@ class Updater:
             return HeldWeights(self._dtype, restrict(await self._held(), self._provable))
 
     async def unload(self, adapter: str) -> bool:
-        """Ends the requests of an adapter and forgets it. Whether there was one."""
+        """Ends the requests of an adapter and removes it. Returns whether there was one."""
         async with self._lock:
             return await self.adapters.unload(adapter)
 
@@ -91,8 +92,8 @@ class Updater:
             await self._engine.update_weights(WeightTransferUpdateRequest(update_info={"directory": str(directory)}))
             await self._engine.finish_weight_update(str(version))
         except Exception:
-            # The model is in pieces: the next forward would kill the engine. End in order instead, so that whoever started the
-            # server learns of it now.
+            # The model is in pieces: the next forward would kill the engine. End in order instead, so that the process that
+            # started the server notices now.
             logger.exception("Loading %s failed halfway; this server cannot serve any more and stops", directory)
             os.kill(os.getpid(), signal.SIGTERM)
             raise

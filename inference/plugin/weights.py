@@ -2,7 +2,7 @@
 
 It runs in each vLLM worker, on the checkpoint as the trainer wrote it, through vLLM's layerwise reload
 (https://docs.vllm.ai/en/latest/training/layerwise/). Everything happens in `receive_weights`, after validation: a directory
-that is refused leaves the model as it was. Whether the weights are right is not for this file to say; the pool probes them.
+that is refused leaves the model as it was. The pool checks by a probe that the weights are right.
 """
 
 from __future__ import annotations
@@ -28,30 +28,33 @@ from inference.plugin.checkpoint import read_manifest, require_same_model, weigh
 
 @dataclass
 class DirectoryInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on."""
+    """Empty: there is nothing to agree on."""
 
 
 @dataclass
 class DirectoryUpdateInfo(WeightTransferUpdateInfo):
-    """Where the checkpoint is."""
+    """The directory of the checkpoint."""
 
     directory: str
 
 
 class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, DirectoryUpdateInfo]):
-    """Reads weights from a directory that every worker can see."""
+    """Reads weights from a directory that every worker can read."""
 
     init_info_cls = DirectoryInitInfo
     update_info_cls = DirectoryUpdateInfo
 
     def init_transfer_engine(self, init_info: DirectoryInitInfo) -> None:
-        """There is no rendezvous."""
+        """Does nothing: there is no rendezvous."""
 
     def start_weight_update(self) -> None:
-        """The model is taken apart in `receive_weights`, once the directory is known to be good."""
+        """Does nothing: `receive_weights` takes the model apart, once the directory is known to be good."""
 
     def receive_weights(self, update_info: DirectoryUpdateInfo) -> None:
-        """Loads the checkpoint. Raises `ValueError`, before the model is touched, unless it is one of the model being served."""
+        """Loads the checkpoint.
+
+        Raises `ValueError`, before the model is touched, unless it is one of the model being served.
+        """
         directory = Path(update_info.directory)
         tied = bool(getattr(self.model_config.hf_config, "tie_word_embeddings", False))
         require_same_model(read_manifest(Path(self.model_config.model)), read_manifest(directory), tied)
@@ -63,20 +66,20 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
             _repack_for_cpu(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, but asks for no accelerator where there is none."""
+        """Does what the base class does, but uses no accelerator where there is none."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def finish_weight_update(self) -> None:
-        """`receive_weights` has finished already."""
+        """Does nothing: `receive_weights` has finished already."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held."""
 
 
 def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor of all that a checkpoint holds, on the CPU, one at a time."""
+    """Yields name and tensor of all that a checkpoint holds, on the CPU, one at a time."""
     for path in weight_files(directory):
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
@@ -85,8 +88,10 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _quiet_about_layers_without_weights(model: torch.nn.Module) -> Iterator[None]:
-    """vLLM 0.30 warns "Failed to load weights" of every layer that a reload gave nothing: of rotary embeddings, whose tables are
-    computed, and of a tied `lm_head`, whose weights are another's, as well. Of a layer with weights of its own it still does.
+    """Silences vLLM's warning "Failed to load weights" for layers without weights of their own.
+
+    vLLM 0.30 logs it of every layer that a reload gave no weights: also of rotary embeddings, whose tables are computed, and
+    of a tied `lm_head`, whose weights are the embedding's. For a layer with weights of its own the warning stays.
     """
     owned: set[int] = set()
     with_weights: set[str] = set()

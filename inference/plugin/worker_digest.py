@@ -1,12 +1,12 @@
-"""Sums of hashes (`digest`) of the weights that a vLLM worker holds: an extension of the worker, called through `collective_rpc`.
+"""Sums of hashes (`digest`) of the weights that a vLLM worker holds: a worker extension, called by `collective_rpc`.
 
-Full weights are read from where the kernels read them. That is the parameter itself, except on a CPU: there linear weights are
-packed, the parameter is empty or unused, and the weights are read through the kernel with a one-hot input for each column,
-which gives each weight exactly. An adapter is read from the slot it computes in.
+Full weights are read from where the kernels read them. That is the parameter itself, except on a CPU: there linear weights
+are packed, the parameter is empty or unused, and the weights are read through the kernel with a one-hot input for each
+column, which gives each weight exactly. An adapter is read from the slot in which it computes.
 
-A worker reports one sum for each part: each matrix that a fused layer consists of. Ranks with a replica of a part (norms,
-routers, key and value heads) report equal sums, and ranks with shards of it report different sums. So the distinct sums add up
-to the whole (`join_ranks`).
+A worker reports one sum for each part: each matrix of a fused layer. Ranks with a replica of a part (norms, routers, key and
+value heads) report equal sums, and ranks with shards of it report different sums. So the distinct sums add up to the whole
+(`join_ranks`).
 """
 
 from __future__ import annotations
@@ -32,24 +32,27 @@ Held = dict[str, int]
 
 
 class WeightReader:
-    """vLLM's `--worker-extension-cls`: these methods become the worker's."""
+    """vLLM's `--worker-extension-cls`: the worker gets these methods."""
 
     model_runner: Any
     rank: int
     device: torch.device
 
     def counterpoint_held(self, dtype: str) -> Held:
-        """The sums of the whole model, rounded to `dtype`."""
+        """Returns the sums of the whole model, rounded to `dtype`."""
         return _wait_for(held_weights(self.model_runner.model, DTYPES[dtype]))
 
     def counterpoint_written(self, directory: str, dtype: str, tied: bool) -> Held:
-        """The sums of the checkpoint in `directory`, by tensor, on rank 0; hashed on this device, which may be much faster."""
+        """Returns the sums of the checkpoint in `directory`, by tensor, on rank 0.
+
+        They are hashed on this device, which may be much faster than a CPU.
+        """
         if self.rank:
             return {}
         return _wait_for(written_weights(Path(directory), DTYPES[dtype], self.device, tied))
 
     def counterpoint_add_adapter(self, name: str, number: int, path: str, dtype: str) -> Held:
-        """Loads an adapter in place, and reads it before anything else can take its slot."""
+        """Loads an adapter in place, and reads it before another can take its slot."""
         from vllm.lora.request import LoRARequest
 
         self.model_runner.add_lora(LoRARequest(name, number, path, load_inplace=True))
@@ -59,7 +62,7 @@ class WeightReader:
 
 
 def join_ranks(ranks: Iterable[Held]) -> Digest:
-    """The digest of what several ranks hold together."""
+    """Returns the digest of the weights that several ranks hold together."""
     parts: dict[str, set[int]] = {}
     for held in ranks:
         for name, value in held.items():
@@ -68,7 +71,10 @@ def join_ranks(ranks: Iterable[Held]) -> Digest:
 
 
 def provable_layers(written: Digest, held: Digest, what: str) -> frozenset[str]:
-    """The layers in which an engine computes with exactly the numbers it was given. Logs the other layers of `what`."""
+    """Returns the layers in which an engine computes with exactly the numbers that it loaded.
+
+    Logs the other layers of `what`.
+    """
     equal = frozenset(layer for layer, value in written.items() if held.get(layer) == value)
     if others := sorted(written.keys() - equal):
         named = ", ".join(f"layer {layer}" if layer else "weights outside the layers" for layer in others[:5])
@@ -82,15 +88,15 @@ def provable_layers(written: Digest, held: Digest, what: str) -> frozenset[str]:
 
 
 def restrict(digest: Digest, layers: frozenset[str]) -> Digest:
-    """The digest of these layers only."""
+    """Returns the digest of these layers only."""
     return {layer: value for layer, value in digest.items() if layer in layers}
 
 
 def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Part and `hash_sum` of all that `model` computes with.
+    """Yields part and `hash_sum` of all weights with which `model` computes.
 
     A matrix that a kernel holds in addition to the parameter, such as that of a tied output layer, adds nothing to the sum
-    where the two agree, and changes it where they differ.
+    if the two agree, and changes it if they differ.
     """
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -113,14 +119,17 @@ def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
 def written_weights(
     directory: Path, dtype: torch.dtype, device: torch.device, tied: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and `hash_sum` of each tensor of a checkpoint. `tied`: the output layer is the embedding, whatever the file says."""
+    """Yields name and `hash_sum` of each tensor of a checkpoint.
+
+    With `tied` the output layer is the embedding, even if the file has one of its own.
+    """
     for name, tensor in read_tensors(directory):
         if tensor.is_floating_point() and not (tied and name == "lm_head.weight"):
             yield name, hash_sum(tensor, dtype, device)
 
 
 def held_adapter(modules: dict[str, nn.Module], slot: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Part and `hash_sum` of the adapter in a slot. Rows beyond the adapter's rank are zero, and add nothing."""
+    """Yields part and `hash_sum` of the adapter in a slot. Rows beyond the adapter's rank are zero, and add nothing."""
     for prefix, module in modules.items():
         for name, stacked in vars(module).items():
             # lora_a_stacked, or w13_lora_b_stacked and the like: a tuple of `[slots, ...]`, one for each matrix.
@@ -130,7 +139,7 @@ def held_adapter(modules: dict[str, nn.Module], slot: int, dtype: torch.dtype) -
 
 
 def _parts(module: nn.Module, weight: Tensor) -> tuple[Tensor, ...]:
-    """The matrices that were put together to `weight` on this rank, such as those of q, k and v."""
+    """Returns the matrices that form `weight` on this rank, such as those of q, k and v."""
     sizes = getattr(module, "output_partition_sizes", None)
     if sizes is None or not weight.dim() or sum(sizes) != len(weight):
         return (weight,)
@@ -138,7 +147,7 @@ def _parts(module: nn.Module, weight: Tensor) -> tuple[Tensor, ...]:
 
 
 def _read_through(module: nn.Module) -> Tensor:
-    """The weight `[out, in]` that the kernel of `module` multiplies by: exact, for each product is with 0 or 1."""
+    """Returns the weight `[out, in]` by which the kernel of `module` multiplies: exact, since each product is with 0 or 1."""
     inputs = (
         module.weight.shape[1] if module.weight.numel() else getattr(module, "input_size_per_partition", None)
     ) or module.input_size

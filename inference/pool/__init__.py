@@ -1,1 +1,1 @@
-"""Many vLLM servers as one."""
+"""The pool: many vLLM servers as one."""

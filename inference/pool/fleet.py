@@ -1,7 +1,7 @@
-"""Which servers there are, which of them may serve, and which one gets the next request: the pool's decisions, without its I/O.
+"""The servers of a pool, which of them may serve, and which one gets the next request: decisions, without I/O.
 
-A server is `unknown` until it has been reached; `loading` while it takes weights or proves them; `serving`; or `out`, with
-a reason. Only a serving one is chosen, and not if it is to be drained: then it is kept fit for the requests it has. No
+A server is `unknown` until it has been reached; `loading` while it takes weights or proves them; `serving`; or `out`, with a
+reason. Only a serving one is chosen, and not while it is draining: then it keeps its requests and gets no new ones. No
 sockets, tasks or clock here, so that every rule can be tested by calling it.
 """
 
@@ -19,11 +19,11 @@ FAILURES_IN_A_ROW = 3
 connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
 
 REMEMBERED_AFFINITIES = 65_536
-"""Rollouts whose server is remembered; the one that asked longest ago is forgotten first."""
+"""Rollouts whose server is remembered; the least recently used one is dropped first."""
 
 
 class State(StrEnum):
-    """See the module."""
+    """The state of a server, as the module describes."""
 
     UNKNOWN = "unknown"
     LOADING = "loading"
@@ -33,7 +33,7 @@ class State(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """What is known of one server. Changed by `Fleet` only."""
+    """The known state of one server. Only `Fleet` changes it."""
 
     url: str
     cap: int
@@ -42,9 +42,9 @@ class Server:
     reason: str = "not reached yet"
     version: int | None = None
     instance: str | None = None
-    """The running process whose weights are `version`; another instance holds nothing we know of."""
+    """The running process that holds `version`; the weights of another instance are unknown."""
     drain_reason: str = ""
-    """Why it is given no new requests, whatever its state."""
+    """Why it gets no new requests, whatever its state; empty if it is not draining."""
     in_flight: int = 0
     failures: int = 0
     """Requests failed since the last success."""
@@ -54,7 +54,7 @@ class Server:
     """Whether it counts towards the capacity: it serves, or did when it began to load."""
 
     def status(self) -> ServerStatus:
-        """A snapshot."""
+        """Returns a snapshot."""
         draining = bool(self.drain_reason) and self.state in (State.SERVING, State.LOADING)
         state, reason = ("draining", self.drain_reason) if draining else (str(self.state), self.reason)
         return ServerStatus(self.url, state, reason, self.version, self.in_flight, self.cap)
@@ -69,13 +69,13 @@ class Fleet:
         self._affinities: OrderedDict[str, Server] = OrderedDict()
 
     def add(self, url: str) -> Server:
-        """A further server, not reached yet."""
+        """Adds a server, not reached yet."""
         server = Server(url, self._limit)
         self.servers.append(server)
         return server
 
     def forget(self, server: Server) -> None:
-        """A server that has no requests is one no more."""
+        """Removes a server, which must have no requests."""
         assert not server.in_flight
         self.servers.remove(server)
         self._affinities = OrderedDict((key, value) for key, value in self._affinities.items() if value is not server)
@@ -93,8 +93,8 @@ class Fleet:
     def acquire(self, affinity: str, avoid: Server | None = None) -> Server | None:
         """Takes a place for a request, or returns None if no server has one.
 
-        The server that last served this affinity holds its prefix, so it is preferred while it has room; else the least loaded is
-        taken, the first among equals. `avoid` failed this request just now and is taken only if no other has room.
+        The server that last served this affinity holds its prefix, so it is preferred while it has room; else the least
+        loaded is taken, the first among equals. `avoid` has just failed this request and is taken only if no other has room.
         """
         chosen = self._affinities.get(affinity)
         if chosen is None or chosen is avoid or not self._has_room(chosen):
@@ -118,34 +118,34 @@ class Fleet:
         server.in_flight -= 1
 
     def succeeded(self, server: Server) -> None:
-        """A request was answered."""
+        """Notes an answered request."""
         server.failures = server.setbacks = 0
 
     def failed(self, server: Server) -> bool:
-        """A request failed. Returns whether that is one too many and the server should be taken out."""
+        """Notes a failed request. Returns whether the server should be taken out."""
         server.failures += 1
         return server.state is State.SERVING and server.failures >= FAILURES_IN_A_ROW
 
     def begin_loading(self, server: Server) -> None:
-        """It takes no requests until it serves again; those at it stay there."""
+        """Stops new requests until it serves again; those in flight stay."""
         server.state, server.reason = State.LOADING, "loading weights"
 
     def begin_serving(self, server: Server, version: int | None, instance: str) -> None:
-        """It is healthy and holds what it must."""
+        """Notes that the server is healthy and holds `version`."""
         server.state, server.reason = State.SERVING, ""
         server.version, server.instance = version, instance
         server.failures, server.counted = 0, True
 
     def drain(self, server: Server, reason: str) -> None:
-        """It takes no requests while there is a reason; those at it stay there."""
+        """Stops new requests while there is a reason; those in flight stay."""
         server.drain_reason = reason
 
     def set_cap(self, server: Server, cap: int) -> None:
-        """It takes requests while it has fewer than `cap`; those at it stay there."""
+        """Sets the most requests in flight; those above it stay."""
         server.cap = cap
 
     def take_out(self, server: Server, reason: str) -> None:
-        """It takes no requests, and what it holds is unknown."""
+        """Stops requests; the server's weights are unknown from now on."""
         if server.state is not State.OUT:
             server.setbacks += 1
         server.state, server.reason = State.OUT, reason
@@ -153,5 +153,8 @@ class Fleet:
         server.failures, server.counted = 0, False
 
     def intervals_out(self, server: Server) -> int:
-        """Health intervals to wait before a server that was taken out is given weights again: none at first, then ever more."""
+        """Returns for how many health intervals a server that was taken out gets no weights.
+
+        None at first, then 1, 3, 7 and so on, up to 31.
+        """
         return int(2 ** min(max(server.setbacks - 1, 0), 5)) - 1

@@ -1,8 +1,7 @@
-"""Many servers as one: every request finds a server, every failure another, and no answer comes from weights that were not
-proven.
+"""The pool of servers: sends each request to a server, retries a failure at another, and updates and proves weights.
 
-The pool executes what `fleet` decides, the servers' `monitor`s keep them fit, and `sources` says which there are. One pool serves
-one run's orchestrator, on its event loop.
+It executes the decisions of `fleet`. The servers' monitors check them, and `sources` lists them. No answer is returned that
+unproven weights computed. One pool serves one run's orchestrator, on its event loop.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from transport.records import Int32Array, Turn
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.2
-"""Before the second retry, doubled for each further one. The first comes at once."""
+"""Pause before the second retry, doubled for each further one. The first comes at once."""
 
 UNLOAD_SECONDS = 5.0
-"""How long the servers may take, when the pool closes, to forget the run's adapter."""
+"""How long the servers may take, when the pool closes, to unload the run's adapter."""
 
 STARTS_PER_TICK = 4
-"""Requests sent in one pass of the loop: a step begins with hundreds at once, which would hold up all else."""
+"""Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
 
 
 class InferencePool:
-    """The servers of `config`, asked under the name `model`: the base model's name at the servers, or an adapter's."""
+    """The servers of `config`. `model` is the name in requests: the base model's name at the servers, or an adapter's."""
 
     def __init__(self, config: PoolConfig, model: str, on_capacity: Callable[[int], None] | None = None) -> None:
         self._config = config
@@ -101,11 +100,11 @@ class InferencePool:
             await self._connections.__aexit__(None, None, None)
 
     def status(self) -> list[ServerStatus]:
-        """Every server, in the order in which it became known."""
+        """Returns the state of every server, in the order in which they were added."""
         return [server.status() for server in self._fleet.servers]
 
     def describe_sources(self) -> str:
-        """Where the servers come from, for a person."""
+        """Describes where the servers come from, for a person."""
         return self._sources.describe()
 
     async def _follow_sources(self) -> None:
@@ -114,8 +113,10 @@ class InferencePool:
             await self._apply_listing(await self._sources.read())
 
     async def _apply_listing(self, listing: Listing) -> None:
-        """Takes in the servers that are new, and drains those to be drained or gone; what has gone and has no request of ours any
-        more is forgotten. (No request outlasts `request_timeout_seconds`.)
+        """Adds new servers, and drains those that are to be drained or are no longer listed.
+
+        A server that is no longer listed is removed once it has no request of this pool. (No request outlasts
+        `request_timeout_seconds`.)
         """
         known = {server.url: server for server in self._fleet.servers}
         for url, drain_reason in listing.items():
@@ -146,10 +147,13 @@ class InferencePool:
         await asyncio.wait([task])
         monitor.client.close()
         self._on_change()
-        logger.info("Inference server %s is forgotten", server.url)
+        logger.info("Inference server %s is removed", server.url)
 
     async def _unload_adapter(self) -> None:
-        """Of a run that ends. What a server does not hear of stays until others need the room."""
+        """Unloads the adapter of a run that ends.
+
+        A server that cannot be reached keeps the adapter until others need the room.
+        """
         adapter = self._wanted.adapter if self._wanted is not None else None
         if adapter is None:
             return
@@ -206,10 +210,8 @@ class InferencePool:
     async def update_weights(self, update: WeightUpdate) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.
 
-        Requests in flight go on.
-
-        Raises `InferenceError`, saying why, if servers were reached and none of them took the weights: no later attempt
-        will succeed where the checkpoint or its probe is wrong.
+        Requests in flight go on. Raises `InferenceError`, with the reasons, if servers were reached and none of them took
+        the weights: no later attempt succeeds with a wrong checkpoint or probe.
         """
         async with self._updating:
             self._wanted = update
@@ -235,7 +237,7 @@ class InferencePool:
             completion = await self._answer(monitor, request)
         except ServerFailure:
             if self._fleet.failed(server):
-                # Healthy or not, it may return at its monitor's next look, no sooner.
+                # Healthy or not, it may return at its monitor's next check, no sooner.
                 monitor.take_out(f"{server.failures} requests in a row failed")
             elif server.state is State.SERVING:
                 monitor.check_now()
@@ -244,7 +246,7 @@ class InferencePool:
         return _as_turn(request, completion, version, server.url)
 
     async def _answer(self, monitor: ServerMonitor, request: GenerateRequest) -> Completion:
-        """Raises `ServerFailure` as soon as the server is taken out, too."""
+        """Returns the answer. Raises `ServerFailure` also as soon as the server is taken out."""
         server = monitor.server
         if not server.counted:  # It was taken out, and may load again, since this request got its place.
             raise ServerFailure(f"{server.url} went out of service: {server.reason}")
@@ -270,7 +272,7 @@ class InferencePool:
             await turn
 
     async def _place(self, affinity: str, avoid: Server | None) -> Server:
-        """A place at a server, in the order of asking."""
+        """Returns a server with a place for the request, first come, first served."""
         if self._closed:
             raise InferenceError("the inference pool is closed")
         waiter = _Waiter(affinity, avoid)
@@ -324,7 +326,7 @@ class InferencePool:
 
 
 class _Waiter:
-    """A request without a server."""
+    """A request that waits for a server."""
 
     def __init__(self, affinity: str, avoid: Server | None) -> None:
         self.affinity = affinity
@@ -333,7 +335,7 @@ class _Waiter:
 
 
 def _end(turn: asyncio.Future[None]) -> None:
-    if not turn.done():  # whose caller was cancelled
+    if not turn.done():  # its caller was cancelled
         turn.set_result(None)
 
 

@@ -1,8 +1,7 @@
-"""Keeps one server fit to serve: looks at its health and its load, brings it to the current weights, has it prove them, takes
-it out when it fails.
+"""The monitor of one server: checks its health and load, updates and proves its weights, and takes it out when it fails.
 
-Every server of a pool has a monitor, a task that runs for the pool's life. Whatever makes a server need weights (a new
-version, a restart, a failure) takes the same way back into service: healthy, loaded, probed.
+Every server of a pool has a monitor, a task that runs as long as the pool. Whenever a server needs weights (a new version, a
+restart, a failure), it returns to service in the same way: healthy, loaded, probed.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from inference.pool.fleet import Fleet, Server, State
 logger = logging.getLogger(__name__)
 
 HEALTH_DEADLINE_SECONDS = 10.0
-"""Of one health check. Generous: a server that is starved of CPU by its neighbours is not dead."""
+"""Deadline of one health check. Long, since a server may wait for CPU time on a busy machine."""
 
 LOAD_DEADLINE_SECONDS = 2.0
-"""Of one look at the load, which new weights may have to wait for."""
+"""Deadline of one observation of the load, which new weights may have to wait for."""
 
 SLOW_CHECKS_IN_A_ROW = 3
 """Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
 
 
 class ProbeFailed(RequestRefused):
-    """The server accepted the weights but does not compute with them, as its digest or its log-probabilities show."""
+    """The server accepted the weights but does not compute with them, as its digest or log-probabilities show."""
 
 
 class ServerMonitor:
@@ -49,13 +48,13 @@ class ServerMonitor:
         self.server = server
         self.client = client
         self.wanted: WeightUpdate | None = None
-        """What the server must hold to serve. None: whatever it was started with."""
+        """The weights that the server must hold to serve. None: those that it was started with."""
         self.concluded: WeightUpdate | None = None
         """The last `wanted` for which it is known whether the server holds it."""
         self.refused = False
         """Whether it is out because it would not take the weights, or took them and failed the probe."""
         self.requests: set[asyncio.Timeout] = set()
-        """Of the requests at the server: each expires when it is taken out."""
+        """The timeouts of the requests at the server: each expires when it is taken out."""
         self.resolved = asyncio.Event()
         """Set unless the server is loading."""
         self.resolved.set()
@@ -66,32 +65,32 @@ class ServerMonitor:
         self._wake = asyncio.Event()
         self._held: WeightUpdate | None = None
         self._controller: CapacityController | None = None
-        """Once the server has told its load."""
+        """None until the server has reported its load."""
         self._load_observed = config.capacity == "fixed"
         self._drain_reason = ""
-        """Why our own side wants it drained."""
+        """Why the pool drains it; empty if it does not."""
         self._server_drains = False
-        """Whether the server itself says so."""
+        """Whether the server itself asks to be drained."""
         self._slow_checks = 0
         self._not_before = 0.0
 
     def set_wanted(self, update: WeightUpdate) -> None:
-        """New weights: the monitor sees to them now, however often the server has failed before."""
+        """Sets new weights, which are loaded at once, however often the server has failed before."""
         self.wanted = update
         self._not_before = 0.0
         self._wake.set()
 
     def drain(self, reason: str) -> None:
-        """No new requests while there is a reason."""
+        """Stops new requests while there is a reason."""
         self._drain_reason = reason
         self._update_draining()
 
     def check_now(self) -> None:
-        """Something seems wrong with the server: checks its health without waiting for the next interval."""
+        """Checks the server's health without waiting for the next interval."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Looks after the server until cancelled."""
+        """Monitors the server until cancelled."""
         while True:
             self._wake.clear()
             await self._check()
@@ -99,7 +98,7 @@ class ServerMonitor:
                 async with asyncio.timeout(self._config.health_interval_seconds):
                     await self._wake.wait()
             except TimeoutError:
-                # Only at the regular looks: two that follow a failure at once would see the same burst twice.
+                # Only at regular intervals: two observations right after a failure would include the same burst twice.
                 if self._holds(self.wanted):
                     await self._update_cap()
 
@@ -139,7 +138,7 @@ class ServerMonitor:
         self._on_change()
 
     async def _update_cap(self) -> None:
-        """Fits the cap to the load. A server that does not tell its load, or not now, keeps the cap it has."""
+        """Adjusts the cap to the load. A server that reports no load keeps its cap."""
         if self._config.capacity == "fixed":
             return
         self._load_observed = True
@@ -219,7 +218,7 @@ class ServerMonitor:
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
 
     def take_out(self, reason: str, refused: bool = False) -> None:
-        """No more requests; those at the server go elsewhere."""
+        """Stops new requests; those at the server are retried elsewhere."""
         first = self.server.state is not State.OUT
         if first:
             level = logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR

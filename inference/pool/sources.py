@@ -1,7 +1,7 @@
-"""Where the servers of a pool come from: fixed addresses, a name that resolves to many, a file that is watched.
+"""The sources of a pool's servers: fixed addresses, a name that resolves to many, a file that is watched.
 
-`pool` asks at every look what there should be, and brings the servers it has in line with it. What cannot be learnt (a name
-server that does not answer, a file that is not there) leaves what was known.
+`pool` reads them regularly, and adds and removes servers accordingly. A source that cannot be read (a name server that does
+not answer, a missing file) changes nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ RESOLVE_SECONDS = 5.0
 """Deadline of one look-up of the name."""
 
 MAX_FILE_BYTES = 1 << 20
-"""A longer file of addresses is not one."""
+"""A longer file of addresses is refused."""
 
 Listing = dict[str, str]
-"""Base URL of every server there should be, to why it is to be drained; empty if it is not."""
+"""By base URL of every listed server, why it is to be drained; empty if it is not."""
 
 
 class Sources:
@@ -35,16 +35,16 @@ class Sources:
         self._resolved: Listing = {}
         self._listed: Listing = {}
         self._reported: dict[str, str] = {}
-        """The last thing said of each source, which is said once."""
+        """The last error that was logged of each source: each is logged once."""
         self._text: bytes | None = None
 
     @property
     def changes(self) -> bool:
-        """Whether there is anything to look up again."""
+        """Whether any source may change."""
         return self._config.dns is not None or self._config.urls_file is not None
 
     async def read(self) -> Listing:
-        """The servers there should be now. A line of the file has the last word on draining."""
+        """Returns the listed servers. A line of the file overrides the other sources on draining."""
         if self._config.dns is not None:
             await self._resolve(self._config.dns)
         if self._config.urls_file is not None:
@@ -75,7 +75,7 @@ class Sources:
         except (OSError, ValueError) as error:
             self._report("urls_file", f"urls_file = {str(path)!r}: {error}")
             return
-        # A line that cannot be read may be that of a server which is known: with a mistake none is dropped.
+        # A line with a mistake may be that of a known server: while there is one, no server is dropped.
         self._listed = self._listed | listing if mistakes else listing
         self._text = text
         self._report("urls_file", "".join(f"{path}:{number}: {mistake}; " for number, mistake in mistakes)[:-2])
@@ -88,7 +88,7 @@ class Sources:
         self._reported[source] = complaint
 
     def describe(self) -> str:
-        """The sources, and what is wrong with them, for a person."""
+        """Describes the sources and their errors, for a person."""
         named = [*self._fixed, *(str(source) for source in (self._config.dns, self._config.urls_file) if source)]
         return "; ".join([", ".join(named), *filter(None, self._reported.values())])
 
@@ -106,10 +106,10 @@ def _url(address: str, port: int) -> str:
 
 
 def parse_listing(text: str) -> tuple[Listing, list[tuple[int, str]]]:
-    """The servers in `text`, and its mistakes as line number and sentence.
+    """Returns the servers in `text`, and its mistakes as line number and sentence.
 
-    A line holds a base URL, or `drain` and a base URL: a server that finishes what it has and gets nothing new. What follows a
-    `#` is a comment.
+    A line holds a base URL, or `drain` and a base URL: a server that completes its requests and gets no new ones. A comment
+    begins with `#`.
     """
     listing: Listing = {}
     mistakes: list[tuple[int, str]] = []
