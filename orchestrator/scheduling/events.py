@@ -1,6 +1,6 @@
-"""The vocabulary of the scheduler: the events it is told and the instructions it gives.
+"""The vocabulary of the scheduler: the events that it handles and the instructions that it returns.
 
-Everything is frozen and small. The scheduler (`scheduler.py`) is pure: `handle(event) -> list[Instruction]`. The dispatcher
+All are small and frozen. The scheduler (`scheduler.py`) is pure: `handle(event) -> list[Instruction]`. The dispatcher
 (`dispatcher.py`) executes instructions and reports back with events.
 """
 
@@ -22,20 +22,20 @@ class PolicyUpdated:
 
 @dataclass(frozen=True, slots=True)
 class PolicyUpdateStarting:
-    """Version `version` is about to be loaded: groups it would make too stale must go first."""
+    """Version `version` is about to be loaded. Groups that it would make too stale are cancelled first."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnded:
-    """A rollout finished all its turns and was scored, or failed, or was cancelled as instructed."""
+    """A rollout completed, failed, or was cancelled as instructed."""
 
     group_id: int
     rollout_id: str
     outcome: RolloutOutcome
     oldest_policy_version: int | None
-    """Of its turns; None when it has none."""
+    """The oldest policy version of its turns; None without turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +53,26 @@ class GroupFinalized:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """The batch of `step` is a durable record, its groups are spent."""
+    """The batch of `step` is committed."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityChanged:
-    """At most `rollouts` may be in flight from now on (servers came or went)."""
+    """At most `rollouts` may be in flight from now on (a server was added, lost or reconfigured)."""
 
     rollouts: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsBegun:
-    """All groups that were to start before `MoreToStart` have begun."""
+    """All groups whose start was instructed before `MoreToStart` have started."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Start nothing more (shutdown). What is in flight is cancelled by the dispatcher."""
+    """Start nothing more (shutdown). The dispatcher cancels what is in flight."""
 
 
 Event = (
@@ -101,12 +101,12 @@ class StartGroup:
 
 @dataclass(frozen=True, slots=True)
 class MoreToStart:
-    """More groups may start than one event starts: report `GroupsBegun` once those named so far have begun."""
+    """More groups may start: report `GroupsBegun` once the groups instructed so far have started."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelGroup:
-    """Cancel what is still in flight of a group and forget it; each cancelled rollout still reports `RolloutEnded`."""
+    """Cancel the group's rollouts in flight and forget it. Each cancelled rollout still reports `RolloutEnded`."""
 
     group_id: int
     reason: DropReason
@@ -116,16 +116,20 @@ class CancelGroup:
 
 @dataclass(frozen=True, slots=True)
 class FinalizeGroup:
-    """All rollouts of the group have ended: score the group if it is scored as one, compute advantages, apply filters,
-    then report `GroupFinalized`."""
+    """Finalize a group whose rollouts have all ended: score it if it is scored as one, compute advantages, apply filters.
+
+    Then report `GroupFinalized`.
+    """
 
     group_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShipBatch:
-    """Merge, record, checkpoint and send the kept rollouts of these groups, in this order, as the batch of `step`; then report
-    `BatchCommitted`."""
+    """Merge, record, commit and send the kept rollouts of these groups, in this order, as the batch of `step`.
+
+    Then report `BatchCommitted`.
+    """
 
     step: int
     group_ids: tuple[int, ...]
@@ -133,7 +137,7 @@ class ShipBatch:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last step has been committed: nothing more will be asked."""
+    """The last step is committed; no instruction follows."""
 
 
 Instruction = StartGroup | MoreToStart | CancelGroup | FinalizeGroup | ShipBatch | Finish

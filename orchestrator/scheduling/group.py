@@ -1,4 +1,4 @@
-"""What the scheduler knows of a group, how that is saved, and the snapshot that it shows to others.
+"""The scheduler's record of a group, its saved form, and the snapshot of the scheduler.
 
 The rules are in `scheduler.py`.
 """
@@ -13,34 +13,34 @@ Phase = Literal["waiting", "running", "finalizing", "ready"]
 
 @dataclass(slots=True)
 class Group:
-    """The rollouts of one example, as far as the scheduler's rules need to know them."""
+    """A group of rollouts, reduced to what the scheduler's rules use."""
 
     group_id: int
     environment: str
     example_index: int
     phase: Phase = "waiting"
     started_version: int = 0
-    """The newest loaded policy version when it started: none of its turns is older."""
+    """The newest loaded policy version when it started. None of its turns is older."""
     outstanding: int = 0
-    """Rollouts in flight."""
+    """Its rollouts in flight."""
     completed: int = 0
     failed: int = 0
     interrupted: bool = False
-    """A rollout was cancelled by the drain, so the group must start again."""
+    """The drain cancelled a rollout of it, so the group must start again."""
     oldest_version: int | None = None
-    """Of the turns of its completed rollouts, so far."""
+    """The oldest policy version of its completed rollouts' turns so far."""
     kept: int = 0
     filtered: int = 0
 
     @property
     def version(self) -> int:
-        """The policy version its staleness is reckoned from: a bound while it runs, then that of its oldest turn."""
+        """The policy version that its staleness is computed from: a lower bound while it runs, then that of its oldest turn."""
         if self.phase == "ready" and self.oldest_version is not None:
             return self.oldest_version
         return self.started_version
 
     def saved(self, ready: bool) -> dict[str, Any]:
-        """What a checkpoint keeps, msgpack-able: the example, and, if asked for, of a ready group what is needed to ship it."""
+        """Returns its saved form, for msgpack: the example and, with `ready`, the numbers of a ready group."""
         entry: dict[str, Any] = {
             "group_id": self.group_id,
             "environment": self.environment,
@@ -52,7 +52,8 @@ class Group:
 
 
 def restored(entry: dict[str, Any]) -> Group:
-    """The group that `saved` gave: ready if it was, else waiting to start again. Raises `KeyError`, `TypeError`, `ValueError`."""
+    """Restores the group from its saved form: ready if it was, else waiting to start again. Raises `KeyError`, `TypeError`,
+    `ValueError`."""
     group = Group(int(entry["group_id"]), str(entry["environment"]), int(entry["example_index"]))
     if "ready" in entry:
         ready = entry["ready"]
@@ -64,13 +65,13 @@ def restored(entry: dict[str, Any]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the scheduler holds and waits for, for the watchdog, the metrics and people."""
+    """The scheduler's numbers and reasons to wait, for the watchdog, the metrics and people."""
 
     policy_version: int | None
     next_step: int
     in_flight_rollouts: int
     capacity: int
     groups: dict[Phase, int]
-    """Groups by phase."""
+    """Number of groups by phase."""
     waiting_for: tuple[str, ...]
-    """Sentences; the same ones as long as nothing moves."""
+    """Sentences; they stay the same until something changes."""

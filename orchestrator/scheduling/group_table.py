@@ -1,6 +1,6 @@
-"""The scheduler's groups, and what its rules ask of all of them: their number, the oldest, the rollouts to expect.
+"""The scheduler's groups, with aggregates for its rules: their number, the oldest, the rollouts to expect.
 
-The answers are kept up to date as each group moves from phase to phase, so that an event costs O(log n) with n groups.
+The aggregates are updated as each group moves from phase to phase, so that an event costs O(log n) with n groups.
 The phases and the rules are in `scheduler.py`.
 """
 
@@ -22,55 +22,55 @@ class GroupTable:
         self._groups: dict[int, Group] = {}
         self._phases: dict[Phase, _OldestFirst] = {phase: _OldestFirst() for phase in get_args(Phase)}
         self.expected = 0
-        """Rollouts that the groups under way will count for, if nothing else fails."""
+        """Rollouts that running, finalizing and ready groups will contribute to batches if no further one fails."""
         self.ready_rollouts = 0
         """Rollouts of ready groups that count towards a batch."""
         for group in groups:
             self.add(group)
 
     def __iter__(self) -> Iterator[Group]:
-        """In the order in which they were added."""
+        """Iterates in the order of addition."""
         return iter(self._groups.values())
 
     def get(self, group_id: int) -> Group | None:
-        """The group; None where it was removed or never added."""
+        """Returns the group; None if it was removed or never added."""
         return self._groups.get(group_id)
 
     def add(self, group: Group) -> None:
-        """Adds a group, in the phase that it says."""
+        """Adds a group in its phase."""
         self._groups[group.group_id] = group
         self._enter(group)
 
     def remove(self, group: Group) -> None:
-        """Forgets a group."""
+        """Removes a group."""
         del self._groups[group.group_id]
         self._leave(group)
 
     def move(self, group: Group, phase: Phase) -> None:
-        """Takes a group to `phase`. Its version there must not change any more."""
+        """Moves a group to `phase`. Its version must not change while it is there."""
         self._leave(group)
         group.phase = phase
         self._enter(group)
 
     def rollout_failed(self, group: Group) -> None:
-        """Expects one rollout less of a running group."""
+        """Counts a failed rollout of a running group."""
         group.failed += 1
         self.expected -= 1
 
     def counts(self, group: Group) -> int:
-        """Rollouts of a finalized group that count towards a batch."""
+        """Returns how many rollouts of a finalized group count towards a batch."""
         return group.kept + (group.filtered if self._schedule.on_filtered == "ship" else 0)
 
     def sizes(self) -> dict[Phase, int]:
-        """How many groups are in each phase that has any."""
+        """Returns the number of groups of each phase that has any."""
         return {phase: len(groups) for phase, groups in self._phases.items() if len(groups)}
 
     def oldest(self, phase: Phase) -> Group | None:
-        """The group of `phase` with the oldest version, the first id among equals; None where there is none."""
+        """Returns the group of `phase` with the oldest version, then the lowest id; None if there is none."""
         return self._phases[phase].first()
 
     def ready(self) -> list[Group]:
-        """All that are ready, the oldest first."""
+        """Returns the ready groups, the oldest first."""
         return self._phases["ready"].sorted()
 
     def _enter(self, group: Group) -> None:
@@ -90,18 +90,18 @@ class GroupTable:
 
 
 class _OldestFirst:
-    """Groups by version, then id. What was removed stays in the heap until it comes first, or until it is half of the heap."""
+    """Groups by version, then id. Removed ones stay in the heap until they come first, or are half of the heap."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Group] = {}
         self._heap: list[tuple[int, int]] = []
-        """Version and id."""
+        """Version and id of each group."""
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def add(self, group: Group) -> None:
-        """Adds a group whose version stays as it is."""
+        """Adds a group. Its version must not change any more."""
         self._groups[group.group_id] = group
         heappush(self._heap, (group.version, group.group_id))
 
@@ -113,11 +113,11 @@ class _OldestFirst:
             heapify(self._heap)
 
     def first(self) -> Group | None:
-        """The one of the oldest version."""
+        """Returns the group of the oldest version."""
         while self._heap and self._heap[0][1] not in self._groups:
             heappop(self._heap)
         return self._groups[self._heap[0][1]] if self._heap else None
 
     def sorted(self) -> list[Group]:
-        """All of them, in order."""
+        """Returns all groups, in order."""
         return sorted(self._groups.values(), key=lambda group: (group.version, group.group_id))

@@ -1,30 +1,32 @@
-"""The scheduler: a pure state machine that decides which groups start, which are thrown away and which ship.
+"""The scheduler: a pure state machine that decides which groups start, which are dropped and which ship.
 
 `handle(event) -> instructions`: no clock, no I/O, no tasks; the same events give the same instructions. The vocabulary is
-`events.py`; the dispatcher executes what is decided here. `docs/scheduling.md` shows the rules at work. No rule looks at every
-group: what they ask of all of them is in `group_table.py`.
+`events.py`; the dispatcher executes the instructions. `docs/scheduling.md` has an example. No rule iterates over all groups:
+`group_table.py` has the aggregates.
 
 A group is *running* from `StartGroup` until its last rollout ended, *finalizing* until `GroupFinalized`, and *ready* until
 a batch takes it; then it is forgotten. It is *waiting* when a checkpoint says that it must start again. The rules, with s the
 next step to ship and v the newest loaded policy version:
 
-- **Capacity.** A group starts only when all its rollouts fit among those in flight, cancelled ones included until they ended.
-- **Lead.** It starts for step t = s + (rollouts that the groups under way are expected to give) // rollouts_per_step, and only
-  while t - v <= max_lead_steps and t <= steps. Expected of a running group is what has not failed; of a ready one what counts.
-- **Pace.** One event starts `starts_an_event` groups at most, so that none takes long; `MoreToStart` asks for one that goes on.
-- **Staleness.** A turn of version o in the batch of step s has staleness s - o <= max_off_policy_steps. A running group is known
-  by the version it started under, a ready one by the oldest turn that completed. One that is too stale for the next step can
-  ship in no later one either: it is cancelled or dropped when s becomes the next step, hence before newer weights load, since
-  those of step s - 1 cannot exist earlier.
-- **Counting.** A batch takes ready groups, whole, those with the oldest turns first (then by id), until rollouts_per_step count:
-  kept ones under `refill`, kept and filtered ones under `ship`. It ships within the lead, one batch at a time.
-- **Loss.** Failed rollouts never count. A group that counts for nothing, or a whole batch of which nothing is kept, is dropped,
-  and the rules above start others.
-- **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and never else.
-- **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step: its groups are gone from it. After a
-  drain, ready groups stay ready; any other is started again, with the same id and example. So is a ready one after a kill: the
-  commit of a step does not hold its rollouts.
-- **Drain.** Nothing starts or ships any more; groups that complete are still finalized, interrupted ones wait to start again.
+- **Capacity.** A group starts only when all its rollouts fit beside those in flight, cancelled ones included until they end.
+- **Lead.** It starts for step t = s + (rollouts expected of groups in progress) // rollouts_per_step, and only while
+  t - v <= max_lead_steps and t <= steps. Expected are the rollouts of a running group that have not failed, and those of a ready
+  group that count.
+- **Pace.** One event starts at most `starts_an_event` groups, which bounds its duration; `MoreToStart` requests an event for
+  more.
+- **Staleness.** A turn of version o in the batch of step s has staleness s - o <= max_off_policy_steps. Of a running group
+  o is the version it started under, of a ready group that of its oldest turn. A group that is too stale for the next step cannot
+  ship in a later one either: it is dropped when s becomes the next step. That is before newer weights load, since those of
+  step s - 1 cannot exist earlier.
+- **Counting.** A batch takes whole ready groups, those with the oldest turns first (then by id), until rollouts_per_step count:
+  kept rollouts with `refill`, kept and filtered ones with `ship`. It ships within the lead, one batch at a time.
+- **Replacement.** Failed rollouts never count. A group of which no rollout counts, or a whole batch of which none is kept, is
+  dropped, and the rules above start others.
+- **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and at no other time.
+- **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step, without its groups. After a drain, ready
+  groups stay ready; any other starts again, with the same id and example. After a kill ready groups start again, too: the commit
+  of a step does not hold their rollouts.
+- **Drain.** Nothing starts or ships any more. Groups that complete are still finalized; interrupted ones wait to start again.
 """
 
 from __future__ import annotations
@@ -66,24 +68,24 @@ _SHOWN_ENTRIES = 20
 """Log entries in the message of an error."""
 
 _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
-"""What is being finalized is looked at once it is ready."""
+"""Phases in which staleness is checked. A group that is being finalized is checked once it is ready."""
 
 
 class ExampleSource(Protocol):
-    """Where examples come from (`environments.mix.ExampleMix`)."""
+    """The source of examples (`environments.mix.ExampleMix`)."""
 
     def next(self) -> tuple[str, int]:
-        """The environment and index of the next example."""
+        """Returns environment and index of the next example."""
 
     def state(self) -> dict[str, Any]:
-        """Its position, msgpack-able."""
+        """Returns its position, for msgpack."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`; raises `ValueError`, changing nothing, when it cannot."""
+        """Continues from `state`. Raises `ValueError`, changing nothing, for a state that does not fit."""
 
 
 class Scheduler:
-    """See the module's docstring. `mix` is drawn from exactly when a new group starts, so the two are saved as one state."""
+    """Decides by the rules above. `mix` is drawn from only when a new group starts, so both are saved as one state."""
 
     def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int = 64) -> None:
         self._schedule = schedule
@@ -108,7 +110,7 @@ class Scheduler:
     # --- events ---
 
     def handle(self, event: Event) -> list[Instruction]:
-        """What follows from `event`, to be done in this order. Raises `ValueError` when the event contradicts those before."""
+        """Returns the instructions, to be executed in order. Raises `ValueError` for an event that contradicts earlier ones."""
         instructions = self._decide(event)
         self.log.append((event, tuple(instructions)))
         return instructions
@@ -143,7 +145,7 @@ class Scheduler:
         self._in_flight.remove(event.rollout_id)
         group = self._groups.get(event.group_id)
         if group is None:
-            return  # cancelled before
+            return  # dropped before
         group.outstanding -= 1
         if event.outcome is RolloutOutcome.COMPLETED:
             group.completed += 1
@@ -163,7 +165,7 @@ class Scheduler:
     def _group_finalized(self, event: GroupFinalized) -> Iterator[Instruction]:
         group = self._groups.get(event.group_id)
         if group is None and event.group_id < self._next_group_id:
-            return  # cancelled while it was finalized
+            return  # dropped while it was finalized
         if group is None or group.phase != "finalizing" or event.kept + event.filtered > group.completed:
             raise ValueError(f"{event} does not fit the group: {group}{self._shown_log(event.group_id)}")
         group.kept, group.filtered = event.kept, event.filtered
@@ -178,14 +180,16 @@ class Scheduler:
 
     def _batch_committed(self, event: BatchCommitted) -> list[Instruction]:
         if event.step != self._shipping:
-            raise ValueError(f"the batch of step {event.step} was committed, but that of {self._shipping} is under way")
+            raise ValueError(
+                f"the batch of step {event.step} was committed, but that of {self._shipping} is in progress"
+            )
         self._shipping = None
         return []
 
     # --- rules ---
 
     def _drop_stale(self) -> Iterator[Instruction]:
-        """Cancels or drops what is too stale for the next step. What is being finalized is looked at once it is ready."""
+        """Drops groups that are too stale for the next step."""
         limit = self._schedule.max_off_policy_steps
         stale: list[Group] = []
         for phase in _STALENESS_COUNTS:
@@ -215,7 +219,7 @@ class Scheduler:
                 yield self._drop(group, DropReason.FILTERED, "the filters left nothing of a whole batch")
 
     def _take_oldest(self) -> list[Group]:
-        """Removes as many ready groups as make a batch, which there must be."""
+        """Removes and returns the ready groups of a batch. There must be enough."""
         taken: list[Group] = []
         count = 0
         while count < self._schedule.rollouts_per_step:
@@ -234,7 +238,7 @@ class Scheduler:
 
     def _start(self) -> Iterator[Instruction]:
         if len(self._in_flight) + self._schedule.group_size > self.capacity:
-            return  # The most frequent blocker, seen without putting it into words.
+            return  # The most frequent reason, checked without composing its sentence.
         started = 0
         while self._version is not None and self._start_blocker() is None:
             if started == self._starts_an_event:
@@ -266,7 +270,7 @@ class Scheduler:
         yield Finish()
 
     def _start_blocker(self) -> str | None:
-        """Why no group may start now, in words, or None when one may."""
+        """Returns why no group may start now, as a sentence; None if one may."""
         schedule, in_flight = self._schedule, len(self._in_flight)
         step = self._next_step + self._groups.expected // schedule.rollouts_per_step
         if self._draining:
@@ -286,12 +290,15 @@ class Scheduler:
             )
         return None
 
-    # --- what the rules ask ---
+    # --- what the rules use ---
 
     @property
     def capacity(self) -> int:
-        """Rollouts that may be in flight: the configured limit or that of the servers, whichever is less. While there is any
-        server it is one group at least (whose requests then queue in the pool), for with less nothing could ever start."""
+        """Rollouts that may be in flight: the lower of the configured limit and the servers'.
+
+        While there is a server it is at least one group (whose requests may queue in the pool), since with less nothing could
+        start.
+        """
         if self._server_capacity <= 0:
             return 0
         return max(self._schedule.group_size, min(self._schedule.max_inflight_rollouts, self._server_capacity))
@@ -303,7 +310,7 @@ class Scheduler:
         return CancelGroup(group.group_id, reason, detail)
 
     def snapshot(self) -> Snapshot:
-        """What is held and awaited now."""
+        """Returns the present numbers and reasons to wait."""
         return Snapshot(
             policy_version=self._version,
             next_step=self._next_step,
@@ -314,7 +321,7 @@ class Scheduler:
         )
 
     def awaited(self) -> Awaited:
-        """What the next batch waits for, in one word: for the trainer, if it cannot ship before newer weights come."""
+        """Returns what the next batch waits for. `wait_trainer`: it cannot ship before newer weights come."""
         if self._version is None or self._loading is not None or self.capacity == 0:
             return "wait_inference"
         if self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
@@ -339,25 +346,27 @@ class Scheduler:
             )
             yield self._start_blocker() or "a group may start"
         elif self._shipping is None:
-            yield f"nothing of its own: all {self._steps} steps are committed"
+            yield f"nothing: all {self._steps} steps are committed"
         if self._dropped:
             dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(self._dropped.items()))
             yield f"groups dropped since the last batch: {dropped}; the last one: {self._last_drop}"
 
     def log_of(self, group_id: int) -> list[Event | Instruction]:
-        """Events and instructions of the log that name a group, the oldest first. Walks the whole log."""
+        """Returns the log's events and instructions about a group, the oldest first. Reads the whole log."""
         return [each for event, instructions in self.log for each in (event, *instructions) if _names(each, group_id)]
 
     def _shown_log(self, group_id: int) -> str:
-        """The log of a group, for the message of an error."""
+        """Returns the end of a group's log, for an error's message."""
         entries = self.log_of(group_id)[-_SHOWN_ENTRIES:]
         return f"; the log of group {group_id}: {', '.join(map(repr, entries)) or 'empty'}"
 
     # --- checkpoint ---
 
     def state(self, *, ready: bool = True) -> dict[str, Any]:
-        """All that a resumed run needs, msgpack-able. Take it together with the ready groups' rollouts (`ready_group_ids`), or
-        without `ready`: then these groups start again, too."""
+        """Returns the state for a resume, for msgpack.
+
+        With `ready`, save the rollouts of `ready_group_ids` with it; without, ready groups start again, too.
+        """
         return {
             "format": STATE_FORMAT,
             "next_step": self._next_step,
@@ -367,11 +376,11 @@ class Scheduler:
         }
 
     def ready_group_ids(self) -> list[int]:
-        """The groups whose rollouts must be saved with `state()`, in the order they would ship."""
+        """Returns the groups whose rollouts must be saved with `state()`, in the order in which they would ship."""
         return [group.group_id for group in self._groups.ready()]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`, in a new scheduler; the first `PolicyUpdated` then starts the scheduling.
+        """Restores `state` in a new scheduler. The first `PolicyUpdated` then starts the scheduling.
 
         Raises `ValueError`, changing nothing, for a state of another format or one that is damaged.
         """

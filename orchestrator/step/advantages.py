@@ -1,7 +1,7 @@
-"""Rewards of one group become advantages: three built-in functions, and any other by import path.
+"""Advantages from the rewards of a group: three built-in functions, and any other by import path.
 
-An advantage function sees the completed rollouts of a group and answers one number for each. `load_advantage` turns the
-configuration into an `Advantage`, which applies the length penalty, calls the function and refuses an answer that could not be
+An advantage function gets the completed rollouts of a group and returns one number for each. `load_advantage` turns the
+configuration into an `Advantage`, which applies the length penalty, calls the function and refuses a result that could not be
 trained on. `finalize.py` calls it in a worker thread.
 """
 
@@ -27,36 +27,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """What an advantage function may look at: copies of the completed rollouts of one group, each with a finite reward. A length
-    penalty is already subtracted."""
+    """Argument of an advantage function: copies of a group's completed rollouts, each with a finite reward.
+
+    The length penalty is already subtracted.
+    """
 
     rollouts: list[Rollout]
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
-        """`[rollouts]`, in order."""
+        """Rewards, `[rollouts]`, float64, in order."""
         return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageOutputs:
-    """What it answers: one finite number for each rollout, in order."""
+    """Result of an advantage function: one finite number for each rollout, in order."""
 
     advantages: list[float]
 
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-"""Advantages travel as float32: a larger one would become infinite in the batch, which the trainer refuses for good."""
+"""Advantages are sent as float32: a larger one would become infinite, and the trainer refuses such a batch for good."""
 
 ROUNDING = 1e-6
-"""Rewards that differ by less than this share of the largest are equal: float32, which reward models compute in, keeps seven
-digits. Divided by its own deviation, the rounding of one addition would become an advantage of 1."""
+"""Rewards that differ by less than this share of the largest count as equal: reward models compute in float32, with seven digits.
+Divided by its own deviation, the rounding error of one addition would become an advantage of 1."""
 
 AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 
 
 class AdvantageError(ValueError):
-    """An advantage function failed or answered what cannot be trained on; the message names it."""
+    """A failed advantage function, or a result that cannot be trained on; the message names the function."""
 
 
 def group_mean(inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -65,8 +67,10 @@ def group_mean(inputs: AdvantageInputs) -> AdvantageOutputs:
 
 
 def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
-    """Reward minus the group's mean, over the group's (population) standard deviation (GRPO, Shao et al.,
-    arXiv:2402.03300). Zero where all rewards are equal, up to `ROUNDING`."""
+    """Reward minus the group's mean, over the group's (population) standard deviation (GRPO, Shao et al., arXiv:2402.03300).
+
+    Zero if all rewards are equal, up to `ROUNDING`.
+    """
     rewards = inputs.rewards
     if np.ptp(rewards) <= ROUNDING * np.abs(rewards).max():
         return AdvantageOutputs([0.0] * len(rewards))
@@ -75,15 +79,18 @@ def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
 
 
 def leave_one_out(inputs: AdvantageInputs) -> AdvantageOutputs:
-    """Reward minus the mean of the *other* rewards (RLOO, Ahmadian et al., arXiv:2402.14740). Zero for a rollout alone."""
+    """Reward minus the mean of the *other* rewards (RLOO, Ahmadian et al., arXiv:2402.14740). Zero for a single rollout."""
     count = len(inputs.rollouts)
     scale = count / (count - 1) if count > 1 else 0.0
     return AdvantageOutputs((_centred(inputs.rewards) * scale).tolist())
 
 
 def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Rewards minus their mean. The first reward is subtracted before, so that equal rewards give exactly zero: a residue of
-    rounding would pass the zero-advantage filter, and dividing by its own deviation would make it 1."""
+    """Returns rewards minus their mean, `[rollouts]`.
+
+    Subtracts the first reward before, so that equal rewards give exactly zero: a rounding error would pass the zero-advantage
+    filter, and divided by its own deviation it would become 1.
+    """
     shifted = rewards - rewards[0]
     centred: npt.NDArray[np.float64] = shifted - shifted.mean()
     return centred
@@ -101,30 +108,30 @@ class Advantage:
     """A run's advantage function with its length penalty."""
 
     name: str
-    """As configured; errors carry it."""
+    """As configured; errors contain it."""
     function: AdvantageFunction
     length_penalty: float = 0.0
 
     @property
     def is_built_in(self) -> bool:
-        """Whether it is one of ours, which computes and comes to an end."""
+        """Whether it is built in, and so known to terminate."""
         return self.name in BUILT_IN
 
     def compute(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """One advantage for each of a group's completed rollouts, in order; the rollouts stay as they are.
+        """Returns one advantage for each of a group's completed rollouts, in order; does not change the rollouts.
 
-        Raises `AdvantageError` when the function raises, or answers the wrong type or count, or a value that is not finite.
+        Raises `AdvantageError` when the function raises, or returns a wrong type or number, or a value that is not finite.
         """
         try:
             outputs = self.function(AdvantageInputs(self._penalised(rollouts)))
             return self._checked(outputs, rollouts)
         except AdvantageError:
             raise
-        except BaseException as error:  # an operator's function may raise anything; it costs one group
+        except BaseException as error:  # an operator's function may raise anything; one group fails
             raise AdvantageError(f"advantage function {self.name!r} raised {describe_error(error)}") from error
 
     def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Copies, so that what a function changes changes no batch, with the rewards that count: records keep the true ones."""
+        """Returns copies with penalised rewards. A function cannot change the batch; records keep the original rewards."""
         rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
         lengths = np.array([sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts])
         counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
@@ -163,12 +170,12 @@ class Advantage:
 def length_penalties(
     coefficient: float, rewards: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """What to subtract from each reward of a group, `[rollouts]`: the coefficient, times the pass rate, times the rollout's
-    completion tokens over those of the longest successful one.
+    """Returns what to subtract from each reward of a group, `[rollouts]`.
 
+    It is the coefficient, times the pass rate, times the rollout's completion tokens over those of the longest successful one.
     Only successful rollouts are penalised: those with the group's best reward, if it is above zero. The pass rate is the mean
-    reward, within 0 and 1. So a group that never succeeds is not taught to fail briefly, and one that always succeeds pays the
-    most. These two gates are those of prime-rl's linear length penalty (`coef` and `gate_by_correctness`,
+    reward, within 0 and 1. So a group that never succeeds is not trained to fail in fewer tokens, and one that always succeeds
+    has the largest penalty. These two gates are those of prime-rl's linear length penalty (`coef` and `gate_by_correctness`,
     https://github.com/PrimeIntellect-ai/prime-rl/pull/2702), which divides by the sequence length instead. The limit is ours: a
     penalty is at most half of the lead over the others' best reward, so that a better reward never ranks below a worse one.
     """
@@ -186,15 +193,15 @@ def _fits_float32(value: object) -> bool:
     if not isinstance(value, int | float | np.integer | np.floating):
         return False
     try:
-        return abs(float(value)) <= LARGEST_FLOAT32  # which NaN is not, either
+        return abs(float(value)) <= LARGEST_FLOAT32  # False for NaN, too
     except OverflowError:
         return False
 
 
 def load_advantage(config: AdvantageConfig) -> Advantage:
-    """The configured function: a built-in by name, or `module:function`.
+    """Loads the configured function: a built-in by name, or `module:function`.
 
-    Raises `ValueError` naming the value and what was expected when there is no such name, module or function.
+    Raises `ValueError` naming the value and what was expected when name, module or function do not exist.
     """
     return Advantage(config.kind, BUILT_IN.get(config.kind) or _imported(config.kind), config.length_penalty)
 
@@ -202,7 +209,7 @@ def load_advantage(config: AdvantageConfig) -> Advantage:
 def try_advantage(advantage: Advantage, group_size: int) -> None:
     """Calls an operator's function once, with a made-up group of `group_size` rollouts that differ in reward and length.
 
-    Raises `ValueError` for an answer that would be refused. What the function raises is only logged, since a made-up rollout has
+    Raises `ValueError` for a result that would be refused. What the function raises is only logged, since a made-up rollout has
     no state.
     """
     if advantage.is_built_in:

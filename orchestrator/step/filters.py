@@ -1,6 +1,6 @@
-"""Filters catch rollouts that would train little or nothing good: gibberish, repetition, zero advantage.
+"""Filters for rollouts that should not be trained on: gibberish, repetition, zero advantage.
 
-Each only monitors (counts) or enforces (removes), as configured in `config.py`. All are vectorised: no Python runs per token.
+Each monitors (counts) or enforces (removes), as configured in `run/config.py`. All are vectorised: no Python runs per token.
 `finalize.py` applies them to one group, in a worker thread, after the advantages.
 """
 
@@ -18,22 +18,22 @@ from run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdva
 from transport.records import Int32Array, Int64Array, Rollout
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-"""Odd and without a pattern: 2**64 over the golden ratio."""
+"""2**64 over the golden ratio: odd and without a pattern."""
 
 IMPROBABLE = 0.75
-"""A token is improbable at this share of a uniform guess's log-probability."""
+"""A token is improbable below this share of a uniform guess's log-probability."""
 
 FilterCounts = Counter[tuple[str, str]]
-"""How many rollouts each filter caught: `(filter kind, environment)` to count."""
+"""Number of rollouts that each filter caught, by `(filter kind, environment)`."""
 
 ZERO = 1e-9
-"""An advantage this close to zero trains nothing: a custom function's rounding is not a signal."""
+"""An advantage this close to zero counts as zero: the rounding of a custom function is not a signal."""
 
 
 def apply_filters(filters: Sequence[FilterConfig], rollouts: Sequence[Rollout]) -> FilterCounts:
-    """Sets `filtered_by` of each rollout to the first enforcing filter that catches it, else None; answers what was caught.
+    """Sets `filtered_by` of each rollout to the first enforcing filter that catches it, else None; returns the counts.
 
-    Every filter sees every rollout, so that its count, in either mode, does not depend on the order of the filters.
+    Every filter checks every rollout, so that its count does not depend on the order or the modes of the filters.
     """
     counts: FilterCounts = Counter()
     for rollout in rollouts:
@@ -59,10 +59,10 @@ def _predicate(config: FilterConfig) -> Callable[[Rollout], bool]:
 
 
 def with_vocabulary(filters: Sequence[FilterConfig], vocabulary: int) -> list[FilterConfig]:
-    """The filters, with the thresholds that depend on the number of tokens a model chooses from.
+    """Returns the filters with thresholds for a vocabulary of that size, in tokens. Thresholds that are set stay.
 
-    A model that guesses uniformly gives every token -ln(vocabulary). The threshold is `IMPROBABLE` of that, so that such text is
-    caught whatever the vocabulary, and so is text that is nearly as random. Thresholds that are set stay.
+    A uniform guess gives every token the log-probability -ln(vocabulary). The threshold is `IMPROBABLE` of that, so that nearly
+    random text is caught with any vocabulary.
     """
     threshold = -IMPROBABLE * math.log(max(2, vocabulary))
     return [
@@ -74,8 +74,10 @@ def with_vocabulary(filters: Sequence[FilterConfig], vocabulary: int) -> list[Fi
 
 
 def is_gibberish(config: GibberishFilter, rollout: Rollout) -> bool:
-    """Whether more than `share_above` of all the rollout's completion tokens are improbable to the model that wrote them. The
-    threshold must be set (`with_vocabulary`)."""
+    """Whether more than `share_above` of the rollout's completion tokens were improbable when sampled.
+
+    The threshold must be set (`with_vocabulary`).
+    """
     assert config.log_probability_below is not None
     if not rollout.turns:
         return False
@@ -85,10 +87,10 @@ def is_gibberish(config: GibberishFilter, rollout: Rollout) -> bool:
 
 
 def is_repetitive(config: RepetitionFilter, rollout: Rollout) -> bool:
-    """Whether in some window of a turn more than `share_above` of the completion's n-grams have occurred within the half window
-    before. The window is `config.window` n-grams, in a short turn two thirds of the turn, so that what is said twice is no loop.
+    """Whether in a window of a turn more than `share_above` of the n-grams repeat one from the half window before them.
 
-    An n-gram counts as repeated only where it is near: an answer may repeat a draft from far above, word for word.
+    The window is `config.window` n-grams; in a short turn it is two thirds of the turn, so that one repetition is not a loop.
+    Only near repetitions count: an answer may repeat an earlier draft word for word.
     """
     shortest = max(1, config.minimum) + config.ngram - 1
     completions = [turn.completion_ids for turn in rollout.turns if len(turn.completion_ids) >= shortest]
@@ -98,7 +100,7 @@ def is_repetitive(config: RepetitionFilter, rollout: Rollout) -> bool:
     windows = np.clip(totals * 2 // 3, 1, config.window)
     repeated = repeated_ngrams(completions, config.ngram, np.maximum(1, windows // 2))
     so_far = np.concatenate([[0], np.cumsum(repeated)])
-    # Of each position, what its turn's window that ends there holds; no window begins before its turn does.
+    # The repetitions in the window that ends at each position; no window begins before its turn.
     ends = np.arange(1, len(so_far))
     begins = ends - np.repeat(windows, totals)
     whole = begins >= np.repeat(np.cumsum(totals) - totals, totals)
@@ -107,11 +109,11 @@ def is_repetitive(config: RepetitionFilter, rollout: Rollout) -> bool:
 
 
 def repeated_ngrams(completions: Sequence[Int32Array], ngram: int, reach: Int64Array) -> npt.NDArray[np.bool_]:
-    """Of every n-gram of every completion, one completion after the other: whether the same one begins in the `reach` (of that
-    completion) positions before it. Every completion is at least one n-gram long.
+    """Returns for every n-gram whether the same one begins in the `reach` positions before it in its completion.
 
-    Sorts 64-bit digests of completion and n-gram, and looks at neighbours that are equal. Two that differ agree in their digest
-    with a probability of 2**-64. All completions at once, since a dozen numpy calls a turn cost more than what they compute.
+    The result is `[n-grams]`, one completion after the other; `reach` is `[completions]`. Every completion has at least one
+    n-gram. Sorts 64-bit digests of completion and n-gram and compares neighbours; two that differ have the same digest with a
+    probability of 2**-64. Handles all completions at once, since a dozen numpy calls per turn cost more than what they compute.
     """
     token_ids_T = np.concatenate(completions).astype(np.uint64)
     starts = np.array([len(completion) - ngram + 1 for completion in completions])
@@ -120,7 +122,7 @@ def repeated_ngrams(completions: Sequence[Int32Array], ngram: int, reach: Int64A
     digests = owner.astype(np.uint64)
     for offset in range(ngram):
         digests = digests * _MULTIPLIER + token_ids_T[position + offset]
-    order = np.argsort(digests, kind="stable")  # stable, so that neighbours are in the order of the text
+    order = np.argsort(digests, kind="stable")  # stable: neighbours are in the order of the text
     later, sooner = order[1:], order[:-1]
     repeated = np.zeros(len(order), dtype=bool)
     repeated[later] = (digests[later] == digests[sooner]) & (later - sooner <= reach[owner[later]])

@@ -207,7 +207,7 @@ def test_the_last_commit_finishes_and_clears_up() -> None:
     assert scheduler.snapshot().waiting_for == ("nothing: the run is done",)
     resumed = make_scheduler(steps=1, rollouts_per_step=3)
     resumed.restore(scheduler.state())
-    assert resumed.snapshot().waiting_for == ("nothing of its own: all 1 steps are committed",)
+    assert resumed.snapshot().waiting_for == ("nothing: all 1 steps are committed",)
 
 
 def test_a_resumed_run_goes_on_with_the_same_groups() -> None:
