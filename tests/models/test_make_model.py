@@ -221,9 +221,7 @@ def test_a_missing_directory_is_not_taken_for_a_hub_name() -> None:
 def test_a_misspelt_name_is_answered_with_the_nearest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(
-        ValueError, match=r"'tiny-mo' is no directory .* did you mean 'tiny-moe'\?\), and the hub does not"
-    ):
+    with pytest.raises(ValueError, match=r"'tiny-mo' is no directory .* did you mean 'tiny-moe'\?\)"):
         resolve_model("tiny-mo")
     with pytest.raises(ValueError, match=r"not built in \(.*; did you mean 'tiny-dense'\?\)"):
         make_model("tny-dense")
