@@ -142,6 +142,7 @@ class Trainer:
         self._reported = self._kept_alive = time.monotonic()
         self._manager.register_discovered_hook(self._on_discovered)
         self._manager.register_forgotten_hook(self._on_forgotten)
+        self._manager.register_directory_deleted_hook(self._on_directory_deleted)
         if config.resume:
             checkpoint.set_aside_deleted(config.output_dir)
             for finished in checkpoint.finished_runs(config.output_dir):
@@ -207,8 +208,7 @@ class Trainer:
         self._close_step(slot)
         self._broadcasters.pop(slot, None)
         if self._manager.is_deleted(slot):
-            logger.info("the directory of run %s was deleted: the run ends", run_id)
-            checkpoint.set_aside(self._config.output_dir, run_id)
+            self._on_directory_deleted(run_id)
             self._registry.end(run_id, Stage.DELETED)
             return
         if slot in self._learner.runs:
@@ -216,6 +216,10 @@ class Trainer:
         if control_files.eviction(self._config.output_dir, run_id) is not None:
             self._registry.end(run_id, Stage.EVICTED)
         logger.info("run %s has left its slot", run_id)
+
+    def _on_directory_deleted(self, run_id: str) -> None:
+        logger.info("the directory of run %s was deleted: the run ends", run_id)
+        checkpoint.set_aside(self._config.output_dir, run_id)
 
     def _admit(self, run: Occupancy) -> None:
         step, steps = run.progress.step, run.config.steps

@@ -138,6 +138,35 @@ async def test_a_run_beyond_the_slots_is_told_and_has_the_slot_of_one_that_pause
     assert steps == [("first", 1), ("second", 1), ("second", 2), ("first", 2)]
 
 
+async def test_a_run_deleted_while_another_has_its_slot_is_not_continued_under_its_name(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    config = trainer(tmp_path, dense_directory, 1)
+    for run_id in ("first", "second"):
+        configure(tmp_path, dense_directory, run_id, steps=2, checkpoint_interval=1)
+    with trainer_process(config) as process:
+        async with feeder(config, "first") as first:
+            await first.until(Ready, next_step=1)
+            await first.train(make_batch(1, run_id="first"))
+            await until_trained(tmp_path, "first", 1)
+        async with feeder(config, "second") as second:
+            await second.until(Ready, next_step=1)
+            (tmp_path / "run_first").rename(tmp_path / "deleted")
+            async with asyncio.timeout(DEADLINE):
+                while not (tmp_path / "trainer" / ".deleted-first").exists():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            configure(tmp_path, dense_directory, "first", steps=1)
+            await second.train(*(make_batch(step, run_id="second") for step in (1, 2)))
+            await second.until(Acknowledged, durable=2)
+            async with feeder(config, "first") as again:
+                await again.until(Waiting)
+                await second.link.close()
+                await again.until(Ready, next_step=1)
+                await again.train(make_batch(1, run_id="first"))
+                await again.until(Acknowledged, durable=1)
+        assert await ended(process) == 0, log_path(config).read_text()
+
+
 def raises(inputs: LossInputs) -> LossOutputs:
     """A loss that an operator got wrong, as its first call does not show."""
     if len(inputs.advantages_P) > TRIED_TOKENS:

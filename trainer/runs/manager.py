@@ -38,6 +38,7 @@ DiscoveredHook = Callable[[int, str, RunConfig], object]
 CreationHook = Callable[[int, str, RunConfig], object]
 ForgottenHook = Callable[[int, str], object]
 DeletionHook = Callable[[int, str], object]
+DirectoryDeletedHook = Callable[[str], object]
 
 
 class HookError(RuntimeError):
@@ -75,6 +76,10 @@ class MultiRunManager:
         """Registers a hook that every rank calls with slot and id in `synchronize_state`, before any creation."""
         self._register("deletion", hook)
 
+    def register_directory_deleted_hook(self, hook: DirectoryDeletedHook) -> None:
+        """Registers a hook that rank 0 calls with the id of a run whose directory was deleted after it had lost its slot."""
+        self._register("directory deleted", hook)
+
     def register_config_validation_hook(self, hook: ConfigValidationHook) -> None:
         """Registers a hook that rank 0 calls with every new configuration, before the run gets a slot."""
         self._admission.hooks.append(hook)
@@ -82,13 +87,13 @@ class MultiRunManager:
     def _register(self, kind: str, hook: Callable[..., Any]) -> None:
         self._hooks.setdefault(kind, []).append(hook)
 
-    def _call(self, kind: str, slot: int, run_id: str, *more: object) -> None:
+    def _call(self, kind: str, run_id: str, *arguments: object) -> None:
         for hook in self._hooks.get(kind, []):
             try:
-                hook(slot, run_id, *more)
+                hook(*arguments)
             except Exception as error:
                 raise HookError(
-                    f"the {kind} hook {hook_name(hook)} failed for run {run_id!r} in slot {slot} on rank {_rank()}: {error!r}"
+                    f"the {kind} hook {hook_name(hook)} failed for run {run_id!r} on rank {_rank()}: {error!r}"
                 ) from error
 
     # --- rank 0 ---
@@ -108,14 +113,16 @@ class MultiRunManager:
         """
         self._require_rank_zero("discover_runs")
         self._admission.scan()
+        for run_id in self.registry.take_deleted():
+            self._call("directory deleted", run_id, run_id)
         before = self.registry.queue
         changes = self.registry.plan(present)
         for slot, run_id in changes.leaving.items():
-            self._call("forgotten", slot, run_id)
+            self._call("forgotten", run_id, slot, run_id)
             self._vacate(slot)
         for slot, run_id in changes.admitted.items():
             occupancy = self.registry.occupy(slot, run_id, self._open_directory(run_id))
-            self._call("discovered", slot, run_id, occupancy.config)
+            self._call("discovered", run_id, slot, run_id, occupancy.config)
         if changes.waiting and changes.waiting != before:
             logger.info(
                 "all %d slots are taken; waiting, oldest first: %s", self.registry.max_runs, ", ".join(changes.waiting)
@@ -187,10 +194,10 @@ class MultiRunManager:
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self._exchange(f"{_STORE_KEY}/{self._synchronized}")
         for departed in self.registry.take_departed():
-            self._call("deletion", departed.slot, departed.run_id)
+            self._call("deletion", departed.run_id, departed.slot, departed.run_id)
         for occupancy in self.registry.at():
             if not occupancy.created:
-                self._call("creation", occupancy.slot, occupancy.run_id, occupancy.config)
+                self._call("creation", occupancy.run_id, occupancy.slot, occupancy.run_id, occupancy.config)
                 occupancy.created = True
 
     def _exchange(self, key: str) -> None:

@@ -35,7 +35,7 @@ class Stage(Enum):
     LEAVING = "leaving"
     """The run has a slot, which it loses at the next discovery; no batch is taken."""
     DELETED = "deleted"
-    """The directory was deleted while the run had a slot, and there is none of that name."""
+    """The directory was deleted after the run had got a slot, and there is none of that name."""
 
 
 WITHOUT_SLOT = frozenset({Stage.SEEN, Stage.REFUSED, Stage.EVICTED, Stage.WAITING, Stage.DELETED})

@@ -29,6 +29,7 @@ class RunRegistry:
         self._slots: dict[int, RunRecord] = {}
         self._departed: list[Occupancy] = []
         """Created on this rank and vacated since; their deletion hooks are still to be called."""
+        self._deleted: list[str] = []
         self._admissions = 0
 
     # --- reading ---
@@ -89,6 +90,9 @@ class RunRegistry:
         Returns:
             The sightings whose configurations are to be checked: `accept` or `refuse` follows.
         """
+        self._deleted += [record.run_id for record in self if _was_deleted(record, seen.get(record.run_id))]
+        for run_id in self._deleted:
+            self._records[run_id].ended = self._records[run_id].ended or Stage.DELETED
         for run_id, sighting in seen.items():
             record = self._record(run_id)
             record.sighting, record.eviction = sighting, evictions.get(run_id)
@@ -102,6 +106,11 @@ class RunRegistry:
             for run_id, sighting in seen.items()
             if run_id not in evictions and self._records[run_id].checked != sighting
         ]
+
+    def take_deleted(self) -> list[str]:
+        """Returns, once, the runs whose directories were deleted after they had lost their slots."""
+        deleted, self._deleted = self._deleted, []
+        return deleted
 
     def accept(self, sighting: Sighting, config: RunConfig) -> None:
         """Notes that the configuration of a sighting can be trained."""
@@ -328,6 +337,13 @@ class RunRegistry:
         known = record.sighting is not None or record.occupancy is not None or record.had_slot
         if not (known or presence.connected or presence.unanswered_since is not None):
             self._records.pop(record.run_id, None)
+
+
+def _was_deleted(record: RunRecord, sighting: Sighting | None) -> bool:
+    """Returns whether the directory of a run that had a slot earlier is gone, or replaced by another."""
+    if record.occupancy is not None or not record.had_slot or record.sighting is None or record.ended is Stage.DELETED:
+        return False
+    return sighting is None or sighting.directory != record.sighting.directory
 
 
 def _is_renewed(record: RunRecord) -> bool:

@@ -118,6 +118,23 @@ def test_a_run_is_deleted_until_there_is_a_directory_of_its_name_again() -> None
     assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.SEEN)]
 
 
+def test_a_run_whose_directory_is_deleted_while_it_has_no_slot_has_ended() -> None:
+    registry = make_registry("a", "b", max_runs=2)
+    registry.vacate(0)
+    directories = {run_id: Sighting(run_id, 1, (0, 0, 0), evicted=False) for run_id in "ab"}
+    registry.sight(directories, {})
+    assert registry.take_deleted() == []
+    registry.sight({"b": directories["b"]}, {})
+    assert registry.take_deleted() == ["a"]
+    registry.end("b", Stage.EVICTED)
+    assert registry.over(0.0)
+    registry.sight({**directories, "a": replace(directories["a"], directory=2)}, {})
+    assert registry.take_deleted() == []
+    registry.finished_before("a", farewell_before=100.0)
+    registry.sight({**directories, "a": replace(directories["a"], directory=3)}, {})
+    assert registry.take_deleted() == ["a"], "another directory took its place"
+
+
 def test_another_rank_has_the_runs_in_slots_and_no_others() -> None:
     registry = RunRegistry(2)
     for number, run_id in enumerate("ab", 1):
