@@ -183,7 +183,7 @@ def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             try:
                 torchrun.wait(TORCHRUN_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                logger.error("torchrun did not end within %.0f s of being told to; it is killed", TORCHRUN_STOP_SECONDS)
+                logger.error("torchrun did not end within %.0f s of its SIGTERM; it is killed", TORCHRUN_STOP_SECONDS)
                 torchrun.kill()
                 torchrun.wait()
         socket.close()

@@ -80,21 +80,21 @@ def log_path(config: TrainerConfig) -> Path:
 
 
 class Feeder:
-    """Sends batches and remembers what the trainer said."""
+    """Sends batches and keeps the trainer's messages."""
 
     def __init__(self, link: TrainerLink) -> None:
         self.link = link
         self.ready: Ready | None = None
         self.durable = 0
         self.acknowledged: list[int] = []
-        self.heard: list[ToOrchestrator] = []
+        self.received: list[ToOrchestrator] = []
 
     async def until(self, kind: type[ToOrchestrator], **expected: Any) -> ToOrchestrator:
         """The next message of `kind` whose fields are as expected; those before it are only noted."""
         async with asyncio.timeout(DEADLINE):
             while True:
                 message = await self.link.receive()
-                self.heard.append(message)
+                self.received.append(message)
                 if isinstance(message, Ready):
                     self.ready = message
                 if isinstance(message, Acknowledged):

@@ -115,7 +115,7 @@ class Presence:
     unreachable_since: float = math.inf
     patience: float = math.inf
     """Seconds for which an orchestrator that cannot be reached still counts as present."""
-    farewell_before: float = math.inf
+    bye_deadline: float = math.inf
     """Of a run that is trained to its end: when the trainer stops waiting for its orchestrator's `BYE`."""
     unanswered_since: float | None = None
     """Since when the orchestrator of a run without a slot awaits an answer."""

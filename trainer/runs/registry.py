@@ -195,7 +195,7 @@ class RunRegistry:
         finished = occupancy.finished
         self._move(record, Stage.FINISHED if finished else Stage.TRAINING)
         record.had_slot, record.ended = True, None
-        record.presence.farewell_before = now + occupancy.config.trainer_timeout_seconds if finished else math.inf
+        record.presence.bye_deadline = now + occupancy.config.trainer_timeout_seconds if finished else math.inf
 
     def open_step(self, slot: int, step: int, now: float) -> None:
         """Notes that the batch of `step` is being trained."""
@@ -227,15 +227,15 @@ class RunRegistry:
         """Notes a `BYE`. Batches that are not committed are dropped, since they may never be."""
         record = self._record(run_id)
         record.presence.connected = False
-        if record.presence.farewell_before < math.inf:
-            record.presence.farewell_before = now
+        if record.presence.bye_deadline < math.inf:
+            record.presence.bye_deadline = now
         self.drop_uncommitted(run_id)
         self.answered(run_id)
 
     def sent_away(self, run_id: str) -> None:
         """Notes that an orchestrator was sent `EVICTED`, or could not be reached to be sent `WAITING`; it may connect again."""
         presence = self._record(run_id).presence
-        presence.connected, presence.farewell_before = False, math.inf
+        presence.connected, presence.bye_deadline = False, math.inf
         self.answered(run_id)
 
     def unreachable(self, run_id: str, now: float, patience: float) -> None:
@@ -244,7 +244,7 @@ class RunRegistry:
         presence.unreachable_since = min(presence.unreachable_since, now)
         presence.patience = patience
 
-    def asked(self, run_id: str, now: float) -> float:
+    def await_answer(self, run_id: str, now: float) -> float:
         """Notes that the orchestrator of a run without a slot awaits an answer. Returns since when."""
         presence = self._record(run_id).presence
         if presence.unanswered_since is None:
@@ -269,10 +269,10 @@ class RunRegistry:
         record.presence.unanswered_since = record.presence.last_answer = None
         self._forget_stranger(record)
 
-    def finished_before(self, run_id: str, farewell_before: float) -> None:
+    def finished_before(self, run_id: str, bye_deadline: float) -> None:
         """Notes that an earlier process of this trainer trained the run to its end."""
         record = self._record(run_id)
-        record.had_slot, record.ended, record.presence.farewell_before = True, None, farewell_before
+        record.had_slot, record.ended, record.presence.bye_deadline = True, None, bye_deadline
 
     def drop_uncommitted(self, run_id: str) -> None:
         """Drops the waiting batches that are not committed; those of the next session replace them."""
@@ -288,9 +288,7 @@ class RunRegistry:
     def over(self, now: float) -> bool:
         """Returns whether every run that has had a slot has ended, and there was one."""
         known = [record for record in self if record.had_slot]
-        return bool(known) and all(
-            record.ended is not None or now >= record.presence.farewell_before for record in known
-        )
+        return bool(known) and all(record.ended is not None or now >= record.presence.bye_deadline for record in known)
 
     def all_evicted(self) -> bool:
         """Returns whether every run that has had a slot was evicted, and there was one."""

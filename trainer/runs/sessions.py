@@ -1,10 +1,9 @@
 """Rank 0's side of the wire: the sessions with the orchestrators, the answers to them, and the batches that wait to be trained.
 
-Nothing here trains or decides about slots. A run in a slot gets `READY`, which opens a session, and may send as many batches
-as its credit. A run without one gets a message every few seconds that says what it waits for, or why it is sent away. A batch is
-trained after the run has reported in the same session that its step is committed. Batches that are not committed when the session
-ends are dropped, since they may never be committed. Each pass receives only for a moment, so that a flood of one peer's messages
-does not delay the others' steps.
+A run in a slot gets `READY`, which opens a session, and may send as many batches as its credit. A run without a slot gets
+`WAITING` every few seconds, with the reason, or `EVICTED`. A batch is trained after the orchestrator has reported in the same
+session that its step is committed. Batches that are not committed when the session ends are dropped, since they may never be.
+Each pass receives only for a moment, so that a flood of one peer's messages does not delay the others' steps.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from transport.wires.base import BatchReceiver
 logger = logging.getLogger(__name__)
 
 INTAKE_SECONDS = 0.1
-"""Longest time for which one call of `receive` goes on."""
+"""Longest duration of one call of `receive`."""
 
 ANSWER_SECONDS = 5.0
 """Between two equal answers to a run that waits, and between two checks whether orchestrators of runs in slots are reachable."""
@@ -119,7 +118,7 @@ class Sessions:
             self.send_away(run_id, f"{registry.unanswered} runs wait already, and it has no directory; try again later")
         else:  # where the run in the slot was deleted since the last discovery, this may be another with the same id
             registry.connected(run_id)
-            registry.asked(run_id, time.monotonic())
+            registry.await_answer(run_id, time.monotonic())
             self.has_news = True
 
     def _welcome(self, run: Occupancy) -> None:
@@ -197,7 +196,7 @@ class Sessions:
         directory = run_directory(self._config.output_dir, run_id)
         if record.ended is Stage.DELETED and not directory.exists():
             return f"its directory {directory} was deleted"
-        if not known and now - self._registry.asked(run_id, now) > GRACE_SECONDS:
+        if not known and now - self._registry.await_answer(run_id, now) > GRACE_SECONDS:
             return (
                 f"it has no {directory / 'control' / 'orch.toml'} that the trainer can read; do orchestrator and trainer have "
                 "the same output_dir, and is the directory open to the trainer's user?"

@@ -128,9 +128,9 @@ async def test_who_means_harm_costs_itself_only(
                 await noisy.train(make_batch(1, run_id="noisy"))
                 await noisy.until(Acknowledged, durable=1)
         assert await ended(process) == 0, log_path(config).read_text()
-    heard = {type(message) for message in good.heard}
-    assert not heard & {Rejected, Evicted, Waiting}
-    assert sum(isinstance(message, Ready) for message in good.heard) == 1
+    kinds = {type(message) for message in good.received}
+    assert not kinds & {Rejected, Evicted, Waiting}
+    assert sum(isinstance(message, Ready) for message in good.received) == 1
     assert [line["step"] for line in metrics_lines(tmp_path) if line["run_id"] == "good"] == list(range(1, STEPS + 1))
     log = log_path(config).read_text()
     assert len(log.splitlines()) < 200, "a flood fills no disk"

@@ -99,7 +99,7 @@ def test_all_evicted_means_all() -> None:
 def test_a_finished_run_that_is_sent_away_is_waited_for() -> None:
     """Its checkpoint was damaged, say: it is not done."""
     registry = RunRegistry(1)
-    registry.finished_before("a", farewell_before=100.0)
+    registry.finished_before("a", bye_deadline=100.0)
     registry.connected("a")
     registry.sent_away("a")
     assert registry.present(0.0) == set()
@@ -130,7 +130,7 @@ def test_a_run_whose_directory_is_deleted_while_it_has_no_slot_has_ended() -> No
     assert registry.over(0.0)
     registry.sight({**directories, "a": replace(directories["a"], directory=2)}, {})
     assert registry.take_deleted() == []
-    registry.finished_before("a", farewell_before=100.0)
+    registry.finished_before("a", bye_deadline=100.0)
     registry.sight({**directories, "a": replace(directories["a"], directory=3)}, {})
     assert registry.take_deleted() == ["a"], "another directory took its place"
 
@@ -155,7 +155,7 @@ def test_of_a_name_that_connects_once_nothing_is_kept() -> None:
     registry = RunRegistry(1)
     for leave in (registry.sent_away, lambda name: registry.disconnected(name, 1.0)):
         registry.connected("stranger")
-        registry.asked("stranger", 0.0)
+        registry.await_answer("stranger", 0.0)
         assert registry.unanswered == 1
         leave("stranger")
         assert list(registry) == []
@@ -268,7 +268,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def hello(self, run_id: str) -> None:
         self.registry.connected(run_id)
         if self.registry.taking(run_id) is None:
-            assert self.registry.asked(run_id, self.now) <= self.now
+            assert self.registry.await_answer(run_id, self.now) <= self.now
 
     @rule(run_id=names)
     def bye(self, run_id: str) -> None:

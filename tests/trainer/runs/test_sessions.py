@@ -19,22 +19,22 @@ from transport.records import Batch
 
 
 class Wire:
-    """A `BatchReceiver` that delivers what is in `coming` and keeps what is said."""
+    """A `BatchReceiver` that delivers the messages in `arriving`, and keeps the sent ones."""
 
     rejected = 0
 
     def __init__(self) -> None:
-        self.coming: list[tuple[str, Hello | Batch | Commit | Bye]] = []
-        self.said: list[tuple[str, ToOrchestrator]] = []
+        self.arriving: list[tuple[str, Hello | Batch | Commit | Bye]] = []
+        self.sent: list[tuple[str, ToOrchestrator]] = []
 
     def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
-        return self.coming.pop(0) if self.coming else None
+        return self.arriving.pop(0) if self.arriving else None
 
     def take_invalid_batches(self) -> dict[str, str]:
         return {}
 
     def send(self, run_id: str, message: ToOrchestrator) -> bool:
-        self.said.append((run_id, message))
+        self.sent.append((run_id, message))
         return True
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ def train(manager: MultiRunManager, run: Occupancy) -> None:
 
 def deliver(sessions: Sessions, wire: Wire, *messages: Hello | Batch | Commit | Bye, run_id: str = "default") -> None:
     """Delivers messages of a run that does nothing wrong."""
-    wire.coming += [(run_id, message) for message in messages]
+    wire.arriving += [(run_id, message) for message in messages]
     assert list(sessions.receive(0.0)) == []
 
 
@@ -71,18 +71,18 @@ def test_an_acknowledged_batch_makes_room_for_another_while_it_is_trained(tmp_pa
     run = make_run(tmp_path, manager)
     deliver(sessions, wire, Hello("default", 0))
     sessions.admit(run)
-    assert isinstance(wire.said[-1][1], Ready)
-    credit = wire.said[-1][1].credit
-    deliver(sessions, wire, Commit(100, wire.said[-1][1].session))
+    assert isinstance(wire.sent[-1][1], Ready)
+    credit = wire.sent[-1][1].credit
+    deliver(sessions, wire, Commit(100, wire.sent[-1][1].session))
     deliver(sessions, wire, *(make_batch(step) for step in range(1, credit + 1)))
     for step in range(1, 2 * credit):
         batch = sessions.next_batch(run)
         assert batch is not None
-        assert wire.said[-1] == ("default", Acknowledged(step, 0))
+        assert wire.sent[-1] == ("default", Acknowledged(step, 0))
         deliver(sessions, wire, make_batch(step + credit))
-        assert wire.said[-1] == ("default", Acknowledged(step, 0)), "the batch that there was room for is taken"
+        assert wire.sent[-1] == ("default", Acknowledged(step, 0)), "the batch that there was room for is taken"
         deliver(sessions, wire, make_batch(step + credit + 1))
-        assert isinstance(wire.said[-1][1], Rejected), "and the one after it is not"
+        assert isinstance(wire.sent[-1][1], Rejected), "and the one after it is not"
         train(manager, run)
 
 
@@ -119,11 +119,11 @@ def test_a_run_made_anew_under_an_old_id_is_not_welcomed_as_the_old_one(tmp_path
     shutil.rmtree(tmp_path / "run_a")
     write(tmp_path, "a")
     deliver(sessions, wire, Hello("a", 0), run_id="a")
-    assert wire.said == []
+    assert wire.sent == []
     assert sessions.has_news, "the directories are scanned promptly"
     manager.discover_runs({"a"})
     sessions.admit(manager.registry.in_slot(0))
-    assert [message.next_step for _, message in wire.said if isinstance(message, Ready)] == [1]
+    assert [message.next_step for _, message in wire.sent if isinstance(message, Ready)] == [1]
 
 
 def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
@@ -136,21 +136,21 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
     for name in names:
         deliver(sessions, wire, Hello(name, 0), run_id=name)
     deliver(sessions, wire, Hello("honest", 0), run_id="honest")
-    assert {run_id for run_id, _ in wire.said} == set(names[MAX_CALLERS:])
-    wire.said.clear()
+    assert {run_id for run_id, _ in wire.sent} == set(names[MAX_CALLERS:])
+    wire.sent.clear()
     sessions.answer()
-    assert {run_id for run_id, message in wire.said if isinstance(message, Waiting)} == {*names[:MAX_CALLERS], "honest"}
+    assert {run_id for run_id, message in wire.sent if isinstance(message, Waiting)} == {*names[:MAX_CALLERS], "honest"}
     monkeypatch.setattr("trainer.runs.sessions.GRACE_SECONDS", -1.0)
-    wire.said.clear()
+    wire.sent.clear()
     sessions.answer()
-    assert {type(message) for _, message in wire.said} == {Evicted}
-    wire.said.clear()
+    assert {type(message) for _, message in wire.sent} == {Evicted}
+    wire.sent.clear()
     sessions.answer()
-    assert wire.said == []
+    assert wire.sent == []
     monkeypatch.undo()
     deliver(sessions, wire, Hello("late", 0), run_id="late")
     sessions.answer()
-    assert [run_id for run_id, message in wire.said if isinstance(message, Waiting)] == ["late"]
+    assert [run_id for run_id, message in wire.sent if isinstance(message, Waiting)] == ["late"]
     assert len(caplog.records) < 50
 
 
