@@ -84,6 +84,19 @@ def test_only_the_command_of_the_benches_imports_them() -> None:
     } <= {"cli.bench"}
 
 
+def test_only_commands_and_benches_print_tables_and_pictures() -> None:
+    for name, path in FILES.items():
+        if name.split(".")[0] not in ("cli", "perf"):
+            imported = {
+                (node.module or "").split(".")[0]
+                if isinstance(node, ast.ImportFrom)
+                else node.names[0].name.split(".")[0]
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Import | ast.ImportFrom)
+            }
+            assert not imported & {"rich", "matplotlib"}, name
+
+
 def test_a_sweep_needs_storage_and_nothing_else() -> None:
     assert {other.split(".")[0] for name, others in GRAPH.items() if name.startswith("sweep") for other in others} == {
         "sweep"
