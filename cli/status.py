@@ -15,7 +15,7 @@ from rich.text import Text
 from cli.display.console import console_for
 from cli.display.status_tables import status_parts
 from job.inspection.status import read_status
-from job.inspection.why import DROPPED, explain, in_words
+from job.inspection.why import DROPPED, describe_decision, explain
 from transport.printable import printable
 
 WATCH_SECONDS = 2.0
@@ -69,7 +69,7 @@ def _why(directory: Path, name: str, as_json: bool) -> int:
     console = _console()
     for run_id, lines in found.items():
         title = f"run {run_id}" if name == DROPPED else f"run {run_id}, group {name.partition('-')[0]}"
-        for text in (title, *(f"  {in_words(line, name == DROPPED)}" for line in lines)):
+        for text in (title, *(f"  {describe_decision(line, name == DROPPED)}" for line in lines)):
             console.print(printable(text), highlight=False, soft_wrap=True)
     return 0
 

@@ -1,4 +1,4 @@
-"""`counterpoint stop RUN`: ends one run of a job in order, whoever started its orchestrator. The other runs go on."""
+"""`counterpoint stop RUN`: ends one run of a job, or a guest, in order. The other runs go on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _end(directory: Path, run_id: str, holder: Holder, evicted: bool) -> int:
     if not evicted:
         terminate(directory, run_id, holder)
     if not await_end(directory, run_id, holder, timeout):
-        print(f"run {run_id} (process {holder.pid}) still runs after {duration(timeout)}; its log says why")
+        print(f"run {run_id} (process {holder.pid}) still runs after {duration(timeout)}; see its log")
         return 1
     how = "was evicted" if evicted else "has stopped"
     print(f"run {run_id} {how} after {duration(time.monotonic() - began)}; step {_progress(directory, run_id)}")

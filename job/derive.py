@@ -1,6 +1,6 @@
 """Derives what one section of a job takes from another, and refuses what cannot work together.
 
-`job/config.py` calls `derive` for a whole job; `job/join.py` calls `check_run` for a run that joins one. Errors are
+`job/config.py` calls `derive` for a whole job; `job/join.py` calls `check_fits` for a run that joins one. Errors are
 `ValueError`s that name both keys and their values.
 """
 
@@ -30,7 +30,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
         run.inference = _pool_of(job, f"{name}.inference", run.inference)
     for name, run in runs.items():
-        check_run(name, run, job.inference, job.trainer)
+        check_fits(name, run, job.inference, job.trainer)
     if job.trainer.max_tokens < job.inference.max_model_len:
         raise ValueError(
             f"trainer.max_tokens = {job.trainer.max_tokens} is below inference.max_model_len = {job.inference.max_model_len}: "
@@ -44,7 +44,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     _check_gpus(job)
 
 
-def check_run(name: str, run: RunConfig, servers: InferenceConfig, trainer: TrainerConfig) -> None:
+def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: TrainerConfig) -> None:
     """Raises `ValueError` unless the servers and the trainer can take this run. `name` precedes its keys in an error."""
     dot = f"{name}." if name else ""
     if not run.environments:

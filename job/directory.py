@@ -31,7 +31,7 @@ def is_running(directory: Path) -> bool:
 
 
 def orchestrator_of(directory: Path, run_id: str) -> Holder | None:
-    """Returns the process that holds the run's lock, whoever started it; None if there is none."""
+    """Returns the process that holds the run's lock, of the job or of a guest; None if there is none."""
     return holder_of(lock_file_of(directory, run_id))
 
 
@@ -64,7 +64,7 @@ def run_ids_in(directory: Path) -> list[str]:
 
 
 def living_runs(directory: Path) -> list[str]:
-    """Returns the ids of the runs whose orchestrators are alive, whoever started them."""
+    """Returns the ids of the runs whose orchestrators are alive, guests included."""
     return [run_id for run_id in run_ids_in(directory) if orchestrator_of(directory, run_id) is not None]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from job.configuration.load import validate
-from job.derive import check_run
+from job.derive import check_fits
 from job.directory import JOB_FILE, is_running, own_runs, read_json
 from job.errors import UserError
 from job.sections import ServersConfig
@@ -52,7 +52,7 @@ def check_joins(run: RunConfig, directory: Path) -> None:
             "adapters can be joined"
         )
     try:
-        check_run("", run, servers, trainer)
+        check_fits("", run, servers, trainer)
     except ValueError as error:
         raise UserError(f"the job in {directory} cannot take this run: {error}") from None
 

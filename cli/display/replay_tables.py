@@ -56,7 +56,7 @@ def attribution_table(found: Sequence[Attribution], dump: Dump) -> Table:
 
 
 def print_whole_step(step: WholeStep | None, console: Console) -> None:
-    """Prints where the time of the whole step went, of which the boundary is a part."""
+    """Prints where the time of the whole step went. The boundary is a part of it."""
     console.print(describe_whole_step(step), highlight=False, markup=False, soft_wrap=True)
 
 

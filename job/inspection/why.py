@@ -61,7 +61,7 @@ def explain(directory: Path, name: str) -> dict[str, list[Line]]:
     return found
 
 
-def in_words(line: Line, with_group: bool = False) -> str:
+def describe_decision(line: Line, with_group: bool = False) -> str:
     """Describes a decision with its time."""
     group = f"group {_value(line, 'group')} " if with_group else ""
     return f"{_time(line)}  {group}{_what(line)}"

@@ -92,7 +92,7 @@ class _Step:
 
 
 def header_of(shape: Shape) -> DumpHeader:
-    """Of a dump of `synthetic_rollouts(shape)`, all of which ship."""
+    """Makes the header of a dump of `synthetic_rollouts(shape)`; all rollouts ship."""
     return DumpHeader(
         run_id="synthetic",
         step=1,
@@ -114,7 +114,7 @@ def synthetic_rollouts(shape: Shape) -> Iterator[Rollout]:
 
 
 def _groups(shape: Shape) -> Iterator[range]:
-    """The positions of each group's rollouts: groups of `group_size`, of which some lack a few rollouts unless `even`."""
+    """The positions of each group's rollouts. A group has `group_size` of them; some groups have fewer unless `even`."""
     generator = np.random.default_rng((shape.seed, 0))
     start = 0
     while start < shape.rollouts:

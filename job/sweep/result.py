@@ -36,17 +36,17 @@ class Result:
 
     @property
     def steps(self) -> str:
-        """`7/20`; of several runs `7/20 5/20`."""
+        """The steps so far: `7/20`; of several runs `7/20 5/20`."""
         return " ".join(f"{run.step}/{run.steps or '?'}" for run in self.runs) or "-"
 
     @property
     def reward(self) -> str:
-        """`0.912`; of several runs `0.912 0.871`."""
+        """The rewards: `0.912`; of several runs `0.912 0.871`."""
         return " ".join(number(run.reward) for run in self.runs) or "-"
 
     @property
     def description(self) -> str:
-        """`step 20/20, reward 0.912`."""
+        """Steps and reward in words: `step 20/20, reward 0.912`."""
         return f"step {self.steps}, reward {self.reward}"
 
 

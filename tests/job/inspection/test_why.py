@@ -10,7 +10,7 @@ import pytest
 
 from cli import status
 from job.errors import UserError
-from job.inspection.why import explain, in_words
+from job.inspection.why import describe_decision, explain
 from orchestrator.decisions import DECISIONS_FILE
 
 
@@ -31,12 +31,12 @@ def decided(directory: Path, name: str = "1") -> list[str]:
 STALE = of(1, "dropped", reason="stale", detail="it would be 5 steps old", step=4)
 
 
-def test_a_groups_story_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_groups_story_is_told_describe_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start = of(1, "started", environment="reverse", example_index=7, rollouts=8)
     finalized = of(1, "finalized", kept=6, filtered=1, failed=1)
     write(tmp_path, [start, of(2, "started")], name=f"{DECISIONS_FILE}.1")
     write(tmp_path, [finalized, of(2, "finalized"), STALE])
-    said = [in_words(line).partition("  ")[2] for line in explain(tmp_path, "1-3")["a"]]
+    said = [describe_decision(line).partition("  ")[2] for line in explain(tmp_path, "1-3")["a"]]
     assert said == [
         "started: 8 rollouts of example 7 of reverse",
         "finalized: 6 kept, 1 filtered, 1 failed",
