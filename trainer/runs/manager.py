@@ -113,8 +113,10 @@ class MultiRunManager:
         """
         self._require_rank_zero("discover_runs")
         self._admission.scan()
-        for run_id in self.registry.take_deleted():
-            self._call("directory deleted", run_id, run_id)
+        for run_id, inode in self.registry.missing:
+            if self._is_gone(run_id, inode):
+                self.registry.directory_deleted(run_id)
+                self._call("directory deleted", run_id, run_id)
         before = self.registry.queue
         changes = self.registry.plan(present)
         for slot, run_id in changes.leaving.items():
@@ -141,13 +143,14 @@ class MultiRunManager:
     def is_deleted(self, slot: int) -> bool:
         """Returns whether the directory from which the run was admitted is gone, or replaced by another; on rank 0."""
         occupancy = self.registry.in_slot(slot)
+        return self._is_gone(occupancy.run_id, occupancy.directory)
+
+    def _is_gone(self, run_id: str, inode: int) -> bool:
         try:
-            found = (
-                control_files.run_directory(self._output_dir, occupancy.run_id).lstat().st_ino
-            )  # a link is not a run
+            found = control_files.run_directory(self._output_dir, run_id).lstat()  # a link is not a run
         except FileNotFoundError:
             return True
-        return found != occupancy.directory
+        return found.st_ino != inode
 
     def evict_run(self, slot: int, reason: str) -> None:
         """Writes `control/evicted.txt`; the run loses its slot at the next discovery. On rank 0.

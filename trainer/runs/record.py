@@ -135,6 +135,8 @@ class RunRecord:
     stage: Stage = Stage.SEEN
     sighting: Sighting | None = None
     """The directory, as of the last discovery."""
+    directory: int | None = None
+    """Inode of the directory that was seen last; None once that was deleted."""
     checked: Sighting | None = None
     """The sighting whose configuration was checked."""
     config: RunConfig | None = None

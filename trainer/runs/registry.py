@@ -29,7 +29,7 @@ class RunRegistry:
         self._slots: dict[int, RunRecord] = {}
         self._departed: list[Occupancy] = []
         """Created on this rank and vacated since; their deletion hooks are still to be called."""
-        self._deleted: list[str] = []
+        self._missing: list[tuple[str, int]] = []
         self._admissions = 0
 
     # --- reading ---
@@ -90,12 +90,16 @@ class RunRegistry:
         Returns:
             The sightings whose configurations are to be checked: `accept` or `refuse` follows.
         """
-        self._deleted += [record.run_id for record in self if _was_deleted(record, seen.get(record.run_id))]
-        for run_id in self._deleted:
-            self._records[run_id].ended = self._records[run_id].ended or Stage.DELETED
+        self._missing = [
+            (record.run_id, record.directory)
+            for record in self
+            if record.had_slot and record.occupancy is None and record.directory is not None
+            if (sighting := seen.get(record.run_id)) is None or sighting.directory != record.directory
+        ]
         for run_id, sighting in seen.items():
             record = self._record(run_id)
             record.sighting, record.eviction = sighting, evictions.get(run_id)
+            record.directory = sighting.directory
             self._settle(record)
         for record in list(self):
             if record.run_id not in seen:
@@ -107,10 +111,18 @@ class RunRegistry:
             if run_id not in evictions and self._records[run_id].checked != sighting
         ]
 
-    def take_deleted(self) -> list[str]:
-        """Returns, once, the runs whose directories were deleted after they had lost their slots."""
-        deleted, self._deleted = self._deleted, []
-        return deleted
+    @property
+    def missing(self) -> list[tuple[str, int]]:
+        """Runs that lost their slots before, and whose directories `sight` did not find, with the inodes of these."""
+        return list(self._missing)
+
+    def directory_deleted(self, run_id: str) -> None:
+        """Notes that the directory of a run without a slot was deleted, and not only its configuration."""
+        record = self._records[run_id]
+        record.ended = record.ended or Stage.DELETED
+        if record.sighting is None:
+            record.directory = None
+        self._settle(record)
 
     def accept(self, sighting: Sighting, config: RunConfig) -> None:
         """Notes that the configuration of a sighting can be trained."""
@@ -325,6 +337,7 @@ class RunRegistry:
             self._move(record, Stage.WAITING)
         elif record.ended is Stage.DELETED and record.sighting is None:
             self._move(record, Stage.DELETED)
+            record.directory = None
         else:
             self._move(record, Stage.SEEN)
         self._forget_stranger(record)
@@ -335,13 +348,6 @@ class RunRegistry:
         known = record.sighting is not None or record.occupancy is not None or record.had_slot
         if not (known or presence.connected or presence.unanswered_since is not None):
             self._records.pop(record.run_id, None)
-
-
-def _was_deleted(record: RunRecord, sighting: Sighting | None) -> bool:
-    """Returns whether the directory of a run that had a slot earlier is gone, or replaced by another."""
-    if record.occupancy is not None or not record.had_slot or record.sighting is None or record.ended is Stage.DELETED:
-        return False
-    return sighting is None or sighting.directory != record.sighting.directory
 
 
 def _is_renewed(record: RunRecord) -> bool:

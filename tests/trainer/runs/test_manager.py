@@ -19,6 +19,7 @@ from tests.trainer.conftest import make_run_config
 from trainer.lora.multi_lora import MultiLoraLinear
 from trainer.runs import control_files
 from trainer.runs.manager import HookError, MultiRunManager
+from trainer.runs.record import Stage
 from transport.files.atomic import write_atomically
 
 
@@ -327,6 +328,28 @@ def test_a_directory_that_a_link_takes_the_place_of_is_deleted(tmp_path: Path, t
     (tmp_path / "run_a").rename(tmp_path / "elsewhere")
     (tmp_path / "run_a").symlink_to(target)
     assert manager.is_deleted(0)
+
+
+def test_a_run_without_a_slot_is_deleted_with_its_directory_and_not_with_its_configuration(tmp_path: Path) -> None:
+    manager = MultiRunManager(tmp_path, 1)
+    deleted: list[str] = []
+    manager.register_directory_deleted_hook(deleted.append)
+    path = write(tmp_path, "a", age=1)
+    write(tmp_path, "b")
+    manager.discover_runs({"a"})
+    manager.registry.advance(0, 0.0)
+    manager.discover_runs({"b"})
+    assert manager.registry.run_ids == {0: "b"}
+    path.unlink()
+    manager.discover_runs({"b"})
+    assert deleted == []
+    shutil.rmtree(tmp_path / "run_a")
+    for _ in range(2):
+        manager.discover_runs({"b"})
+    assert deleted == ["a"]
+    record = manager.registry.find("a")
+    assert record is not None
+    assert record.stage is Stage.DELETED
 
 
 def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(

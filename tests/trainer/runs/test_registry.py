@@ -123,16 +123,19 @@ def test_a_run_whose_directory_is_deleted_while_it_has_no_slot_has_ended() -> No
     registry.vacate(0)
     directories = {run_id: Sighting(run_id, 1, (0, 0, 0), evicted=False) for run_id in "ab"}
     registry.sight(directories, {})
-    assert registry.take_deleted() == []
+    assert registry.missing == []
+    for _ in range(2):
+        registry.sight({"b": directories["b"]}, {})
+        assert registry.missing == [("a", 1)], "perhaps only its configuration is gone"
+    registry.directory_deleted("a")
     registry.sight({"b": directories["b"]}, {})
-    assert registry.take_deleted() == ["a"]
+    assert registry.missing == []
     registry.end("b", Stage.EVICTED)
     assert registry.over(0.0)
     registry.sight({**directories, "a": replace(directories["a"], directory=2)}, {})
-    assert registry.take_deleted() == []
-    registry.finished_before("a", bye_deadline=100.0)
+    assert registry.missing == []
     registry.sight({**directories, "a": replace(directories["a"], directory=3)}, {})
-    assert registry.take_deleted() == ["a"], "another directory took its place"
+    assert registry.missing == [("a", 2)], "another directory took its place"
 
 
 def test_another_rank_has_the_runs_in_slots_and_no_others() -> None:
