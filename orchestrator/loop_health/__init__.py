@@ -1,1 +1,1 @@
-"""What keeps the event loop prompt, and what says which code made it late."""
+"""Keeps the event loop responsive, and names the code that made it late."""

@@ -1,10 +1,10 @@
-"""Says which code made the event loop late.
+"""Names the code that made the event loop late.
 
-The loop beats: a timer notes when it is due and how late it ran. A thread watches the beat, and while one is overdue it
-keeps the loop's stack and the threads' clocks, at growing intervals. When the loop beats again,
-`orchestrator/loop_health/blame_evidence.py` tells for each interval what kept the loop; the slow spots are collected by place
-and logged. While the beat is in time, all this costs one timer and one look at a few clocks a beat. `docs/blame.md` says how
-it works and where it cannot.
+The loop beats: a timer records when it is due and how late it ran. A thread watches the beat. While a beat is overdue, the thread
+samples the loop's stack and the threads' clocks, at growing intervals. At the next beat
+`orchestrator/loop_health/blame_evidence.py` finds the reason for each interval; slow spots are collected by place and logged.
+While beats are in time, the cost per beat is one timer and the reading of a few clocks. `docs/blame.md` explains method and
+limits.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ from orchestrator.loop_health.thread_clocks import Reading, ThreadClocks
 logger = logging.getLogger(__name__)
 
 _LONGEST_INTERVAL_SECONDS = 1.0
-"""Between looks at a loop that is stuck."""
+"""Longest time between two samples of a blocked loop."""
 
 _ANNOUNCED_AFTER_SECONDS = 1.0
-"""A loop stuck for this long is reported while it is: whoever ends the process then leaves a culprit in the log."""
+"""A loop blocked for this long is logged at once, so that the log names the code even if the process is killed."""
 
 _QUIET_SECONDS = 60.0
-"""The same place is not logged again within this time; it is counted all the same."""
+"""The same place is not logged again within this time; it is still counted."""
 
 _WATCHED_THREADS = 4
-"""Clocks of other threads noted a beat."""
+"""Clocks of other threads read per beat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One stretch of a late moment, and what its end showed."""
+    """One interval of a late moment, with its reason."""
 
     seconds: float
     kind: Kind
     stack: Stack = ()
-    """Of who is to blame: the loop's part that belongs to its callback, or another thread's. Innermost first."""
+    """The stack of the callback that the loop runs, or of the other thread. Innermost first."""
     task: str = ""
     thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Late moments, counted from the start: replaced as a whole, so that two threads need no lock for it."""
+    """Number and seconds of late moments since the start. Replaced as a whole, so that two threads need no lock."""
 
     moments: int = 0
     seconds: float = 0.0
 
     def plus(self, seconds: float) -> Ended:
-        """With one more."""
+        """Returns the sums with one more moment."""
         return Ended(self.moments + 1, self.seconds + seconds)
 
 
 class LoopBlame:
-    """Watches the running loop for as long as its `with` block lasts, entered on that loop.
+    """Watches the running loop during the `with` block, which must be entered on that loop.
 
     A moment is late when a timer runs at least `threshold_seconds` after it was due. Timers are due every half of that, so a
     stall of 1.5 times the threshold is always seen and one below it never.
@@ -74,22 +74,22 @@ class LoopBlame:
         self._threshold = threshold_seconds
         self._period = self._patience = threshold_seconds / 2
         self._ended = Ended()
-        """The late moments of which the loop has noted the end. Only the loop changes it."""
+        """The late moments that have ended. Only the loop changes it."""
         self._reported = Ended()
-        """Those that the thread has dealt with."""
+        """The late moments that the thread has reported."""
         self._wake_up = threading.Lock()
-        """Released to wake the thread: cheaper, by several Python calls a beat, than an event."""
+        """Released to wake the thread. An event would cost several Python calls more per beat."""
         self._stopping = False
         self._failed = False
-        """The thread has come to grief: from then on nothing is known."""
+        """The thread has failed; nothing is watched any more."""
         self._slow_spots = SlowSpots()
         self._lock = threading.Lock()
-        """Guards `_slow_spots`, for as long as a few additions take."""
+        """Guards `_slow_spots`; held for a few additions."""
         self._logged: dict[tuple[object, ...], float] = {}
-        """When each place was last logged, on the monotonic clock."""
+        """When each place was last logged, on the monotonic clock, in seconds."""
         self._unlogged: Counter[tuple[object, ...]] = Counter()
         self._runner_frames = 0
-        """Outermost frames of the loop's thread that run the loop and are not the callback's."""
+        """Number of outermost frames of the loop's thread that run the loop, not a callback."""
 
     def __enter__(self) -> LoopBlame:
         self._loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class LoopBlame:
         self._clocks.close()
 
     def take(self) -> SlowSpots:
-        """The slow spots since the last call. Of a moment that lasts, nothing yet. Not `watched` once watching has failed."""
+        """Returns the slow spots since the last call, without a moment that lasts. Not `watched` once watching has failed."""
         with self._lock:
             taken, self._slow_spots = self._slow_spots, SlowSpots()
             taken.watched = not self._failed
@@ -139,12 +139,12 @@ class LoopBlame:
     # --- in the thread ---
 
     def _run(self) -> None:
-        """The loop goes on without blame, but nobody is to take an end of watching for a loop that is never late."""
+        """Watches until the end. After a failure the loop continues, and `take` reports that it is not watched."""
         try:
             self._watch()
         except Exception:
             self._failed = True
-            logger.critical("the event loop is no longer watched: nothing will be blamed for its lag", exc_info=True)
+            logger.critical("the event loop is no longer watched; lateness will not be explained", exc_info=True)
 
     def _watch(self) -> None:
         calm = self._clocks.read()
@@ -161,7 +161,7 @@ class LoopBlame:
             asked = self._due + self._patience
 
     def _watch_stall(self, calm: Reading, overslept: float) -> None:
-        """Looks at a loop that is overdue until it beats again."""
+        """Samples a loop that is overdue until it beats again."""
         due = since = self._due
         interval = self._patience
         slices: list[Slice] = []
@@ -180,15 +180,15 @@ class LoopBlame:
         self._report(slices, announced)
 
     def _look(self, before: Reading, late: float, overslept: float, *, stuck: bool) -> tuple[list[Slice], Reading]:
-        """What the last `late` seconds show, and the clocks now. Without `stuck` the loop has gone on: its stack tells nothing.
+        """Returns the reasons of the last `late` seconds, and the clocks now. Without `stuck` the loop runs, and has no stack.
 
-        The thread has just been given the GIL, so all this happens at one moment unless it takes a whole switch interval.
+        The thread has just acquired the GIL, so all reads are of one moment unless they take a whole switch interval.
         """
         frames = sys._current_frames()
         stack = stack_of(frames.get(self._loop_thread)) if stuck else ()
         stack = stack[: len(stack) - self._runner_frames]
         if stack and stack[-1][0] is LoopBlame._beat.__code__:
-            stack, stuck = (), False  # it beats again this very moment
+            stack, stuck = (), False  # it beats again at this moment
         task = asyncio.current_task(self._loop) if stuck else None
         clocks = self._clocks.read()
         evidence = Evidence(
@@ -211,17 +211,17 @@ class LoopBlame:
                     found.append(Slice(seconds, kind, theirs, thread=culprit.name if culprit is not None else ""))
                 case _:
                     found.append(Slice(seconds, kind))
-        del frames  # they keep alive whatever the threads hold
+        del frames  # they keep the threads' objects alive
         return found, clocks
 
     def _report(self, slices: Sequence[Slice], announced: bool = False) -> None:
-        """Counts and logs the moments that have ended, if one has: what was less late than the threshold is forgotten."""
+        """Counts and logs the late moments that have ended. Lateness below the threshold is ignored."""
         ended, before = self._ended, self._reported
         if ended == before or not slices:
             return
         self._reported = ended
         late = ended.seconds - before.seconds
-        # After the last look it went on as it was.
+        # The time after the last sample is spread over the intervals.
         scale = late / sum(part.seconds for part in slices)
         slices = [replace(part, seconds=part.seconds * scale) for part in slices]
         slow_spots = _slow_spots(slices)
@@ -233,7 +233,7 @@ class LoopBlame:
     def _log(
         self, slow_spots: Sequence[SlowSpot], slices: Sequence[Slice], late: float, verb: str, *, always: bool = False
     ) -> None:
-        """One line for the one who took longest, unless there was one of late."""
+        """Logs the slow spot that took longest, unless its place was logged recently."""
         slow_spot = max(slow_spots, key=lambda slow_spot: slow_spot.seconds)
         now = time.monotonic()
         self._unlogged[slow_spot.key] += 1
@@ -245,7 +245,7 @@ class LoopBlame:
         details = [
             f"line: {source_of(example.stack)}" if example.stack else "",
             f"task: {example.task}" if example.task and slow_spot.kind is not Kind.GIL else "",
-            f"{often} times since this was last said" if often > 1 else "",
+            f"{often} times since the last such line" if often > 1 else "",
             f"stack: {describe(example.stack)}" if example.stack else "",
         ]
         part = f", {slow_spot.seconds:.3f} s of it because" if slow_spot.seconds < 0.9 * late else ":"
@@ -259,7 +259,7 @@ def _slow_spots(slices: Sequence[Slice]) -> list[SlowSpot]:
 
 def _slow_spot(part: Slice) -> SlowSpot:
     if not part.stack or (part.thread and not is_known(part.stack)):
-        # A thread in nothing but its pool's code has finished what it did.
+        # A thread that runs only its pool's code has finished its work.
         return SlowSpot(part.kind, NOWHERE, "", pool_name(part.thread), part.seconds)
     place = place_of(part.stack)
     outermost = part.stack[-1][0].co_qualname if part.stack and not part.thread else ""

@@ -1,7 +1,7 @@
-"""What kept the loop, told from how long its thread ran, waited for a CPU, or did neither. A pure function of a few numbers.
+"""Finds why the loop was late from how long its thread ran, waited for a CPU, or did neither. A pure function of numbers.
 
-The reasons are few: it ran a callback; another thread held the GIL; it was in a call that waits; the machine ran something else.
-Each leaves other traces in the clocks that `orchestrator/loop_health/thread_clocks.py` reads.
+The reasons: it ran a callback; another thread held the GIL; it was in a call that waits; the machine ran something else.
+Each shows in the clocks that `orchestrator/loop_health/thread_clocks.py` reads.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ class Kind(StrEnum):
     """Why the loop was late."""
 
     CALLBACK = "callback"
-    """The loop ran: a callback, or, where no code is named, something whose stack was not seen."""
+    """The loop ran a callback; without a place, its stack was not seen."""
     GIL = "gil"
     """Another thread held the GIL."""
     WAIT = "wait"
-    """The loop was in a call that waits, for time, a lock or a disk, with neither CPU nor GIL."""
+    """The loop was in a call that waits for time, a lock or a disk, with neither CPU nor GIL."""
     MACHINE = "machine"
-    """The CPU was given to others, or the machine stood still."""
+    """Other processes had the CPU, or the machine was suspended."""
     UNKNOWN = "unknown"
-    """It cannot be told."""
+    """The clocks do not show the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one stretch of time during which the loop was late. Seconds."""
+    """Measurements of one interval during which the loop was late. In seconds."""
 
     late: float
-    """How long it was."""
+    """Length of the interval."""
     in_callback: bool
-    """Whether the loop's stack shows a callback, at the end of the stretch."""
+    """Whether the loop's stack has a callback, at the end of the interval."""
     loop_cpu: float | None
-    """How long the loop's thread ran; None where no clock tells."""
+    """How long the loop's thread ran; None without such a clock."""
     loop_delay: float | None
-    """How long it was ready to run without a CPU, as far as the kernel has noted by now."""
+    """How long it was ready to run without a CPU, as far as the kernel has recorded."""
     others_cpu: float
-    """How long the process's other threads ran, together."""
+    """How long the process's other threads ran, in total."""
     overslept: float
-    """How much later than asked the watching thread itself woke: it needs CPU and GIL, too."""
+    """How much later than requested the watching thread woke: it needs CPU and GIL, too."""
     doing: Doing | None
     """What the loop's thread was doing at the end, while the watching thread held the GIL."""
 
 
 def shares(evidence: Evidence) -> dict[Kind, float]:
-    """How much of the time goes to which reason, in seconds that add up to `late`. A tenth or less is left to the greatest."""
+    """Returns seconds by reason, which add up to `late`. Shares of a tenth or less are added to the greatest."""
     late = evidence.late
     if evidence.loop_cpu is None:
         return {Kind.CALLBACK if evidence.in_callback else Kind.UNKNOWN: late}
@@ -65,17 +65,17 @@ def shares(evidence: Evidence) -> dict[Kind, float]:
 
 
 def _shares_of_idleness(evidence: Evidence, idle: float) -> dict[Kind, float]:
-    """Why the loop's thread neither ran nor is known to have waited for a CPU for that long."""
+    """Returns seconds by reason for the time in which the loop's thread neither ran nor verifiably waited for a CPU."""
     others_ran = min(max(0.0, evidence.others_cpu), idle)
     watcher_too = evidence.overslept >= idle / 2
     if evidence.doing is Doing.BLOCKED:
-        # Between callbacks it is blocked in the kernel's own wait for events, of which one is overdue.
+        # Between callbacks it waits for events in the kernel, and one is overdue.
         return {Kind.WAIT if evidence.in_callback else Kind.MACHINE: idle}
     if watcher_too:
-        # GIL or CPU were withheld from both. Who held the GIL meanwhile ran no longer than its clock says.
+        # Both threads lacked GIL or CPU. The thread that held the GIL ran no longer than its clock shows.
         return {Kind.GIL: others_ran, Kind.MACHINE: idle - others_ran}
     if evidence.doing is Doing.RUNNING:
-        return {Kind.MACHINE: idle}  # the kernel notes a wait for a CPU when it ends, and this one has not
+        return {Kind.MACHINE: idle}  # the kernel records a wait for a CPU when it ends; this one has not ended
     if evidence.doing is Doing.WANTING_GIL and others_ran >= idle / 2:
         return {Kind.GIL: idle}  # several in turn, with the watcher among them
     return {Kind.WAIT if evidence.in_callback else Kind.UNKNOWN: idle}

@@ -1,10 +1,10 @@
-"""Keeps Python's cyclic garbage collector from holding the event loop, and runs it when memory has grown.
+"""Keeps Python's cyclic garbage collector from blocking the event loop, and runs it when memory has grown.
 
-A full collection walks every object there is: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). What the daemon
-makes is freed by reference counts alone, so it would find next to nothing. What environments make may refer to itself, and then
-only the collector frees it. Python collects when a quarter of the objects is new, however long they live. Here memory must have
-grown by half since the last collection, and rollouts must have ended, for those that are played hold what they made. Between two
-collections only the youngest objects are walked, each once.
+A full collection visits every object: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). The daemon's own objects are
+freed by reference counts alone, so it would free next to nothing. Objects of environments may form cycles, which only the
+collector frees. Python collects when a quarter of the objects is new, however long they live. Here memory must have grown by half
+since the last collection, and rollouts must have ended, since those in flight hold their objects. Between two collections only
+the youngest objects are visited, each once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _YOUNG_SECONDS = 0.01
 _GROWTH = 1.5
 _ENDED_SHARE = 0.1
 _LARGEST_GROWTH = 4.0
-"""Since the last collection, whatever else is known: an environment may leave garbage at every turn of a rollout that goes on."""
+"""Growth since the last collection that always causes one: an environment may leave garbage at every turn of a long rollout."""
 _NEVER = 2**31 - 1
 
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Leaves only the short collections automatic during the block. `collect_as_memory_grows` makes the others."""
+    """Disables all automatic collections but the short ones during the block. `collect_as_memory_grows` runs the others."""
     young, middle, full = gc.get_threshold()
     gc.set_threshold(young, _NEVER, _NEVER)
     try:
@@ -40,27 +40,27 @@ def infrequent_gc() -> Iterator[None]:
 
 
 def freeze_gc() -> None:
-    """Keeps all that lives now out of every collection until that block ends: what lives when rollouts begin lives long."""
+    """Excludes all present objects from collections until that block ends: objects older than the rollouts live long."""
     gc.collect()
     gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How much is held."""
+    """Memory in use."""
 
     blocks: int
-    """Python's own, of at most 512 bytes: what small objects are made of. Counting them takes 0.1 ms a million."""
+    """Python's blocks of at most 512 bytes, which hold small objects. Counting them takes 0.1 ms per million."""
     resident: int
-    """Bytes, large buffers included. Freed memory in between may still count."""
+    """Resident bytes, large buffers included. May include freed memory."""
 
     @classmethod
     def now(cls) -> Memory:
-        """Of this process."""
+        """Measures this process."""
         return cls(sys.getallocatedblocks(), resident_bytes())
 
     def has_grown_since(self, before: Memory, times: float) -> bool:
-        """Whether either is more than `times` what it was."""
+        """Whether blocks or resident bytes are more than `times` those of `before`."""
         return self.blocks > times * before.blocks or self.resident > times * before.resident
 
 
@@ -75,8 +75,8 @@ class RolloutCounts:
 async def collect_as_memory_grows(rollouts: RolloutCounts) -> None:
     """Collects whenever memory has grown by half and may hold garbage. Runs until it is cancelled.
 
-    While fewer rollouts have ended since the last collection than a tenth of those in flight, what has grown is theirs, so it is
-    what later growth is compared with, up to four times what the last collection left.
+    While fewer rollouts have ended since the last collection than a tenth of those in flight, the growth is theirs, so later
+    growth is compared with it, up to four times the memory after the last collection.
     """
     collected = before = Memory.now()
     ended = rollouts.ended
@@ -95,10 +95,10 @@ async def collect_as_memory_grows(rollouts: RolloutCounts) -> None:
 
 
 async def _collecting_the_young(seconds: float) -> None:
-    """Waits, and has the youngest objects walked often enough that there are few of them.
+    """Waits, and collects the youngest objects so often that they are few.
 
-    Python does it once 700 more objects were made than freed. While old rollouts are freed as fast as new ones are made, that
-    takes seconds, and then a hundred thousand are walked at once.
+    Python does so once 700 more objects were made than freed. While old rollouts are freed as fast as new ones are made, that
+    takes seconds, and then a hundred thousand objects are visited at once.
     """
     for _ in range(round(seconds / _YOUNG_SECONDS)):
         await asyncio.sleep(_YOUNG_SECONDS)

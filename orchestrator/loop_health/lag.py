@@ -1,11 +1,10 @@
 """Measures the event loop's lag: how much later than asked a sleeping coroutine wakes.
 
-Ten times a second, from start to end of the daemon, so that whatever blocks the loop shows. Each step takes the
-distribution since the last one.
+It samples ten times a second from start to end of the daemon. Each step takes the distribution since the last one.
 
-A sampler that sleeps until it is woken takes one sample of a stall, however long, and quantiles over such samples say nothing of
-how long the loop stood still ("coordinated omission", Gil Tene, "How NOT to Measure Latency", 2015). So a late sample stands for
-all that were due while it waited, as HdrHistogram's `recordValueWithExpectedInterval` counts it.
+A sampler that sleeps takes one sample of a stall, however long, so quantiles over such samples do not show how long the loop was
+blocked ("coordinated omission", Gil Tene, "How NOT to Measure Latency", 2015). So a late sample stands for all samples that were
+due while it waited, as in HdrHistogram's `recordValueWithExpectedInterval`.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ logger = logging.getLogger(__name__)
 
 
 MAX_SAMPLES = 100_000
-"""That one stall counts for, so that a process which was stopped for days is not held up again by counting them."""
+"""Most samples that one stall counts for: counting those of a process stopped for days would block it again."""
 
 
 def samples_of(lag: float, interval: float) -> list[float]:
-    """The lags, in the unit of both arguments, of one sample each `interval` while the loop was late by `lag`, that one first.
+    """Returns one lag per `interval` during which the loop was late by `lag`, in the unit of the arguments, `lag` first.
 
-    HdrHistogram leaves out the last one where it is less than `interval`; what was due then was late all the same.
+    HdrHistogram leaves out the last one if it is less than `interval`; here it counts, as it was late, too.
     """
     return [lag - number * interval for number in range(min(int(lag / interval) + 1, MAX_SAMPLES))]
 
 
 @dataclass(frozen=True, slots=True)
 class LagDistribution:
-    """Lags, in seconds, over time: each stall counts for as long as it lasted."""
+    """Distribution of lags over time, in seconds: a stall counts in proportion to its length."""
 
     min: float
     mean: float
@@ -47,12 +46,12 @@ class LagDistribution:
 
     @classmethod
     def of(cls, lags: Iterable[float], interval_seconds: float) -> LagDistribution:
-        """Of at least one lag, each of a sampler that slept `interval_seconds` since it took the one before."""
+        """Computes it from at least one lag of a sampler that sleeps `interval_seconds` between samples."""
         return cls.of_samples(sample for lag in lags for sample in samples_of(lag, interval_seconds))
 
     @classmethod
     def of_samples(cls, samples: Iterable[float]) -> LagDistribution:
-        """Of at least one sample, each of as long a time."""
+        """Computes it from at least one sample, all of equal weight."""
         values = sorted(samples)
         return cls(
             min=values[0],
@@ -65,7 +64,7 @@ class LagDistribution:
         )
 
     def metrics(self) -> dict[str, float | int]:
-        """The metrics `event_loop_lag/...`, in seconds; `n` is a count."""
+        """Returns the metrics `event_loop_lag/...`, in seconds; `n` is a count."""
         return {f"event_loop_lag/{name}": value for name, value in asdict(self).items()}
 
 
@@ -77,21 +76,23 @@ class EventLoopLagMonitor:
         self._on_tick = on_tick
         self._lags: list[float] = []
         self._due = time.perf_counter()
-        """When the sleeper is to wake."""
+        """When the next sample is due."""
 
     async def run(self) -> None:
         """Samples until cancelled."""
         while True:
             self._due = time.perf_counter() + self._config.interval_seconds
             await asyncio.sleep(self._config.interval_seconds)
-            # Timers of uvloop have a resolution of a millisecond and may fire that much early.
+            # Timers of uvloop have a resolution of a millisecond and may fire a millisecond early.
             self._lags.append(self._overdue())
             if self._on_tick is not None:
                 self._on_tick()
 
     def take(self) -> LagDistribution:
-        """The distribution since the last call, of at least one sample: where none has ended, how late the pending one is so far.
-        Warns of what exceeds the thresholds."""
+        """Returns the distribution since the last call. Warns if it exceeds a threshold.
+
+        Without a complete sample, it is the lag so far of the pending one.
+        """
         lags, self._lags = self._lags or [self._overdue()], []
         lag = LagDistribution.of(lags, self._config.interval_seconds)
         self._warn(lag)
@@ -115,8 +116,10 @@ class EventLoopLagMonitor:
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """Interpolated between neighbours, as numpy does by default. Not numpy itself: its first call imports for 100 ms, on the
-    loop whose lag is asked for."""
+    """Returns a quantile, interpolated linearly, as numpy does by default.
+
+    Without numpy, whose first call imports modules for 100 ms on the loop that is measured.
+    """
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)

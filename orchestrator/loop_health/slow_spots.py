@@ -1,4 +1,4 @@
-"""What made the loop late, by place: the records that `metrics.jsonl`, the log, `counterpoint status` and a replay show."""
+"""Slow spots: places that made the loop late, as `metrics.jsonl`, the log, `counterpoint status` and a replay show them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from orchestrator.loop_health.blame_evidence import Kind
 from orchestrator.loop_health.stacks import NOWHERE, Place
 
 METRIC = "event_loop_blame"
-"""Of a metrics line: its worst slow_spots, a list of objects."""
+"""Metric with the worst slow spots of a step, a list of objects."""
 
 WORST = 5
-"""SlowSpots a metrics line holds."""
+"""Slow spots in a metrics line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,23 @@ class SlowSpot:
     kind: Kind
     place: Place
     callback: str = ""
-    """The task's coroutine or the callback that the loop ran, where that is another function than the place's."""
+    """The task's coroutine or the callback that the loop ran, if it is not the place's function."""
     thread: str = ""
-    """Who held the GIL; the number of a pool's thread is left out."""
+    """Thread that held the GIL, without its number in a pool."""
     seconds: float = 0.0
-    """Altogether, at least: when the loop should have answered is known, since when it could not is not."""
+    """Total lateness, a lower bound: when the loop was due is known, but not since when it was blocked."""
     worst: float = 0.0
     """The longest, in seconds."""
     count: int = 0
-    """Late moments it had a part in."""
+    """Number of late moments that it contributed to."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two slow spots the same."""
+        """Identity: slow spots with equal keys are the same."""
         return self.kind, self.place, self.callback, self.thread
 
     def plus(self, other: SlowSpot) -> SlowSpot:
-        """Both together."""
+        """Returns the sum of both."""
         return replace(
             self,
             seconds=self.seconds + other.seconds,
@@ -49,13 +49,13 @@ class SlowSpot:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """A flat object for `metrics.jsonl`; `of_json` reads it."""
+        """Returns a flat object for `metrics.jsonl`; `of_json` reads it."""
         fields = asdict(self)
         return {"kind": str(self.kind), **fields.pop("place"), **{n: fields[n] for n in fields if n != "kind"}}
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> SlowSpot:
-        """Raises `KeyError` or `ValueError` for what is not an slow_spot."""
+        """Reads the object of `as_json`. Raises `KeyError` or `ValueError` for anything else."""
         place = Place(fields["function"], fields["file"], fields["line"], fields["inside"])
         numbers = {name: fields[name] for name in ("callback", "thread", "seconds", "worst", "count")}
         return cls(Kind(fields["kind"]), place, **numbers)
@@ -74,32 +74,34 @@ class SlowSpot:
                 return f"the loop waited in {where}"
             case Kind.MACHINE:
                 return "the machine gave the CPU to others"
-        return "it cannot be told why"
+        return "the reason is unknown"
 
 
 @dataclass(slots=True)
 class SlowSpots:
-    """A collection of them, one a place."""
+    """A collection of slow spots, one per place."""
 
     moments: int = 0
     """How often the loop was late."""
     by_key: dict[tuple[object, ...], SlowSpot] = field(default_factory=dict)
     watched: bool = True
-    """Whether the loop was watched all the while; if not, there may have been any number."""
+    """Whether the loop was watched all the time; if not, the numbers are incomplete."""
 
     def add(self, slow_spots: Iterable[SlowSpot]) -> None:
-        """Takes them in."""
+        """Adds slow spots."""
         for slow_spot in slow_spots:
             known = self.by_key.get(slow_spot.key)
             self.by_key[slow_spot.key] = known.plus(slow_spot) if known is not None else slow_spot
 
     def worst(self, count: int = WORST) -> list[SlowSpot]:
-        """Those that took longest, the first one most."""
+        """Returns those that took longest, the longest first."""
         return sorted(self.by_key.values(), key=lambda slow_spot: -slow_spot.seconds)[:count]
 
     def metrics(self) -> dict[str, Any]:
-        """For a step's metrics line: `event_loop_late/n`, `event_loop_late/<kind>` in seconds, and the worst slow_spots.
-        Where the loop was not watched the numbers are left out: a zero would say that it was never late."""
+        """Returns metrics: `event_loop_late/n`, `event_loop_late/<kind>` in seconds, and the worst slow spots.
+
+        Without the numbers if the loop was not watched: a zero would mean that it was never late.
+        """
         seconds = dict.fromkeys(Kind, 0.0)
         for slow_spot in self.by_key.values():
             seconds[slow_spot.kind] += slow_spot.seconds
@@ -114,7 +116,7 @@ class SlowSpots:
 
 
 def slow_spots_of(lines: Iterable[Mapping[str, Any]]) -> SlowSpots:
-    """Those of all steps, from their metrics lines."""
+    """Collects the slow spots of metrics lines."""
     slow_spots = SlowSpots()
     for line in lines:
         slow_spots.moments += line.get("event_loop_late/n", 0)
@@ -123,12 +125,12 @@ def slow_spots_of(lines: Iterable[Mapping[str, Any]]) -> SlowSpots:
 
 
 def pool_name(thread: str) -> str:
-    """A thread's name without its number in a pool: what one of them does, all do."""
+    """Returns a thread's name without its number in a pool: all threads of a pool do the same work."""
     return re.sub(r"[-_]\d+$", "", thread)
 
 
 def merged(parts: Sequence[SlowSpot]) -> list[SlowSpot]:
-    """The slow spots of one late moment, each place once and counted once."""
+    """Returns the slow spots of one late moment, each place once and counted once."""
     slow_spots = SlowSpots()
     slow_spots.add(parts)
     return [replace(slow_spot, worst=slow_spot.seconds, count=1) for slow_spot in slow_spots.by_key.values()]

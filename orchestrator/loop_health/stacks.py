@@ -1,7 +1,7 @@
-"""A thread's Python stack in a form that takes microseconds to keep, and the words for it, which may take longer.
+"""Samples a thread's Python stack in microseconds, and describes it later.
 
-Whoever looks at another thread's stack holds the GIL, which that thread wants: so only code objects and instruction offsets are
-taken there and then, and lines, names and paths are found later. Used by `orchestrator/loop_health/blame.py`.
+Reading another thread's stack needs the GIL, which that thread waits for. So a sample has only code objects and instruction
+offsets; lines, names and paths are found later. Used by `orchestrator/loop_health/blame.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 
 Position = tuple[CodeType, int]
-"""A code object and the offset of the instruction it is at, in bytes."""
+"""A code object and the offset of its current instruction, in bytes."""
 
 Stack = tuple[Position, ...]
 """Innermost first."""
@@ -27,14 +27,14 @@ _LIBRARIES = frozenset(
         "pybase64", "pydantic", "rich", "scipy", "tokenizers", "torch", "transformers", "uvloop", "yarl", "zmq",
     }
 )  # fmt: skip
-"""Installed packages that, like the standard library, do what they are asked: whoever asked is to be named. Any other installed
-package may be an environment, whose code is exactly what a person wants to see."""
+"""Installed packages that are libraries, like the standard library: their caller is named instead. Any other installed package
+may be an environment, whose code is named."""
 
 _SHOWN_FRAMES = 8
 
 
 def stack_of(frame: FrameType | None) -> Stack:
-    """The stack that ends in `frame`. Needs the GIL for about a tenth of a microsecond a frame."""
+    """Returns the stack that ends in `frame`. Holds the GIL for about a tenth of a microsecond per frame."""
     positions: list[Position] = []
     while frame is not None:
         positions.append((frame.f_code, frame.f_lasti))
@@ -44,7 +44,7 @@ def stack_of(frame: FrameType | None) -> Stack:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of code to be named, as a person wants to read it."""
+    """A line of code, for a person."""
 
     function: str
     """Qualified name."""
@@ -52,15 +52,15 @@ class Place:
     """Relative to where it was imported from."""
     line: int
     inside: str = ""
-    """The innermost function, where that is a library's."""
+    """The innermost function, if it is a library's."""
 
 
 NOWHERE = Place("", "", 0)
-"""No code is to be named."""
+"""Stands for unknown code."""
 
 
 def place_of(stack: Stack) -> Place:
-    """The innermost position that is not a library's; the innermost of all where there is none. `NOWHERE` of an empty stack."""
+    """Returns the innermost place outside libraries; without one, the innermost of all. `NOWHERE` for an empty stack."""
     if not stack:
         return NOWHERE
     code, offset = next((position for position in stack if not _is_library(position[0].co_filename)), stack[0])
@@ -70,12 +70,12 @@ def place_of(stack: Stack) -> Place:
 
 
 def is_known(stack: Stack) -> bool:
-    """Whether it shows any code but libraries'."""
+    """Whether the stack has code outside libraries."""
     return any(not _is_library(code.co_filename) for code, _ in stack)
 
 
 def describe(stack: Sequence[Position]) -> str:
-    """One line for people: `inner (file:2) < outer (file:1)`; of a long stack its two ends."""
+    """Returns one line for people: `inner (file:2) < outer (file:1)`; of a long stack both ends."""
     frames = [f"{code.co_qualname} ({_shown(code.co_filename)}:{_line(code, offset)})" for code, offset in stack]
     if len(frames) > _SHOWN_FRAMES:
         frames[_SHOWN_FRAMES // 2 : -_SHOWN_FRAMES // 2] = ["..."]
@@ -83,7 +83,7 @@ def describe(stack: Sequence[Position]) -> str:
 
 
 def source_of(stack: Stack) -> str:
-    """The text of the line that `place_of` names; empty where there is no source. May read the file."""
+    """Returns the text of the line that `place_of` names; empty without source. May read the file."""
     place = place_of(stack)
     code = next((code for code, _ in stack if code.co_qualname == place.function), None)
     return linecache.getline(code.co_filename, place.line).strip() if code is not None else ""

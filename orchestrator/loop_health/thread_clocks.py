@@ -1,7 +1,7 @@
-"""What the kernel knows of this process's threads: how long each has run, waited for a CPU, and what it is at right now.
+"""Reads the kernel's data on this process's threads: how long each has run or waited for a CPU, and its present state.
 
-Everything is read without letting go of the GIL, in a few microseconds: `os.pread` would let others run between the look at
-a stack and the look at its thread. Linux only; elsewhere, and where `/proc` is closed, the answers are None.
+All is read without releasing the GIL, in a few microseconds: with `os.pread` other threads could run between the reading of a
+stack and of its thread's state. Linux only; elsewhere, and where `/proc` is closed, the answers are None.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from enum import Enum, auto
 
 
 class Doing(Enum):
-    """What a thread is at."""
+    """State of a thread."""
 
     RUNNING = auto()
     """On a CPU, or waiting for one."""
     WANTING_GIL = auto()
-    """Waiting for the GIL: whoever looks has it, so that is any thread in Python code."""
+    """Waiting for the GIL. The observer holds it, so every thread in Python code is in this state."""
     BLOCKED = auto()
     """Waiting for something else: time, a lock, a disk, a socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Clocks at one moment, in seconds since whenever."""
+    """Clocks at one moment, in seconds since an arbitrary start."""
 
     loop_cpu: float | None
     """Of the loop's thread."""
     loop_delay: float | None
-    """How long it was ready to run without a CPU."""
+    """How long the loop's thread was ready to run without a CPU."""
     others_cpu: float
-    """Of all other threads together."""
+    """Time that all other threads ran, in total."""
 
 
 _LINUX = sys.platform == "linux"
 _ANSWER_BYTES = 256
 _RUNTIME_BYTES = 1 << 20
-"""The interpreter's state, a static variable that the GIL is part of, is smaller."""
+"""Upper bound of the size of the interpreter's state, a static variable that contains the GIL."""
 
 _SUSPECTS = 4
-"""Threads that ran most, of which the one to blame is chosen."""
+"""Number of threads that ran most, from which the blamed one is chosen."""
 
 
 class ThreadClocks:
-    """Clocks of all threads, and more of the loop's. Close it."""
+    """Clocks of all threads, with details of the loop's thread. The owner must close it."""
 
     def __init__(self, loop_thread: int) -> None:
         """`loop_thread` is the native id of the loop's thread."""
@@ -56,16 +56,16 @@ class ThreadClocks:
         self._schedstat = _ProcFile(loop_thread, "schedstat")
         self._syscall = _ProcFile(loop_thread, "syscall")
         self._seen: dict[int, float] = {}
-        """Clocks of the other threads when last looked at, by native id."""
+        """Last readings of the other threads' clocks, by native id."""
         self._turn = 0
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes the files."""
         self._schedstat.close()
         self._syscall.close()
 
     def read(self) -> Reading:
-        """The clocks now."""
+        """Returns the clocks now."""
         fields = self._schedstat.read().split()
         if len(fields) >= 2:
             cpu, delay = int(fields[0]) * 1e-9, int(fields[1]) * 1e-9
@@ -74,11 +74,11 @@ class ThreadClocks:
         return Reading(cpu_alone, None, time.process_time() - (cpu_alone or 0.0))
 
     def doing(self) -> Doing | None:
-        """What the loop's thread is doing, while the caller holds the GIL. None where the kernel does not say."""
+        """Returns the state of the loop's thread while the caller holds the GIL. None if the kernel does not show it."""
         return _meaning(self._syscall.read())
 
     def watch(self, count: int) -> None:
-        """Notes the clocks of the next `count` other threads, in turn: all of them every time would cost too much."""
+        """Reads the clocks of the next `count` other threads, in turn: reading all every time would cost too much."""
         others = self._others()
         for _ in range(min(count, len(others))):
             self._turn = (self._turn + 1) % len(others)
@@ -88,8 +88,10 @@ class ThreadClocks:
             self._seen = {thread.native_id or 0: self._seen.get(thread.native_id or 0, 0.0) for thread in others}
 
     def busiest(self) -> threading.Thread | None:
-        """The other thread that has run most since it was last looked at and now wants the GIL back. None where none ran, or
-        several did and all are past that: running is no proof, numpy does so without the GIL."""
+        """Returns the other thread that has run most since its last reading and now waits for the GIL.
+
+        None if none ran, or several did and none waits for the GIL: running alone is no proof, as numpy runs without it.
+        """
         ran: list[tuple[float, threading.Thread]] = []
         for thread in self._others():
             cpu = _cpu_seconds(thread.native_id or 0)
@@ -107,7 +109,7 @@ class ThreadClocks:
 
 
 def _cpu_seconds(thread_id: int) -> float | None:
-    """How long the thread of that native id has run; None when it is gone.
+    """Returns how long the thread of that native id has run, in seconds; None when it has ended.
 
     The clock's id is made as Linux defines it: `time.pthread_getcpuclockid` may crash for a thread that has just ended.
     """
@@ -128,7 +130,7 @@ def _doing(thread_id: int) -> Doing | None:
 
 
 def _meaning(syscall: bytes) -> Doing | None:
-    """Of a thread's `/proc/.../syscall`: its state, or the system call's number and its arguments."""
+    """Parses a thread's `/proc/.../syscall`: its state, or the system call's number and its arguments."""
     fields = syscall.split()
     if not fields or _RUNTIME is None:
         return None
@@ -140,7 +142,7 @@ def _meaning(syscall: bytes) -> Doing | None:
 
 
 class _ProcFile:
-    """A file of a thread below `/proc`, empty where there is none. Read through a library handle that keeps the GIL."""
+    """A file of a thread below `/proc`; empty if it does not exist. Read by a library handle that keeps the GIL."""
 
     def __init__(self, thread_id: int, name: str) -> None:
         self._buffer = ctypes.create_string_buffer(_ANSWER_BYTES)

@@ -1,7 +1,6 @@
-"""The daemon's own threads. `asyncio.to_thread` is left to environments and other code by import path, whose work may
-be slow or never end.
+"""The daemon's own threads. Environments and other code by import path use those of `asyncio.to_thread`.
 
-Were there one pool for both, scorers that hang would keep the daemon from its own commits.
+Their work may be slow or never end. With one pool for both, scorers that hang would block the daemon's commits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _SWITCH_INTERVAL_SECONDS = 0.0001
-"""How long a thread running Python may hold the loop off; Python's default is 5 ms."""
+"""How long a thread that runs Python may keep the GIL from the loop; Python's default is 5 ms."""
 
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="orchestrator")
 _computer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="computing")
@@ -28,15 +27,17 @@ _computer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="computing")
 async def in_thread(
     function: Callable[Arguments, Result], *arguments: Arguments.args, **keywords: Arguments.kwargs
 ) -> Result:
-    """`function(*arguments)` in one of the daemon's threads, in the caller's context. Cancelling does not end the function."""
+    """Runs the function in one of the daemon's threads, in the caller's context. Cancelling does not end the function."""
     return await _run_in(_threads, partial(function, *arguments, **keywords))
 
 
 async def run_cpu_bound(
     function: Callable[Arguments, Result], *arguments: Arguments.args, **keywords: Arguments.kwargs
 ) -> Result:
-    """As `in_thread`, for what computes instead of waiting: one after the other. Threads that compute take turns on the GIL, and
-    the loop's turn would come the later the more of them there are, while none gets done sooner."""
+    """Runs a function that computes, as `in_thread`, but one at a time.
+
+    Threads that compute share the GIL: with more of them the loop would wait longer, and none would end sooner.
+    """
     return await _run_in(_computer, partial(function, *arguments, **keywords))
 
 
@@ -46,7 +47,7 @@ async def _run_in(threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Re
 
 @contextmanager
 def prompt_switching() -> Iterator[None]:
-    """Lets the loop take the GIL back sooner from threads that run Python, during the block."""
+    """Shortens the switch interval during the block, so that the loop acquires the GIL sooner."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     try:
@@ -56,7 +57,7 @@ def prompt_switching() -> Iterator[None]:
 
 
 def give_environments_threads(count: int) -> None:
-    """Lets `asyncio.to_thread` of the running loop do `count` things at once, instead of a handful."""
+    """Gives `asyncio.to_thread` of the running loop `count` threads."""
     asyncio.get_running_loop().set_default_executor(
         ThreadPoolExecutor(max_workers=count, thread_name_prefix="environment")
     )

@@ -1,8 +1,8 @@
-"""Names every wait, and says what is awaited when nothing moves.
+"""Names every wait, and logs what is awaited when there is no progress.
 
-`awaiting(what, where)` registers a wait for as long as its block lasts. The watchdog is a thread, so that it also sees a
-loop that is itself blocked: without progress it logs the scheduler's view and every wait with its age; with a blocked loop
-it logs the Python stack that blocks it. It feeds the supervisor's watchdog, or systemd's, only while the loop ticks.
+`awaiting(what, where)` registers a wait during its block. The watchdog is a thread, so that it also notices a blocked loop.
+Without progress it logs the scheduler's reasons and every wait with its age; of a blocked loop it logs the Python stack. It sends
+heartbeats to the supervisor, or to systemd, only while the loop runs.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from cluster.notify import Heartbeat
 logger = logging.getLogger(__name__)
 
 TROUBLE_SHARE = 0.25
-"""Of `stall_warning_seconds`, without progress, before the supervisor is told."""
+"""Share of `stall_warning_seconds` without progress after which a trouble is reported to the supervisor."""
 
 _REPORTED_WAITS = 12
-"""Waits named in one report; hundreds of rollouts wait for the same thing."""
+"""Waits in one report; hundreds of rollouts may wait for the same thing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One thing being awaited."""
+    """One wait."""
 
     what: str
     where: str
@@ -57,12 +57,12 @@ def awaiting(what: str, where: str = "") -> Iterator[None]:
 
 
 def waits() -> list[Wait]:
-    """Everything awaited at present, the oldest first."""
+    """Returns the present waits, the oldest first."""
     return sorted(_waits.copy().values(), key=lambda wait: wait.since)
 
 
 def describe_waits() -> str:
-    """The waits as one line for people, the oldest first."""
+    """Returns the waits as one line for people, the oldest first."""
     now, current = time.monotonic(), waits()
     lines = [
         f"{wait.what}{f' ({wait.where})' if wait.where else ''} for {now - wait.since:.1f} s"
@@ -74,11 +74,11 @@ def describe_waits() -> str:
 
 
 class StallError(RuntimeError):
-    """Nothing moved for `stall_timeout_seconds`."""
+    """No progress for `stall_timeout_seconds`."""
 
 
 class Watchdog:
-    """Watches progress from a thread. `describe` is called on the loop and says what the scheduler waits for."""
+    """Watches progress from a thread. `describe` is called on the loop and returns what the scheduler waits for."""
 
     def __init__(self, warning_seconds: float, timeout_seconds: float | None, describe: Callable[[], str]) -> None:
         self._warning_seconds = warning_seconds
@@ -90,11 +90,11 @@ class Watchdog:
         self._reported_stall = self._reported_block = -float("inf")
 
     def beat(self) -> None:
-        """The loop is alive; called from it several times a second."""
+        """Records that the loop runs. Called on it several times a second."""
         self._last_beat = time.monotonic()
 
     def progress(self) -> None:
-        """Something happened that brings the run forward."""
+        """Records progress of the run."""
         self._last_progress = time.monotonic()
 
     async def run(self) -> None:
@@ -133,13 +133,13 @@ class Watchdog:
                 if silent < self._timeout_seconds:
                     _on_loop(loop, stalled.set)
                 else:
-                    # The loop cannot raise: it does not run. What is on disk is complete; leave as after a SIGKILL.
+                    # A blocked loop cannot raise. What is on disk is complete; exit as after a SIGKILL.
                     sys.stderr.write(f"error: the event loop has been blocked for {silent:.0f} s; giving up\n")
                     sys.stderr.flush()
                     os._exit(1)
 
     def _trouble(self, silent: float, idle: float) -> str:
-        """For whoever looks at the job, long before it is worth a report in the log."""
+        """Returns the trouble to show in the job's status, earlier than the log reports it; empty for none."""
         if max(silent, idle) < self._warning_seconds * TROUBLE_SHARE:
             return ""
         since = (datetime.now() - timedelta(seconds=max(silent, idle))).strftime("%H:%M:%S")
@@ -149,7 +149,7 @@ class Watchdog:
         what = (
             f"; it waits for {awaited[0].what}{f' ({awaited[0].where})' if awaited[0].where else ''}" if awaited else ""
         )
-        return f"nothing has moved since {since}{what}"
+        return f"no progress since {since}{what}"
 
     def _report_stall(self) -> None:
         idle = time.monotonic() - self._last_progress
@@ -169,7 +169,7 @@ class Watchdog:
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Schedules on the loop from the watchdog's thread; a loop that has just closed has no more to report."""
+    """Schedules `function` on the loop from the watchdog's thread. Ignores a loop that has just closed."""
     if not loop.is_closed():
         try:
             loop.call_soon_threadsafe(function)

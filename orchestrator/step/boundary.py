@@ -1,9 +1,8 @@
-"""The step boundary, phase by phase and each one timed: merge, records, commit, trim. A replay drives it too.
+"""The step boundary, phase by phase, each one timed: merge, records, commit, trim. A replay uses it, too.
 
-The order is the contract (`docs/contracts.md`, "Order of a step"): what a kill leaves behind is either a step that never
-was, or one that is committed and will be trained. The merged batch travels to the trainer while the records are written.
-Bulk bytes are never copied, and every phase runs in a thread, in calls that hold the GIL shortly; in one call a phase, since
-on a busy loop each return to it waits for its turn.
+The order is the contract (`docs/contracts.md`, "Order of a step"): after a kill a step either does not exist, or is committed and
+will be trained. The merged batch travels to the trainer while the records are written. Bulk bytes are never copied. Every phase
+runs in a thread, in calls that hold the GIL shortly, and in one thread call, since each return to a busy loop takes time.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from transport.process.yield_gil import yielding_gil
 from transport.records import Batch, Rollout, Sample
 
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
-"""Merges some rollouts off the loop."""
+"""Merges rollouts outside the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBoundary:
-    """One run's step boundary. `state_columns` is by environment."""
+    """The step boundary of one run. `state_columns` is by environment."""
 
     run_dir: Path
     run_id: str
@@ -48,11 +47,11 @@ class StepBoundary:
     keep_checkpoints: int = 2
     keep_rollouts: int = 1000
     dump: DumpHeader | None = None
-    """The header of every step's dump, but for what differs by step; None: no dumps."""
+    """The dumps' header, without `step` and `shipped`; None: no dumps."""
     merge_chunk: MergeChunk | None = None
-    """Where rollouts are merged; a thread where it is None."""
+    """Merges rollouts in a process; None: they are merged in a thread."""
     transcribe: Transcriber | None = None
-    """Gives the records of rollouts their text; None: they have none."""
+    """Decodes rollouts for the records; None: records have no text."""
 
     def begin(
         self, step: int, rollouts: Sequence[Rollout], discarded: Sequence[Rollout], clock: PhaseClock | None = None
@@ -65,7 +64,7 @@ class StepBoundary:
         return StepInProgress(self, step, rollouts, discarded, clock or PhaseClock())
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
-        """The batch of `step`, the samples of every rollout that neither failed nor was filtered; and its bytes."""
+        """Returns the batch of `step`, with the samples of every rollout that neither failed nor was filtered, and its bytes."""
         kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
         if self.merge_chunk is None and self.gather_chunk_size is None:
             return await run_cpu_bound(lambda: self._assemble(step, merge_all(kept)))
@@ -78,7 +77,7 @@ class StepBoundary:
 
     def _assemble(self, step: int, samples: Sequence[Sample]) -> tuple[Batch, int]:
         batch = assemble_batch(self.run_id, step, samples)
-        # Once committed, a batch that the trainer refuses would be sent again by every resume.
+        # Every resume would send again a committed batch that the trainer refuses.
         codec.validate(batch)
         return batch, batch.nbytes
 
@@ -156,18 +155,18 @@ class StepInProgress:
 
 
 def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:
-    """The samples of some rollouts, in order."""
+    """Returns the samples of rollouts, in order."""
     return [sample for rollout in yielding_gil(rollouts) for sample in merge_rollout(rollout)]
 
 
 @cache
 def _malloc_trim_function() -> Any:
-    """glibc's `malloc_trim`, None with another C library."""
+    """Returns the C library's `malloc_trim`; None unless it is glibc."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def give_memory_back() -> None:
-    """Gives freed memory back to the system: without it a daemon grows by several MB a step."""
+    """Returns freed memory to the system. Without it a daemon grows by several MB per step."""
     trim = _malloc_trim_function()
     if trim is not None:
         trim(0)

@@ -1,10 +1,10 @@
 """The orchestrator's checkpoint of a step: its commit. State after the step, rollouts that wait, and the step's metrics.
 
-`checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), the rollouts that wait in `waiting-<k>.bin`, which it names,
-and `metrics.json`. At a commit few wait: those lost since the step was put together. The groups that are ready to ship would be
-written again and again, as much as a batch each time, and begin anew after a kill instead. A shutdown writes the newest step's
-state anew, with what has finished since and the groups that are ready: a new `waiting` file first, then `orchestrator.msgpack`
-in one rename.
+`checkpoints/step_N/` holds `orchestrator.msgpack` (small and plain), `waiting-<k>.bin`, which it names, with the rollouts that
+wait, and `metrics.json`. At a commit few rollouts wait: those discarded since the step was put together. Ready groups are not
+written, as they would be written at every commit, as much as a batch each time; they start again after a kill. A shutdown
+rewrites the newest step's state, with rollouts discarded since and the ready groups: first a new `waiting` file, then
+`orchestrator.msgpack` in one rename.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything a resume needs. Values are plain (msgpack); rollouts are not changed after they were finalized."""
+    """The state for a resume. Values are plain (msgpack). Nothing changes the rollouts."""
 
     step: int
     identity: dict[str, Any]
-    """What must not change between lives, see `identity_of`."""
+    """Values that a resume must not change, see `identity_of`."""
     scheduler: dict[str, Any]
     counts: dict[str, int]
-    """What has been counted for the next step's metrics."""
+    """Counts for the next step's metrics."""
     waiting: list[Rollout]
-    """Rollouts of finalized groups that no step has accounted for: lost since the last one, and at a shutdown ready to ship."""
+    """Rollouts of finalized groups that no step has counted: discarded ones and, at a shutdown, those ready to ship."""
     line: MetricsLine | None = None
-    """The step's metrics; None where no step was taken (step 0, and the state written at shutdown)."""
+    """The step's metrics; None at step 0 and in a state written at shutdown."""
 
 
 def identity_of(config: RunConfig) -> dict[str, Any]:
-    """Seed and mix: the order of examples depends on them, so a run cannot go on with others."""
+    """Returns seed and mix. The order of examples depends on them, so a resume must not change them."""
     environments = [
         environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"})
         for environment in config.environments
@@ -76,7 +76,7 @@ def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 
 def load_newest(config: RunConfig) -> Checkpoint | None:
-    """The newest checkpoint, None without any.
+    """Loads the newest checkpoint; None without any.
 
     Raises `ConfigurationError` when seed or environments differ from it, `CheckpointError` when it cannot be read.
     """
@@ -94,8 +94,7 @@ def load_newest(config: RunConfig) -> Checkpoint | None:
 
 
 def check_resumable(config: RunConfig) -> None:
-    """Raises as `load_newest` does, of the configuration and of what is small, without reading rollouts: for whoever is to start
-    a run and wants to know before."""
+    """Raises as `load_newest` does, without reading rollouts: a quick check before a run is started."""
     directory = _newest(config)
     if directory is not None:
         _check_identity(config, _read_state(directory)["identity"], directory)
@@ -119,7 +118,7 @@ def _read_state(directory: Path) -> dict[str, Any]:
 
 
 def committed_lines(run_dir: Path) -> list[MetricsLine]:
-    """The metrics lines that the checkpoints hold, by step."""
+    """Returns the metrics lines that the checkpoints hold, in the order of steps."""
     checkpoints = run_dir / "checkpoints"
     files = [checkpoints / f"step_{step}" / "metrics.json" for step in published_steps(checkpoints)]
     return [orjson.loads(file.read_bytes()) for file in files if file.exists()]

@@ -1,11 +1,11 @@
-"""What is due to the trainer, and what the trainer has: a pure state machine that `sender.py` executes.
+"""Decides what to send to the trainer and keeps track of what it has: a pure state machine that `sender.py` executes.
 
-Sessions: every READY of the trainer opens one and numbers it, be it on a fresh connection or not. Whatever is sent names the
-session that it belongs to, and what belongs to another than the present one is dropped, by the link, by the trainer and here:
-a batch that was on its way while the trainer began anew can neither come ahead of its credit nor be held against the run.
+Sessions: every READY of the trainer opens a session and numbers it, on a new connection or not. Every message names its session,
+and messages of another session are dropped, by the link, by the trainer and here. So a batch that was in transit while the
+trainer restarted neither exceeds the credit nor causes an eviction.
 
 Offered and committed: a batch is offered before its step is committed, so that it travels while the disk is awaited. The trainer
-trains it once a COMMIT of the same session covers its step, and forgets what no COMMIT covers when the session ends.
+trains it once a COMMIT of the same session covers its step. At a session's end it drops batches that no COMMIT covers.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from transport.messages import Acknowledged, Bye, Evicted, Ready, Rejected, ToOr
 
 
 class EvictedError(RuntimeError):
-    """The trainer takes nothing more from this run; the message is its reason."""
+    """The trainer accepts nothing more from this run; the message is its reason."""
 
 
 class RejectedError(RuntimeError):
-    """The trainer refused a message of ours: the two ends differ in what a valid batch is, which no retry mends."""
+    """The trainer refused a message: both ends disagree about a valid batch, which no retry mends."""
 
 
 class MissingBatchError(RuntimeError):
-    """The trainer asks for a step whose batch is gone, or that never was."""
+    """The trainer requested a step whose batch is gone or never existed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendBatch:
-    """To be done: send the batch of `step`."""
+    """Due: send the batch of `step`."""
 
     step: int
     session: int
@@ -37,7 +37,7 @@ class SendBatch:
 
 @dataclass(frozen=True, slots=True)
 class SendCommit:
-    """To be done: say that the steps up to `step` are committed."""
+    """Due: announce that the steps up to `step` are committed."""
 
     step: int
     session: int
@@ -47,53 +47,53 @@ Due = SendBatch | SendCommit
 
 
 class Delivery:
-    """`newest_step` is the last committed step, 0 for none."""
+    """The state of delivery. `newest_step` is the last committed step, 0 for none."""
 
     def __init__(self, run_id: str, newest_step: int) -> None:
         self._run_id = run_id
         self.sizes: dict[int, int] = {}
-        """Of the batches, by step, in bytes; those on disk are for the caller to add."""
+        """Bytes of the batches by step. The caller adds those on disk."""
         self.newest_step = newest_step
         """The last committed step."""
         self._offered = newest_step
-        """The last step that there is a batch of."""
+        """The last step that was offered."""
         self.session: Ready | None = None
-        """The READY that opened the present session; None while the trainer is away or lets the run wait."""
+        """The READY that opened the present session; None while the trainer is disconnected or makes the run wait."""
         self._sent = 0
-        """The last step sent in this session, or that the trainer had at its beginning."""
+        """The last step that was sent in this session, or that the trainer had at its beginning."""
         self.acknowledged = 0
-        """The last step that the trainer has, by its newest word; those before it, too. Until its first READY, none is known."""
+        """The last step that the trainer has, by its newest message; it has earlier ones, too. 0 until its first READY."""
         self._announced = 0
-        """The last step whose commit was said in this session."""
+        """The last step whose commit was announced in this session."""
 
     # --- events ---
 
     def receive(self, message: ToOrchestrator) -> None:
-        """The trainer says something. Raises `EvictedError`, `RejectedError`, `MissingBatchError`."""
+        """Handles a message of the trainer. Raises `EvictedError`, `RejectedError`, `MissingBatchError`."""
         match message:
             case Ready():
                 self._begin_session(message)
             case Waiting() | Bye():
                 self.session = None
             case Acknowledged(step):
-                # It trains step by step, so this stands for the ones before, whose own words may be lost.
+                # It trains step by step, so this covers earlier steps, whose own messages may be lost.
                 self.acknowledged = max(self.acknowledged, min(step, self.newest_step))
                 self._sent = max(self._sent, self.acknowledged)
             case Rejected(step, reason, session):
                 if session is None or (self.session is not None and session == self.session.session):
-                    what = f"the batch of step {step}" if step is not None else "a message of ours"
+                    what = f"the batch of step {step}" if step is not None else "a message of this run"
                     raise RejectedError(f"the trainer rejected {what}: {reason}")
             case Evicted(reason):
                 raise EvictedError(f"the trainer evicted run {self._run_id!r}: {reason}")
 
     def offer(self, step: int, nbytes: int) -> None:
-        """There is a batch of the next step, which is not committed yet."""
+        """Adds the batch of the next step, which is not committed yet."""
         assert step == self._offered + 1 == self.newest_step + 1
         self.sizes[step] = nbytes
         self._offered = step
 
     def commit(self, step: int) -> None:
-        """The offered step is committed."""
+        """Marks the offered step as committed."""
         assert step == self._offered == self.newest_step + 1
         self.newest_step = step
 
@@ -101,7 +101,7 @@ class Delivery:
         if ready.next_step > self.newest_step + 1:
             raise MissingBatchError(
                 f"the trainer has trained up to step {ready.next_step - 1}, but this run's newest committed step is "
-                f"{self.newest_step}: its checkpoints are newer than ours; resume both from the same output directory"
+                f"{self.newest_step}: its checkpoints are newer than this run's; resume both from the same output directory"
             )
         self.session = ready
         self._sent = self.acknowledged = self._announced = ready.next_step - 1
@@ -109,7 +109,7 @@ class Delivery:
     # --- what is due ---
 
     def next(self) -> Due | None:
-        """What to do now, which counts as done from now on; None when nothing is due."""
+        """Returns what to send now, and counts it as sent; None when nothing is due."""
         if self.session is None:
             return None
         if self._announced < self.newest_step:
@@ -126,7 +126,7 @@ class Delivery:
         return not unacknowledged or (len(unacknowledged) < session.credit and held <= session.credit_bytes)
 
     def wants(self, due: Due) -> bool:
-        """Whether what was due still is: the session is the same, and the trainer has not got the batch meanwhile."""
+        """Whether `due` is still due: the session is the same, and the trainer does not have the batch by now."""
         if self.session is None or due.session != self.session.session:
             return False
         return isinstance(due, SendCommit) or due.step > self.acknowledged

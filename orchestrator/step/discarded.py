@@ -1,8 +1,8 @@
-"""What a run has lost since its last step: rollouts that failed or were filtered, whose groups will never ship.
+"""Rollouts discarded since the last step: those of finalized groups that were dropped.
 
-They are recorded with the next step, counted truly however many they are, and said sparingly: an environment that always fails,
-or filters that leave nothing, lose thousands a minute and may never let a step come. Where every rollout fails, the pause
-after each grows, so that nothing spins.
+They are recorded with the next step, counted exactly, and logged rarely: an environment that always fails, or filters that leave
+nothing, discard thousands a minute, and there may never be a next step. While every rollout fails, the pause after each grows, so
+that failures do not use up the CPU.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from transport.records import Rollout
 logger = logging.getLogger(__name__)
 
 DISCARDED_FILE = "discarded.json"
-"""In the run's directory: the last report, for those who look from outside."""
+"""The last report, in the run's directory, for other processes."""
 
 RECORDED_BATCHES = 64
-"""Lost rollouts, in batches, whose records one step keeps; further ones are only counted."""
+"""Discarded rollouts, in batches, whose records one step keeps; further ones are only counted."""
 
 WARN_BATCHES = 8
-"""Rollouts lost since the last step, in batches, before it is said, and again in the log whenever they have doubled."""
+"""Rollouts discarded since the last step, in batches, before a report; the log repeats it whenever they have doubled."""
 
 FAILING_GROUPS = 4
-"""Or so many groups of which every rollout failed, one after the other."""
+"""Also reported: the rollouts of so many groups failed in a row."""
 
 REPORT_SECONDS = 2.0
-"""Between two reports."""
+"""Least time between two reports."""
 
 FIRST_FAILURES = 5
-"""Failed rollouts of each kind whose error is logged in full; then one every `FAILURE_SECONDS` stands for all."""
+"""Failed rollouts of each kind that are logged; after that, one every `FAILURE_SECONDS` is logged."""
 
 FAILURE_SECONDS = 10.0
 
 PAUSE_SECONDS = (0.1, 10.0)
-"""After a failed rollout, before another may start: the first, and the longest."""
+"""Pause after a failed rollout before another may start: the first and the longest."""
 
 PAUSE_DOUBLES_AFTER_GROUPS = 8
 
@@ -53,11 +53,11 @@ _COUNTED = "unrecorded/"
 _UNRECORDED = "rollouts/unrecorded"
 
 Report = dict[str, Any]
-"""`step`, `time`, `discarded`, `reason`, `notable` (whether to speak of it) and the step's additive metrics so far."""
+"""`step`, `time`, `discarded` (a number), `reason`, `notable` (whether to show it) and the additive metrics so far."""
 
 
 class DiscardedRollouts:
-    """One run's. `tell` is called with a report when there is something to say, on the loop."""
+    """The discarded rollouts of one run. `on_report` is called on the loop when a report is due."""
 
     def __init__(
         self, schedule: ScheduleConfig, on_report: Callable[[Report], None], clock: Callable[[], float] = time.monotonic
@@ -68,7 +68,7 @@ class DiscardedRollouts:
         self.rollouts: list[Rollout] = []
         """For the next step's records."""
         self._totals: Counter[str] = Counter()
-        """Of all that are lost, kept as they come: thousands of rollouts are not to be walked on the loop for a report."""
+        """Metrics of all discarded rollouts, updated incrementally: a report must not iterate over thousands on the loop."""
         self._unrecorded: Counter[str] = Counter()
         self._number = self._unrecorded_number = 0
         self._step = 0
@@ -127,11 +127,11 @@ class DiscardedRollouts:
             self._unlogged, self._logged_at = 0, self._clock()
 
     def rollout_completed(self) -> None:
-        """So it is not true that everything fails."""
+        """Resets the number of failures in a row."""
         self._failed_in_a_row = 0
 
     def take(self, step: int) -> tuple[list[Rollout], Mapping[str, int]]:
-        """What `step` accounts for: rollouts to record, and the additive metrics of those that are not recorded. Begins anew."""
+        """Returns the rollouts to record with `step`, and the additive metrics of those not recorded; resets both."""
         taken = self.rollouts, self.counts()
         self.rollouts, self._totals, self._unrecorded = [], Counter(), Counter()
         self._number = self._unrecorded_number = 0
@@ -139,10 +139,10 @@ class DiscardedRollouts:
         self._warn_at = WARN_BATCHES * self._schedule.rollouts_per_step
         return taken
 
-    # --- what it comes to ---
+    # --- reports ---
 
     def report(self) -> Report:
-        """What has been lost since the last step, in numbers, and why the last group was."""
+        """Returns the numbers since the last step, and why the last group was dropped."""
         return {
             "step": self._step,
             "time": time.time(),
@@ -159,12 +159,12 @@ class DiscardedRollouts:
     # --- checkpoint ---
 
     def counts(self) -> dict[str, int]:
-        """What must be saved beside the rollouts, by name."""
+        """Returns the counts to save with the rollouts, by name."""
         counted = {f"{_COUNTED}{name}": count for name, count in self._unrecorded.items()}
         return counted | ({_UNRECORDED: self._unrecorded_number} if counted else {})
 
     def restore(self, step: int, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> None:
-        """Goes on with what a checkpoint of `step` holds."""
+        """Restores what a checkpoint of `step` holds."""
         self._step, self.rollouts = step, list(rollouts)
         self._unrecorded = Counter(
             {name.removeprefix(_COUNTED): count for name, count in counts.items() if name.startswith(_COUNTED)}
@@ -181,7 +181,7 @@ def is_counted(name: str) -> bool:
 
 
 def with_unrecorded(line: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """A step's metrics line, which knows of the recorded rollouts, with the others in its sums (`DiscardedRollouts.take`)."""
+    """Returns a step's metrics line with unrecorded rollouts added to its sums (`DiscardedRollouts.take`)."""
     whole = dict(line)
     for name, count in counts.items():
         whole[name.removeprefix(_COUNTED)] = whole.get(name.removeprefix(_COUNTED), 0) + count
@@ -189,7 +189,7 @@ def with_unrecorded(line: Mapping[str, Any], counts: Mapping[str, int]) -> dict[
 
 
 def in_words(report: Report) -> str:
-    """A report as one short line."""
+    """Returns a report as one short line."""
     reason = " ".join(report["reason"].split())
     counted = {"failed": "failed", "inference_failed": "without an answer from inference", "filtered": "filtered"}
     kinds = ", ".join(
@@ -204,9 +204,8 @@ def in_words(report: Report) -> str:
 
 
 def save(report: Report, run_dir: Path) -> None:
-    """Writes it where `counterpoint status` and the job's summary find it, and nothing else depends on it: a failure is only
-    logged. Blocks."""
+    """Writes the report for `counterpoint status` and the job's summary. A failure is only logged. Blocks."""
     try:
         write_atomically(run_dir / DISCARDED_FILE, orjson.dumps(report))
     except OSError as error:
-        logger.warning("%s cannot be written, and shows less than there is: %s", run_dir / DISCARDED_FILE, error)
+        logger.warning("%s cannot be written and is out of date: %s", run_dir / DISCARDED_FILE, error)

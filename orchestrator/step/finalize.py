@@ -1,8 +1,8 @@
-"""What is done to a group when all its rollouts have ended: check, advantages, filters. One function, run in a worker thread.
+"""Finalizes a group whose rollouts have all ended: check, advantages, filters. One function, run in a worker thread.
 
 A rollout whose data cannot be trained on (arrays that disagree, a log-probability or reward that is not finite) is failed here,
-with a reason for a person, before it can reach a batch; its siblings and the run go on. The dispatcher reports the result to the
-scheduler as `GroupFinalized`.
+with a reason for a person, before it reaches a batch. The group's other rollouts and the run continue. The dispatcher reports the
+result to the scheduler as `GroupFinalized`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class GroupOutcome:
     """The result for one group."""
 
     event: GroupFinalized
-    """What the scheduler is told. `kept` rollouts have neither `error` nor `filtered_by`."""
+    """The scheduler's event. `kept` rollouts have neither `error` nor `filtered_by`."""
     rollouts: Sequence[Rollout]
-    """The group's, finalized."""
+    """The group's rollouts, finalized."""
     failed: int = 0
     """Rollouts that had completed and were failed here."""
     caught: FilterCounts = field(default_factory=FilterCounts)
-    """What each filter caught, by environment, monitoring or enforcing."""
+    """Rollouts that each filter caught, by environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finalizer:
-    """One run's rules, applied to one finished group after the other. A call blocks: make it in a thread."""
+    """Finalizes groups by one run's configuration. A call blocks: make it in a thread."""
 
     advantage: Advantage
     filters: Sequence[FilterConfig]
     keep_routing: bool = False
-    """Of rollouts that will not train, too: a dump wants it."""
+    """Keep the routing of rollouts that will not be trained on, for a dump."""
 
     def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
-        """As `finalize_group`, of rollouts of our own: the environment may still hold those that it played, and change them."""
+        """Finalizes copies of the rollouts, as `finalize_group`: the environment may still change those that it played."""
         own = [_own(rollout) for rollout in rollouts]
         outcome = finalize_group(own, self.advantage, self.filters, group_scoring=group_scoring)
         dropped = outcome.event.dropped is not None
@@ -59,14 +59,14 @@ class Finalizer:
             if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
                 share_tokens(rollout)
             if not self.keep_routing and (dropped or rollout.error is not None or rollout.filtered_by is not None):
-                # Only its record is still wanted; the routing of what never trains would fill memory and checkpoints.
+                # Only its record is needed; the routing would fill memory and checkpoints.
                 rollout.turns = [_without_routing(turn) for turn in rollout.turns]
                 rollout.branches = None
         return outcome
 
 
 def _own(rollout: Rollout) -> Rollout:
-    """A copy that nobody else can change any more, its state encoded. One whose state cannot be saved has failed."""
+    """Returns a copy that the environment cannot change, its state encoded. A state that cannot be saved fails the rollout."""
     own = replace(rollout, turns=list(rollout.turns), tokens=None)
     try:
         own.saved = saved_state(own)
@@ -77,13 +77,16 @@ def _own(rollout: Rollout) -> Rollout:
 
 
 def _without_routing(turn: Turn) -> Turn:
-    """The turn, its log-probabilities no view of the server's answer, which holds the routing as well."""
+    """Returns the turn without routing. Its log-probabilities are copied: they are views of an answer that holds the routing."""
     return replace(turn, routed_experts=None, log_probabilities=turn.log_probabilities.copy())
 
 
 async def finalize_in_thread(finalizer: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
-    """Judges a group in a thread. An operator's advantage function runs in the environments' threads, as all code by import path:
-    were it to hang in ours, it would stop merging, too, and with it every step."""
+    """Finalizes a group in a thread.
+
+    An operator's advantage function runs in the environments' threads, as all code by import path: if it hangs, merging and thus
+    every step must not wait for it.
+    """
     if finalizer.advantage.is_built_in:
         return await run_cpu_bound(finalizer, rollouts, group_scoring)
     return await asyncio.to_thread(finalizer, rollouts, group_scoring)
@@ -94,8 +97,8 @@ def finalize_group(
 ) -> GroupOutcome:
     """Judges all rollouts of one group, failed ones included, after scoring. Sets their `error`, `advantage` and `filtered_by`.
 
-    With `group_scoring` one failed rollout drops the whole group, since the others' rewards were relative to it. Never raises
-    for what is in a rollout or for what an advantage function does: such a group fails, and `event.dropped` and
+    With `group_scoring` one failed rollout drops the whole group, since the others' rewards are relative to it. Never raises
+    for bad data or a failing advantage function: such a group is dropped, and `event.dropped` and
     `event.detail` say why.
     """
     group_id = rollouts[0].group_id
@@ -124,7 +127,7 @@ def finalize_group(
 
 
 def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[DropReason, str] | None:
-    """Why the whole group is dropped, with a detail for a person; None when it is not."""
+    """Returns why the whole group is dropped, with a detail for a person; None if it is not."""
     failures = [rollout for rollout in rollouts if rollout.error is not None]
     inference_failed = all(rollout.inference_failed for rollout in failures)
     if len(failures) == len(rollouts):
@@ -138,7 +141,7 @@ def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[D
 
 
 def find_fault(rollout: Rollout) -> str | None:
-    """Why this completed rollout cannot be trained on, for a person, or None when it can: its turns are then merged."""
+    """Returns why a completed rollout cannot be trained on, for a person; None if it can: its turns are then merged."""
     if rollout.reward is None or not math.isfinite(rollout.reward):
         return f"the reward is {rollout.reward!r}; expected a finite number"
     if abs(rollout.reward) > LARGEST_FLOAT32:
@@ -153,7 +156,7 @@ def find_fault(rollout: Rollout) -> str | None:
         return "no turn has a completion token; there is nothing to train on"
     try:
         merge_turns(rollout)
-    except ValueError as error:  # found out now, so that a batch never has to lose a rollout that it has counted
+    except ValueError as error:  # checked now, before a batch counts the rollout
         return str(error)
     return _fault_of_tokens(rollout) or _fault_of_log_probabilities(rollout.turns)
 
@@ -172,7 +175,7 @@ def _fault_of_form(turn: Turn) -> str | None:
 
 
 def _fault_of_tokens(rollout: Rollout) -> str | None:
-    """Looks at every token once; at the turns, which repeat tokens, only to word the message."""
+    """Checks every token once; reads the turns, which repeat tokens, only for the message."""
     assert rollout.tokens is not None
     if rollout.tokens.min() >= 0:
         return None

@@ -1,7 +1,7 @@
-"""Merging rollouts in a process instead of a thread (`use_process_pool`): no GIL shared, arrays copied there and back.
+"""Merges rollouts in a process instead of a thread (`use_process_pool`): no shared GIL, but arrays are copied both ways.
 
 Requests and answers are frames of raw arrays over pipes, no pickle. The process ends when its standard input closes, so it
-cannot outlive the daemon; nor does it end before, by the Ctrl-C or SIGTERM that asks the daemon to drain and reaches both.
+cannot outlive the daemon. It ignores Ctrl-C and SIGTERM, which make the daemon drain and may reach both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STOP_SECONDS = 5.0
 
 
 class MergeProcess:
-    """The daemon's end: an asynchronous context manager, warm once entered. Calls are served one after the other."""
+    """The daemon's end: an asynchronous context manager; on entry it starts the process. Calls run one after the other."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -54,7 +54,7 @@ class MergeProcess:
         await in_thread(self._stop)
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Sample]:
-        """The samples of `rollouts`, in order. Raises `RuntimeError` when the process has died."""
+        """Returns the samples of `rollouts`, in order. Raises `RuntimeError` when the process has died."""
         async with self._turn:
             return await in_thread(self._exchange, rollouts)
 
@@ -86,7 +86,7 @@ class MergeProcess:
 
 
 def serve(requests: int, answers: int) -> None:
-    """The process's end: answers requests from one file descriptor on another until the first is closed."""
+    """Runs in the process: answers requests from one file descriptor on another until the first is closed."""
     while (request := _receive(requests)) is not None:
         samples = merge_all(parse_rollouts(request))
         _send(answers, [buffer for sample in samples for buffer in _sample_buffers(sample)])
@@ -102,7 +102,7 @@ def _sample_buffers(sample: Sample) -> list[Buffer]:
         "chunks": len(sample.routed_experts),
     }
     columns: dict[str, AnyArray] = {name: getattr(sample, name) for name in _COLUMNS}
-    # One chunk: they are copied anyway, and a frame names only so many arrays.
+    # One chunk: arrays are copied anyway, and the number of arrays in a frame is limited.
     routing = {"routed_experts": np.concatenate(sample.routed_experts)} if sample.routed_experts else {}
     return framed(header, columns | routing)
 
@@ -118,7 +118,7 @@ def _send(descriptor: int, buffers: list[Buffer]) -> None:
 
 
 def _receive(descriptor: int) -> memoryview | None:
-    """The next message, None where the other end closed."""
+    """Returns the next message; None when the other end was closed."""
     head = _read(descriptor, _LENGTH.size)
     return None if head is None else _read(descriptor, _LENGTH.unpack(head)[0])
 

@@ -1,8 +1,7 @@
-"""Where a step's time goes: a clock that is in exactly one phase at a time, so that a step's phases add up to its wall time.
+"""Times the phases of steps: the clock is in exactly one phase at a time, so a step's phases add up to its wall time.
 
-A step lasts from the end of the one before it, or from the daemon's start of work, to its own. While its boundary is taken, the
-phases are the boundary's (`step.py`), whatever else goes on meanwhile; at any other time what its batch waits for, as the
-scheduler says (`Scheduler.awaited`).
+A step lasts from the end of the previous one, or from the daemon's start of work, to its own end. During its boundary the phases
+are the boundary's (`boundary.py`). At any other time the phase is what its batch waits for (`Scheduler.awaited`).
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference"]
-"""What a batch waits for: rollouts in flight; judgements; newer weights, without which nothing may start or ship; servers, or the
-loading of weights."""
+"""What a batch waits for: rollouts in flight; groups being finalized; newer weights, without which nothing may start or ship;
+servers, or the loading of weights."""
 
 _PREFIX = "phase/"
 _WORDS = {
@@ -26,7 +25,7 @@ _WORTH_SAYING = 0.005
 
 
 class PhaseClock:
-    """`clock` is in seconds. Nothing is counted before the first phase."""
+    """Sums seconds by phase. `clock` is in seconds. Time before the first phase is not counted."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -35,7 +34,7 @@ class PhaseClock:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, phase: str) -> None:
-        """The present phase ends and `phase` begins."""
+        """Ends the present phase and begins `phase`."""
         now = self._clock()
         if self._phase is None:
             self._began = now
@@ -44,7 +43,7 @@ class PhaseClock:
         self._phase, self._since = phase, now
 
     def so_far(self) -> dict[str, float]:
-        """The step's metrics until now: `phase/<name>` in seconds, and `wall_seconds`, which they add up to."""
+        """Returns the step's metrics so far: `phase/<name>` in seconds, and `wall_seconds`, their sum."""
         if self._phase is None:
             return {}
         self.enter(self._phase)
@@ -52,7 +51,7 @@ class PhaseClock:
         return seconds | {"wall_seconds": self._since - self._began}
 
     def take(self) -> dict[str, float]:
-        """As `so_far`. The next step begins."""
+        """Returns `so_far` and begins the next step."""
         taken = self.so_far()
         self._seconds.clear()
         self._began = self._since
@@ -60,7 +59,7 @@ class PhaseClock:
 
 
 def sum_phases(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds by phase over metrics lines, the most first."""
+    """Sums the phases of metrics lines, in seconds, the longest first."""
     total: defaultdict[str, float] = defaultdict(float)
     for line in lines:
         for name, value in line.items():
@@ -70,7 +69,7 @@ def sum_phases(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def phases_in_words(seconds: Mapping[str, float]) -> str:
-    """As shares, in one short line: `generation 71 %, waiting for the trainer 20 %`. Empty where there is nothing."""
+    """Returns shares in one short line: `generation 71 %, waiting for the trainer 20 %`. Empty for no phases."""
     whole = sum(seconds.values())
     if whole <= 0:
         return ""

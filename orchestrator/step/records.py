@@ -1,6 +1,6 @@
-"""Saved records of a step for people and tools: `rollouts.jsonl`, one JSON object a rollout, bulk arrays left out.
+"""Writes a step's records for people and tools: `rollouts.jsonl`, one JSON object per rollout, without bulk arrays.
 
-Encoded one rollout a call, in a thread: no call holds the GIL for long.
+Each call of the encoder encodes one rollout, in a thread: no call holds the GIL for long.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from transport.records import Rollout
 def rollout_record(
     rollout: Rollout, state_columns: Sequence[str], transcribe: Transcriber | None = None
 ) -> dict[str, Any]:
-    """One rollout's line: identity, result, a summary of each turn with its text, and the chosen fields of its state under
-    `state`. What the environment left is in it as encoded JSON. Raises as `saved_state` does."""
+    """Returns one rollout's line: identity, result, a summary of each turn with its text, and the columns of its state.
+
+    Metrics and state are in it as encoded JSON. Raises as `saved_state` does.
+    """
     saved = saved_state(rollout)
     texts = transcribe(rollout) if transcribe is not None else [None] * len(rollout.turns)
     return {
@@ -54,7 +56,7 @@ def rollout_record(
 
 
 def _columns(state: bytes, names: Sequence[str]) -> dict[str, orjson.Fragment]:
-    """Each column encoded by itself: within a record, a state that is nested deeply would be nested too deeply."""
+    """Encodes each column by itself: within a record, a deeply nested state would exceed the encoder's depth."""
     columns = orjson.loads(state) if names else {}
     return {name: orjson.Fragment(orjson.dumps(columns.get(name))) for name in names}
 
@@ -65,8 +67,10 @@ def write_records(
     state_columns: Mapping[str, Sequence[str]],
     transcribe: Transcriber | None = None,
 ) -> None:
-    """Writes and fsyncs a new JSON Lines file. `state_columns` is by environment; without `transcribe` the turns have no text.
-    Blocks: call it in a thread."""
+    """Writes and fsyncs a new JSON Lines file. Blocks: call it in a thread.
+
+    `state_columns` is by environment. Without `transcribe` the turns have no text.
+    """
     with path.open("xb") as file:
         for rollout in rollouts:
             file.write(

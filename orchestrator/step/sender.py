@@ -1,8 +1,8 @@
-"""Owns the link to the trainer: sends batches within the trainer's credit and resends what a reconnected one lacks.
+"""Owns the link to the trainer: sends batches within its credit and resends those that a reconnected trainer lacks.
 
 `delivery.py` decides what is sent when. A batch is held in memory until the trainer has it and as `batch.bin` until it is
-durable, so that any `READY` can be answered with exactly the batches from its `next_step` on. What ends the run (rejected,
-evicted) ends `run` with an exception.
+durable, so that every `READY` can be answered with the batches from its `next_step` on. A rejection or an eviction ends `run`
+with an exception.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class NoTrainerError(ConnectionError):
-    """No trainer took the run in time."""
+    """No trainer accepted the run in time."""
 
     def __init__(self, run_id: str, seconds: float) -> None:
         super().__init__(
@@ -38,8 +38,11 @@ class NoTrainerError(ConnectionError):
 
 
 class Sender:
-    """`newest_step` is the last committed step (0 for none), whose batches up to the durable one are on disk. `on_waiting` hears
-    why the trainer lets the run wait, every few seconds while it does."""
+    """Sends one run's batches.
+
+    `newest_step` is the last committed step (0 for none); batches that are not durable are on disk. `on_waiting` is called with
+    the reason every few seconds while the trainer makes the run wait.
+    """
 
     def __init__(
         self,
@@ -56,14 +59,14 @@ class Sender:
         self._largest_batch = largest_batch
         self._delivery = Delivery(run_id, newest_step)
         self._in_memory: dict[int, Batch] = {}
-        """The batches that the trainer has not got."""
+        """The batches that the trainer does not have."""
         self._on_waiting = on_waiting
         self._waiting = ""
-        """Why the trainer last said that the run has to wait."""
+        """The trainer's last reason to make the run wait."""
         self.last_message_at = time.monotonic()
-        """When the trainer last said anything, or this was made."""
+        """When the trainer's last message arrived, or this object was created; on the monotonic clock, in seconds."""
         self.had_trainer = False
-        """Whether one has ever said READY."""
+        """Whether a READY has ever arrived."""
         self._due = asyncio.Event()
         self._changed = asyncio.Condition()
         self.durable_step = 0
@@ -88,8 +91,10 @@ class Sender:
             tasks.create_task(self._send_as_due())
 
     async def wait_ready(self, patience: float) -> Ready:
-        """The trainer's READY. Raises `NoTrainerError` after `patience` seconds without a word from it; one that has no place for
-        the run yet says so again and again."""
+        """Waits for the trainer's READY. Raises `NoTrainerError` after `patience` seconds without a message.
+
+        A trainer that has no slot for the run yet repeats a message.
+        """
         with awaiting("the trainer's READY", f"run {self._run_id}"):
             while (ready := self._delivery.session) is None:
                 left = self.last_message_at + patience - time.monotonic()
@@ -102,20 +107,23 @@ class Sender:
         return ready
 
     async def wait_durable(self, step: int) -> None:
-        """Until a checkpoint of the trainer covers `step`."""
+        """Waits until a checkpoint of the trainer covers `step`."""
         with awaiting(f"the trainer's checkpoint of step {step}", f"run {self._run_id}"):
             async with self._changed:
                 await self._changed.wait_for(lambda: self.durable_step >= step)
 
     async def forget_up_to(self, step: int) -> None:
-        """Takes `step` as durable: a checkpoint of the trainer covers it, though nobody was there to say so."""
+        """Treats `step` as durable: a checkpoint of the trainer covers it, though no message has reported it."""
         await self._settle(step)
         async with self._changed:
             self._changed.notify_all()
 
     def offer(self, batch: Batch, nbytes: int) -> None:
-        """Takes over the batch of the next step, which is not committed yet, and sends it as soon as the trainer is there and has
-        credit; does not wait for that. Raises `ConfigurationError` for a batch that is too large for either end."""
+        """Accepts the batch of the next step, which is not committed yet. Does not wait until it is sent.
+
+        It is sent once the trainer is connected and has credit. Raises `ConfigurationError` for a batch that is too large for
+        either end.
+        """
         self._check_size(batch.step, nbytes)
         self._delivery.offer(batch.step, nbytes)
         self._in_memory[batch.step] = batch
@@ -134,14 +142,14 @@ class Sender:
             )
 
     def commit(self, step: int) -> None:
-        """The offered step is committed: the trainer may train it, and is told so."""
+        """Announces that the offered step is committed: the trainer may train it."""
         self._delivery.commit(step)
         self._due.set()
 
     async def close(self) -> None:
-        """Says what is committed, so that a trainer that is there need not wait for a resume, and Bye. Safe to call twice."""
+        """Announces the last commit, so that the trainer need not wait for a resume, and sends Bye. Safe to call twice."""
         if isinstance(due := self._delivery.next(), SendCommit):
-            with suppress(ConnectionError):  # closed already, or failed, as `run` has said
+            with suppress(ConnectionError):  # closed already, or failed, which `run` has reported
                 await self._send(due)
         await self._link.close()
 
@@ -176,7 +184,7 @@ class Sender:
     def _on_waiting_message(self, reason: str) -> None:
         if reason != self._waiting:
             self._waiting = reason
-            logger.info("the trainer lets run %s wait: %s", self._run_id, reason)
+            logger.info("the trainer makes run %s wait: %s", self._run_id, reason)
         self._on_waiting(reason)
 
     def _forget_delivered(self) -> None:
@@ -200,7 +208,7 @@ class Sender:
                 await self._send(due)
 
     async def _send(self, due: Due) -> None:
-        """Hands over to the link what is due."""
+        """Passes what is due to the link."""
         message: Offer | Commit = Commit(due.step, due.session)
         if isinstance(due, SendBatch):
             batch = self._in_memory.get(due.step)
@@ -213,7 +221,7 @@ class Sender:
             await self._link.send(message)
 
     async def _read(self, due: SendBatch) -> Batch | None:
-        """The batch's record; None where it is not due any more."""
+        """Reads the batch's file; None if it is not due any more."""
         path = self._batch_file(due.step)
         try:
             batch = await in_thread(codec.read_file, path, self._largest_batch)
@@ -235,6 +243,6 @@ class Sender:
 
 
 def _record_sizes(rollouts_dir: Path) -> dict[int, int]:
-    """Bytes of the `batch.bin` files, by step."""
+    """Returns the bytes of the `batch.bin` files, by step."""
     files = {step: rollouts_dir / f"step_{step}" / "batch.bin" for step in published_steps(rollouts_dir)}
     return {step: file.stat().st_size for step, file in files.items() if file.exists()}

@@ -1,7 +1,7 @@
-"""A step's metrics, out of the rollouts it accounts for: those of the groups it ships and of the groups lost since the last step.
+"""Computes a step's metrics from the rollouts that it counts: those that ship and those discarded since the last step.
 
-So each finalized rollout counts in exactly one step, filtered ones included: leaving out the groups whose advantage is zero would
-hide exactly the examples that are always solved.
+So each finalized rollout counts in exactly one step, filtered ones included: without groups of zero advantage, examples that are
+always solved would be missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transport.records import Batch, Rollout
 
 
 def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float | int]:
-    """The metrics of the step that ships `batch`, by name. Walks every turn: call it in a thread."""
+    """Returns the metrics of the step that ships `batch`, by name. Reads every turn: call it in a thread."""
     staleness = [batch.step - sample.policy_version for sample in batch.samples]
     return {
         **additive_metrics(rollouts),
@@ -29,7 +29,7 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
 
 
 def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
-    """The metrics that are sums over finalized rollouts, so those of two sets add up. Filtered ones are among the completed."""
+    """Returns the metrics that are sums over finalized rollouts. Filtered ones are among the completed."""
     completed = _completed(rollouts)
     inference_failed = sum(rollout.inference_failed for rollout in rollouts)
     turns = [turn for rollout in rollouts for turn in rollout.turns]
