@@ -1,1 +1,1 @@
-"""Floor 3: benchmarks, each runnable by anyone, each printing ratios measured in one run."""
+"""Benchmarks, chaos and demos. Each is a command, and compares what it measures within one run."""

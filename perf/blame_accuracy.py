@@ -1,8 +1,8 @@
-"""How often `LoopBlame` names the right line: known culprits, alone and in the company of threads that want the GIL, too.
+"""Measures how often `LoopBlame` names the right line, for known culprits alone and beside threads that compete for the GIL.
 
     python -m perf.blame_accuracy [--moments 30] [--json]
 
-A moment counts for what took most of it, the machine left aside: whatever else runs here is not the question.
+A late moment counts for the cause of the largest share of it; time that other processes took is left out.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ _BYTES = bytes(60_000_000)
 
 
 def python() -> None:
-    """Bytecode."""
+    """Runs bytecode."""
     end = time.perf_counter() + HELD_SECONDS
     while time.perf_counter() < end:  # the line
         pass
 
 
 def c_call() -> None:
-    """One call that keeps the GIL."""
+    """Makes one call that holds the GIL."""
     orjson.dumps(_NUMBERS)  # the line
 
 
 def c_operator() -> bytes:
-    """One operator that keeps the GIL, after which the interpreter does not look whether somebody wants it."""
+    """Applies one operator that holds the GIL, after which the interpreter does not check whether a thread waits for it."""
     return _BYTES + _BYTES  # the line
 
 
 def c_call_without_gil() -> None:
-    """One call that lets go of the GIL and computes."""
+    """Makes one call that releases the GIL and computes."""
     zlib.compress(_BYTES)  # the line
 
 
 def sleep() -> None:
-    """One call that waits."""
+    """Makes one call that waits."""
     time.sleep(HELD_SECONDS)  # the line
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """What is done, and what is to be said of it."""
+    """Code that makes the loop late, and what blame should name."""
 
     name: str
     function: Callable[[], object]
     kind: Kind = Kind.CALLBACK
     elsewhere: bool = False
-    """In a thread."""
+    """Whether it runs in a thread."""
 
 
 CULPRITS = (
@@ -87,7 +87,7 @@ CULPRITS = (
 
 @contextmanager
 def company(computing: int, resting: int) -> Iterator[None]:
-    """Threads that compute in Python all the time, and others that rest for a millisecond in between."""
+    """Runs threads that compute in Python all the time, and threads that sleep for a millisecond in between."""
     stop = threading.Event()
 
     def compute() -> None:
@@ -111,7 +111,7 @@ def company(computing: int, resting: int) -> Iterator[None]:
 
 
 async def found(culprit: Culprit, moments: int) -> Counter[str]:
-    """How often the line, at least its caller or thread, something else, or nothing was named."""
+    """Counts how often blame named the line, its caller or thread at least, something else, or nothing."""
     verdicts: Counter[str] = Counter()
     generator = random.Random(0)
     lines, first = inspect.getsourcelines(culprit.function)
@@ -142,7 +142,7 @@ def _verdict(culprit: Culprit, line: int, slow_spot: SlowSpot) -> str:
 
 
 def measure(moments: int) -> list[Case]:
-    """A case for each company."""
+    """Returns a case for each set of threads beside the culprits."""
     cases = []
     for name, computing, resting in (
         ("alone", 0, 0),
@@ -164,7 +164,7 @@ def measure(moments: int) -> list[Case]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=30, help="late moments a culprit")
     parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")

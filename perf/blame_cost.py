@@ -1,11 +1,10 @@
-"""What it costs to watch a loop that is never late: the same work with and without `LoopBlame`, taking turns in one run.
+"""Measures the cost of watching a loop that is never late: the same work with and without `LoopBlame`, in turns in one run.
 
     python -m perf.blame_cost [--rounds 40] [--json]
 
-The work is that of a daemon's loop, the synthetic tasks of `job/replay/traffic.py`, a fixed amount a turn. Compared is the
-CPU time of the process for one turn, each round with every variant once, in changing order; of each variant's turns the
-least disturbed quarter counts. "Without, again" is a second turn without blame; how far it is from the first is what cannot
-be measured here.
+The work is that of a daemon's loop, the synthetic tasks of `job/replay/traffic.py`, a fixed amount a turn. The figure is the CPU
+time of the process for one turn. A round has a turn of every variant, in changing order; the least disturbed quarter of each
+variant's turns counts. "Without, again" is a second turn without blame; its distance from the first is the error of measurement.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MOST = 1.02
 
 
 async def busy() -> None:
-    """A fixed amount of work, as of a daemon with many rollouts in flight: tasks that compute a little and sleep a little."""
+    """Does a fixed amount of work, like a daemon with many rollouts in flight: tasks that compute a little and sleep a little."""
     generator = random.Random(0)
 
     async def work() -> None:
@@ -53,12 +52,12 @@ async def busy() -> None:
 
 
 async def idle() -> None:
-    """A loop with nothing to do."""
+    """Sleeps."""
     await asyncio.sleep(_IDLE_SECONDS)
 
 
 async def cpu_seconds(work: Callable[[], Awaitable[None]], threshold: float | None) -> float:
-    """CPU time of the process for one turn of `work`."""
+    """Returns the CPU time of the process for one turn of `work`, in seconds."""
     with LoopBlame(threshold) if threshold is not None else nullcontext():
         await asyncio.sleep(_SETTLE_SECONDS)  # to start a thread is paid once
         before = time.process_time()
@@ -67,7 +66,7 @@ async def cpu_seconds(work: Callable[[], Awaitable[None]], threshold: float | No
 
 
 async def measure(rounds: int) -> Case:
-    """Every variant once a round."""
+    """Measures every variant once a round."""
     variants = {_WITHOUT: None, _AGAIN: None, **_THRESHOLDS}
     order = random.Random(1)
     loaded: dict[str, list[float]] = {name: [] for name in variants}
@@ -100,12 +99,12 @@ async def measure(rounds: int) -> Case:
 
 
 def _undisturbed(values: list[float]) -> float:
-    """What else runs on the machine only ever adds to the CPU time of a fixed amount of work, by cold caches."""
+    """Returns the mean of the least quarter: other processes can only add to the CPU time of a fixed amount of work."""
     return statistics.mean(sorted(values)[: max(1, len(values) // 4)])
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="turns of each variant")
     parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")

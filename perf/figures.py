@@ -1,4 +1,4 @@
-"""What a benchmark measured: named numbers, the bounds they are to keep, and how both are shown to people and machines."""
+"""The figures of a benchmark: named numbers and their bounds, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Figure:
     value: float
     unit: str
     bound: float | None = None
-    """What it is to keep; None where it is there to be read beside others."""
+    """The largest or smallest value allowed; None for a figure that others are compared with."""
     side: Literal["at most", "at least"] = "at most"
     slack: float = 3.0
-    """How much wider the bound of a short measurement is."""
+    """The factor by which a short measurement widens the bound."""
     timed: bool = True
     """Whether it depends on time, so that other processes change it. Bytes and counts do not."""
 
@@ -48,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One benchmark's figures, in the order they are to be read."""
+    """One benchmark's figures, in the order of the table."""
 
     name: str
     figures: Sequence[Figure]
@@ -61,7 +61,7 @@ class Case:
         return all(self.verdict(figure) != "broken" for figure in self.figures)
 
     def verdict(self, figure: Figure) -> Verdict | None:
-        """The verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold."""
+        """Returns the verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold."""
         if figure.held is None:
             return None
         if figure.held:
@@ -69,18 +69,18 @@ class Case:
         return "too noisy" if figure.timed and self.noise > TOO_NOISY else "broken"
 
     def gross(self) -> Case:
-        """With bounds that only a gross fault breaks: ratios, and those wider. For measurements too short to be exact."""
+        """Returns the case with bounds for a short measurement: on ratios only, and wider by `slack`."""
         return replace(self, figures=[figure.gross() for figure in self.figures])
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Case:
-        """What `as_json` gave. Raises `KeyError` or `TypeError` for anything else."""
+        """Returns the case of a result of `as_json`. Raises `KeyError` or `TypeError` for anything else."""
         found = ("held", "verdict")
         figures = [{name: value for name, value in figure.items() if name not in found} for figure in fields["figures"]]
         return cls(fields["case"], [Figure(**figure) for figure in figures], fields["noise"])
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: the same, with what is held and the verdict on each figure."""
+        """Returns the case as JSON, with `held` and the verdict of each figure."""
         return {
             "case": self.name,
             "held": self.held,
@@ -91,7 +91,7 @@ class Case:
         }
 
     def as_table(self) -> Table:
-        """For people."""
+        """Returns the case as a table."""
         caption = f"other processes took {self.noise:.0%} of the machine's CPU meanwhile"
         table = Table(
             box=box.SIMPLE_HEAD, title=self.name, title_justify="left", caption=caption, caption_justify="left"

@@ -1,10 +1,10 @@
-"""How much of the mismatch between inference and trainer is precision, how much routing, how much staleness.
+"""Measures how much of the mismatch between inference and trainer is due to precision, routing and staleness.
 
     python -m perf.mismatch [--model tiny-moe] [--rollouts 64] [--json]
 
 For float32 and for bfloat16 inference it starts a real vLLM, plays the demo's environments, and puts the same rollouts through
 the trainer's forward pass (float32) with and without router replay. Then it trains on them, with the demo's own training
-settings, and looks again after each update: what the same tokens show one and two steps later is staleness. The
+settings, and measures again after each update: the mismatch of the same tokens one and two steps later is staleness. The
 mismatch is the trainer's own metric, `mismatch_kl` (`trainer/step.py`); the share of routing choices that differ counts the
 token and layer pairs whose set of experts would be another without replay.
 """
@@ -56,7 +56,7 @@ UPDATES = 2
 
 
 def measure(model: Path, run: RunConfig, dtype: str, rollouts: int, directory: Path) -> list[dict[str, Any]]:
-    """The rows of one inference precision: without replay, with replay, and with replay after each update."""
+    """Measures the rows of one inference precision: without replay, with replay, and with replay after each update."""
     with _server(model, dtype, directory) as url:
         batch = asyncio.run(_sample(model, run, url, rollouts))
     config = TrainerConfig(output_dir=directory, model=str(model), device="cpu")
@@ -82,7 +82,7 @@ def _row(dtype: str, replay: str, staleness: int, mismatch: float, differing: fl
 
 
 def _learner(config: TrainerConfig, ranks: Ranks) -> Learner:
-    """With the run in its first place, from the model as given."""
+    """Returns a learner with the run in its first slot, from the model as given."""
     manager = MultiRunManager(config.output_dir, config.max_runs, config.seed)
     learner = Learner(config, ranks, manager)
     manager.discover_runs()
@@ -98,7 +98,7 @@ def _mismatch(learner: Learner, batch: Batch) -> float:
 
 
 def _rows(batch: Batch, max_tokens: int) -> Iterator[list[int]]:
-    """The samples of a batch, a row at a time."""
+    """Yields the samples of a batch, a row at a time."""
     shares = FairShare(max_tokens, ranks=1)
     lengths = np.diff(batch.sample_offsets)
     shares.add(0, 1.0, {sample: int(lengths[sample]) for sample in trained_samples(batch)})
@@ -108,7 +108,7 @@ def _rows(batch: Batch, max_tokens: int) -> Iterator[list[int]]:
 
 
 def _differing_routing(learner: Learner, batch: Batch) -> float:
-    """Share of token and layer pairs whose recorded set of experts is not the one the trainer's own gate chooses."""
+    """Returns the share of token and layer pairs whose recorded set of experts is not the one the trainer's own gate chooses."""
     replay, limits = learner.replay, learner.limits
     assert replay is not None
     differing = pairs = 0
@@ -170,7 +170,7 @@ async def _sample(model: Path, run: RunConfig, url: str, rollouts: int) -> Batch
 
 @contextmanager
 def _server(model: Path, dtype: str, directory: Path) -> Iterator[str]:
-    """A real vLLM of that precision, as `counterpoint inference` starts it."""
+    """Starts a real vLLM of that precision, as `counterpoint inference` starts it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -197,7 +197,7 @@ def _server(model: Path, dtype: str, directory: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny-moe", help="a mixture of experts: a directory or a built-in name")
     parser.add_argument("--rollouts", type=int, default=64, help="rollouts a precision")

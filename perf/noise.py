@@ -24,15 +24,15 @@ class CpuTimes:
     """CPU seconds since the machine, or this process, started."""
 
     total: float
-    """Of all cores, idle time included."""
+    """The time of all cores, idle time included."""
     busy: float
-    """In processes, and taken by other virtual machines."""
+    """The time in processes and in other virtual machines."""
     ours: float
-    """In this process and its descendants."""
+    """The time in this process and its descendants."""
 
     @classmethod
     def now(cls) -> CpuTimes:
-        """Raises `OSError` where there is no `/proc`."""
+        """Reads the counters. Raises `OSError` where there is no `/proc`."""
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         user, nice, system, _, _, _, _, stolen = fields
         return cls(
@@ -42,14 +42,14 @@ class CpuTimes:
         )
 
     def share_of_others(self, before: CpuTimes) -> float:
-        """Of the machine's CPU time since `before`, from 0 to 1."""
+        """Returns the share of the machine's CPU time since `before` that other processes took, from 0 to 1."""
         total = self.total - before.total
         others = (self.busy - before.busy) - (self.ours - before.ours)
         return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
 
 
 def _of_this_tree() -> int:
-    """Jiffies of this process, of its living descendants, and of all that these have waited for."""
+    """Returns the jiffies of this process, its living descendants, and the ended processes that these have waited for."""
     jiffies = 0
     for pid in (os.getpid(), *descendants(os.getpid())):
         with suppress(OSError):  # it has ended meanwhile
@@ -61,10 +61,10 @@ def _of_this_tree() -> int:
 
 @dataclass(slots=True)
 class Noise:
-    """What `measured_noise` found, once its block has ended."""
+    """The result of `measured_noise`, set once its block has ended."""
 
     share: float = 0.0
-    """Of the machine's CPU that others took, from 0 to 1."""
+    """The share of the machine's CPU that other processes took, from 0 to 1."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The plain path, for comparison: a step boundary written the way one writes it first.
+"""A plain step boundary, for comparison: written without regard to the event loop.
 
 Responses come as JSON does, with lists of numbers and routed experts in base64; each rollout is merged in a thread of
 `asyncio.gather`; records go through `json`; the batch is one msgpack message with its blobs inside, encoded on the loop and
@@ -28,7 +28,7 @@ from transport.records import Rollout, RoutingArray
 _DISTINCT = 8
 
 Observer = Callable[[str], AbstractContextManager[None]]
-"""Entered around each phase with its name."""
+"""A context manager around each phase, given its name."""
 
 Response = dict[str, Any]
 """One model call as a JSON client gives it."""
@@ -36,7 +36,7 @@ Response = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PlainRollout:
-    """One rollout's responses, and what the environment made of them."""
+    """One rollout's responses, and the environment's result."""
 
     rollout_id: str
     environment: str
@@ -46,11 +46,11 @@ class PlainRollout:
 
 
 def as_received(rollouts: Sequence[Rollout], resent: bool) -> list[PlainRollout]:
-    """The rollouts that train, as the plain path would have received them. With `resent`, each turn brings the routing of its
-    whole prompt, as the reference system's servers sent it, else only the rows that are new.
+    """Returns the rollouts that train, as the plain path receives them.
 
-    Whole prompts are many times the bytes that are used. So that they fit the memory, only `_DISTINCT` rollouts have routing of
-    their own, and the others receive the same again; they must be of one shape.
+    With `resent`, each turn has the routing of its whole prompt, as the reference system's servers send it; else only the new
+    rows. Whole prompts are many times the bytes that are used. To fit the memory, only `_DISTINCT` rollouts have routing of their
+    own, and the others share it; they must be of one shape.
     """
     trained = [rollout for rollout in rollouts if rollout.error is None]
     routing = [_routing(rollout, resent) for rollout in (trained[:_DISTINCT] if resent else trained)]
@@ -75,7 +75,7 @@ def as_received(rollouts: Sequence[Rollout], resent: bool) -> list[PlainRollout]
 
 
 def _routing(rollout: Rollout, resent: bool) -> list[dict[str, Any]]:
-    """Of every turn, in base64: all rows from the first token on, or the new ones."""
+    """Returns the routing of every turn in base64: all rows from the first token on, or the new ones."""
     sent = []
     rows: list[RoutingArray] = []
     for turn in rollout.turns:
@@ -89,7 +89,7 @@ def _routing(rollout: Rollout, resent: bool) -> list[dict[str, Any]]:
 
 
 async def take(step: int, rollouts: Sequence[PlainRollout], file: Path, address: str, observe: Observer) -> None:
-    """One step boundary, until the consumer has read the message."""
+    """Runs one step boundary, until the consumer has read the message."""
     with observe("merge"):
         samples = await asyncio.gather(*(asyncio.to_thread(merge, rollout) for rollout in rollouts))
     with observe("records"):
@@ -112,7 +112,7 @@ async def take(step: int, rollouts: Sequence[PlainRollout], file: Path, address:
 
 
 def merge(rollout: PlainRollout) -> dict[str, Any]:
-    """One sample of a rollout whose prompts each extend the last."""
+    """Merges a rollout whose prompts each extend the last into one sample."""
     tokens: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []

@@ -3,8 +3,8 @@
     python -m perf.weight_proof [--trials 5] [--json]
 
 For each kind of weights, precision and learning rate, a policy takes AdamW steps, from version N-1 to version N, as often as
-there are trials, and the trainer's own code publishes both. An engine of vLLM then holds what a server may hold that says it
-holds N: the right weights; those of N-1, because nothing was loaded; or what vLLM's CPU build makes of N without our repairs
+there are trials, and the trainer's own code publishes both. An engine of vLLM then holds what a server that reports N may
+hold: the right weights; those of N-1, because nothing was loaded; or what vLLM's CPU build makes of N without our repairs
 (experts that are not packed, an output layer that keeps the packed weights of N-1). The verdict on each is the pool's own,
 by the digest, by the probe, and by both. Every engine has a process of its own.
 """
@@ -43,11 +43,11 @@ from transport.records import Float32Array
 
 RATES = (1e-6, 1e-5, 1e-4)
 KINDS = {"full weights": "tiny-dense", "full weights, experts": "tiny-moe", "adapter": "tiny-dense"}
-"""What is updated, by the built-in model that it is shown with."""
+"""The kinds of weights, by the built-in model that they are measured with."""
 
 LORA = LoraConfig(rank=8, alpha=16.0)
 TOKENS = 256
-"""Trained on in each step."""
+"""The tokens of each step."""
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ _ENVIRONMENT = {
 
 
 class Policy:
-    """A policy that is trained, and published as the trainer publishes it."""
+    """A policy that trains and publishes as the trainer does."""
 
     def __init__(self, kind: str, dtype: str, directory: Path, seed: int) -> None:
         self.base = directory / "base"
@@ -117,14 +117,14 @@ class Policy:
                     layer.admit(0, LORA.rank, LORA.alpha, self._generator)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained."""
+        """The weights that are trained."""
         if not self._adapts:
             return list(self._model.parameters())
         layers = [module for module in self._model.modules() if isinstance(module, MultiLora)]
         return [parameter for layer in layers for parameter in layer.adapter_parameters(0).values()]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes random tokens likelier, or less likely."""
+        """Takes a step that makes random tokens likelier or less likely."""
         tokens_T = torch.randint(0, self._model.config.vocab_size, (TOKENS + 1,), generator=self._generator)
         advantage_T = torch.randn(TOKENS, generator=self._generator)
         positions_T = torch.arange(TOKENS)
@@ -137,7 +137,7 @@ class Policy:
         optimizer.zero_grad()
 
     def publish(self, directory: Path) -> Probe:
-        """Weights and proof, in the precision that the trainer is taken to have."""
+        """Publishes weights and proof in the trainer's precision."""
         model = copy.deepcopy(self._model).to(DTYPES[self._dtype])
         directory.mkdir()
         if self._adapts:
@@ -153,7 +153,7 @@ class Policy:
 
 
 class Engine:
-    """vLLM in this process, with a name for all that it may hold."""
+    """A vLLM engine in this process, with a name for each state of its weights."""
 
     def __init__(self, kind: str, dtype: str, base: Path) -> None:
         from vllm import LLM
@@ -170,7 +170,7 @@ class Engine:
         self._adapter: Any = None
 
     def load(self, directory: Path, *without: str) -> HeldWeights:
-        """Loads what was published, as our plugin does, but `without` some of what it repairs."""
+        """Loads published weights as our plugin does, but `without` some of its repairs."""
         from vllm.lora.request import LoRARequest
 
         from inference.plugin import weights
@@ -190,7 +190,7 @@ class Engine:
         return HeldWeights(self._dtype, join_ranks([answer]))
 
     def probe(self, probe: Probe) -> Float32Array:
-        """As our route answers it."""
+        """Answers the probe as our route does."""
         from vllm import SamplingParams
 
         ids = probe.token_ids
@@ -202,7 +202,7 @@ class Engine:
 
 
 def measure(kind: str, dtype: str, trials: int, directory: Path) -> Iterator[dict[str, Any]]:
-    """A line for each state of the server, learning rate and trial."""
+    """Measures one engine; returns a line for each state of the server, learning rate and trial."""
     from inference.plugin import register
 
     register()
@@ -239,7 +239,7 @@ def measure(kind: str, dtype: str, trials: int, directory: Path) -> Iterator[dic
 
 
 def table(lines: list[dict[str, Any]]) -> Table:
-    """Servers refused, of all that were in that state: by either proof, and in brackets by digest and by probe alone."""
+    """Returns how many servers in a state were refused by either proof and, in brackets, by the digest and by the probe alone."""
     columns = [(dtype, rate) for dtype in ("float32", "bfloat16") for rate in RATES]
     result = Table("weights", "the server holds", *(f"{dtype} {rate:g}" for dtype, rate in columns), title="refused")
     for kind, state in dict.fromkeys((line["kind"], line["state"]) for line in lines):

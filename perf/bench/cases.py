@@ -1,5 +1,4 @@
-"""The cases of `counterpoint bench`, and how one is measured: in a process of its own, so that none inherits another's memory or
-threads.
+"""The cases of `counterpoint bench`, and how one is measured: in a process of its own, with memory and threads of its own.
 
 `chaos` is not among them: it measures no speed, takes most of an hour, and has its own arguments.
 """

@@ -1,9 +1,9 @@
-"""Chaos: processes of a real job with several runs are killed by SIGKILL at random, round after round; then its disk is audited.
+"""Chaos: kills processes of a real job with several runs by SIGKILL at random, round after round, and audits its directory.
 
     counterpoint bench chaos [--rounds 30] [--seed 1] [--json] [--keep DIRECTORY]
 
 A round kills a process at a random moment: an orchestrator's, the trainer's, or one of vLLM's. In some a second one follows
-within seconds, whatever the first's death is causing just then. The round ends once all that died is back and every run has
+within seconds, while the first is being started again. The round ends once every killed process is back and every run has
 committed and trained two more steps. In the end the job is stopped in order, resumed to the end of its runs, and audited
 (`perf/chaos/audit.py`): every step trained exactly once, nothing lost, nothing shipped twice.
 """
@@ -29,34 +29,34 @@ from perf.chaos.job import ChaosError, ChaosJob, Victim
 from perf.figures import Case, Figure
 
 SECOND_KILL = 0.4
-"""In this share of the rounds."""
+"""The share of rounds with a second kill."""
 SECOND_WITHIN_SECONDS = 20.0
-"""By then a killed trainer has just begun to train again, and a killed vLLM is being loaded."""
+"""The latest second kill: a killed trainer has just begun to train again, and a killed vLLM is being loaded."""
 MOMENT_SECONDS = 4.0
-"""The longest between a round and the next kill; several steps."""
+"""The longest pause between a round and the next kill: several steps."""
 STEPS_A_ROUND = 2
 
 PIPE_WIDTH = 110
-"""Of the table where nothing has a width."""
+"""The width of the table where output is no terminal."""
 
 ROLES = ("orchestrator", "trainer", "inference")
 
 
 @dataclass
 class Toll:
-    """What was done to a job, and how it bore it."""
+    """The kills of a job, and how long it took to recover."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    """By process: those of `ROLES`, and vLLM's own."""
+    """The number of kills, by process."""
     slowest: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROLES, 0.0))
-    """By role that died first, the longest from the kill to the end of its round, in seconds."""
+    """The longest time from a kill to the end of its round, in seconds, by the role killed first."""
     in_flight: int = 0
-    """Rollouts that were, by its last line, when an orchestrator was killed."""
+    """Rollouts in flight when an orchestrator was killed, by its last metrics line."""
     restarts: int = 0
-    """Of workers; one of whose processes two were killed at once is started again once."""
+    """Restarts of workers. A worker of which two processes were killed at once is restarted once."""
 
     def case(self, rounds: int, findings: Findings) -> Case:
-        """As figures."""
+        """Returns the figures."""
         figures = [Figure("rounds", rounds, "")]
         figures += [Figure(f"{process}: killed", count, "") for process, count in sorted(self.kills.items())]
         figures += [Figure("workers started again", self.restarts, "")]
@@ -72,7 +72,7 @@ class Toll:
 
 
 def chaos(job: ChaosJob, rounds: int, chance: random.Random) -> Toll:
-    """Starts the job, kills in it for so many rounds, and ends it in order. Raises `ChaosError` when it does not go on."""
+    """Starts the job, kills its processes for so many rounds, and ends it in order. Raises `ChaosError` when it stands still."""
     toll = Toll()
     job.start()
     job.wait_for_steps(STEPS_A_ROUND)
@@ -111,38 +111,38 @@ def _kill(job: ChaosJob, chance: random.Random, toll: Toll) -> Victim:
 
 
 def _all_are_back(job: ChaosJob, victims: list[Victim], before: dict[str, int]) -> bool:
-    """Every worker of a victim has been started again since, and all are ready."""
+    """Returns whether every worker of a victim has been restarted since, and all workers are ready."""
     workers = job.workers()
     again = all(workers[victim.worker]["restarts"] > before[victim.worker] for victim in victims)
     return again and all(worker["state"] == "ready" for worker in workers.values())
 
 
 def say(words: str) -> None:
-    """Progress and faults, beside the figures."""
+    """Prints progress and faults to standard error."""
     print(words, file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """The command. 1 when a bound is broken; the job's directory is then kept, and named."""
+    """Runs the command. Returns 1 when a bound is broken; the job's directory is then kept, and named."""
     parser = argparse.ArgumentParser(
         prog="counterpoint bench chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=30, help="about a minute each (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="whom to kill, and when (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="leave job and witness there, whatever is found")
+    parser.add_argument("--seed", type=int, default=1, help="of the random kills (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep the files of job and witness there")
     given = parser.parse_args()
     directory = given.keep or Path(tempfile.mkdtemp(prefix="counterpoint-chaos-"))
     if given.keep is not None:
         if directory.exists() and any(directory.iterdir()):
-            parser.error(f"--keep {directory}: it holds something already")
+            parser.error(f"--keep {directory}: the directory is not empty")
         directory.mkdir(parents=True, exist_ok=True)
     job = ChaosJob(directory.absolute())
     try:
         toll = chaos(job, given.rounds, random.Random(given.seed))
         findings = audit(job.output_dir, job.notes)
     except ChaosError as error:
-        print(f"counterpoint: error: bench chaos: {error}\nwhat there is of it is in {directory}", file=sys.stderr)
+        print(f"counterpoint: error: bench chaos: {error}\nits files are in {directory}", file=sys.stderr)
         return 1
     finally:
         job.close()
@@ -155,7 +155,7 @@ def main() -> int:
         for words in cases:
             say(f"{fault}: {words}")
     if not case.held:
-        say(f"what there is of it is in {directory}")
+        say(f"its files are in {directory}")
     elif given.keep is None:
         shutil.rmtree(directory)
     return int(not case.held)

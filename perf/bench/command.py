@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Size(Enum):
-    """How much is measured, and how exactly."""
+    """The size of a measurement."""
 
     QUICK = "quick"
-    """Some seconds a case; only gross faults show."""
+    """Some seconds a case; shows gross faults only."""
     DEFAULT = "default"
     """All cases within five minutes on two quiet cores."""
     FULL = "full"
@@ -34,7 +34,7 @@ class Size(Enum):
 
     @property
     def flags(self) -> list[str]:
-        """What asks for it on a command line."""
+        """The flags that ask for it on a command line."""
         return [] if self is Size.DEFAULT else [f"--{self.value}"]
 
 
@@ -42,22 +42,22 @@ Measure = Callable[[Size], list[Case]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that every benchmark has."""
+    """Adds the arguments that every benchmark has."""
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--quick", action="store_true", help="smaller and shorter, with bounds that only gross faults break"
     )
     size.add_argument("--full", action="store_true", help="the sizes that docs/performance.md reports; many minutes")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def size_of(arguments: argparse.Namespace) -> Size:
-    """What those arguments ask for."""
+    """Returns the size that those arguments ask for."""
     return Size.QUICK if arguments.quick else Size.FULL if arguments.full else Size.DEFAULT
 
 
 def show(measure: Measure) -> None:
-    """Measures as the command line says, and prints. Exits with 1 when a bound is broken."""
+    """Measures as the command line asks, prints, and exits with 1 if a bound is broken."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     arguments = parser.parse_args()

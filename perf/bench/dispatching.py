@@ -1,5 +1,4 @@
-"""The daemon's scheduler, dispatcher and step boundary for benchmarks, without a tokenizer and with a trainer that takes no
-time."""
+"""Runs the daemon's scheduler, dispatcher and step boundary for benchmarks, without a tokenizer or a real trainer."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ class _NoTokenizer:
 
 
 class _Examples:
-    """Drawn in order."""
+    """Examples in order."""
 
     def __init__(self, environment: str) -> None:
         self._environment = environment
@@ -80,16 +79,16 @@ class _Examples:
 
 
 class _InstantTrainer:
-    """The sender's place in the dispatcher."""
+    """Stands for the sender."""
 
     def __init__(self) -> None:
         self.newest_step = 0
         self.dispatcher: Dispatcher
 
     def offer(self, batch: Batch, nbytes: int) -> None:
-        """Taken."""
+        """Accepts a batch."""
 
     def commit(self, step: int) -> None:
-        """Trained."""
+        """Counts a step as trained."""
         self.newest_step = step
         self.dispatcher.handle(PolicyUpdated(step))

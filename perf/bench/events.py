@@ -1,4 +1,4 @@
-"""Events: what the scheduler takes for each, on the loop, with 100 to 10,000 groups of one rollout under way.
+"""Measures the scheduler's time for an event, with 100 to 10,000 groups of one rollout in progress.
 
     python -m perf.bench.events [--quick | --full]
 
@@ -36,11 +36,11 @@ GROUPS = (100, 1_000, 10_000)
 EVENTS_A_GROUP = 3
 ROLLOUTS_PER_STEP = 64
 LEAD = 1_000_000
-"""Steps: neither lead nor staleness limits anything."""
+"""Steps of lead and of staleness: no limit."""
 
 
 def measure(size: Size) -> list[Case]:
-    """The case `events`. Takes 2 s, or less when quick."""
+    """Measures the case `events`, in 2 s, or less when quick."""
     events = EVENTS_A_GROUP * GROUPS[-1] // size.pick(3, 1, 1)
     with infrequent_gc():
         freeze_gc()
@@ -58,7 +58,7 @@ def measure(size: Size) -> list[Case]:
 
 
 def _handle(groups: int, events: int) -> array[float]:
-    """CPU seconds of this thread that each of so many events took."""
+    """Returns the CPU seconds of this thread for each of so many events."""
     schedule = ScheduleConfig(
         group_size=1,
         rollouts_per_step=ROLLOUTS_PER_STEP,
@@ -93,7 +93,7 @@ def _answer(instruction: Instruction) -> Event | None:
 
 
 class _Examples:
-    """All alike."""
+    """Examples that are all alike."""
 
     def next(self) -> tuple[str, int]:
         return "short", 0

@@ -1,7 +1,7 @@
-"""Garbage: the memory of 12,000 rollouts of an environment whose objects form reference cycles.
+"""Measures the memory and the pauses of 12,000 rollouts of an environment whose objects form reference cycles.
 
-Only the cyclic collector finds those. The daemon's policy for it (`orchestrator/loop_health/gc_tuning.py`) stands beside
-Python's own, each in a process of its own: peak of the resident size, and how long the collections held the loop.
+Only the cyclic collector frees those. The daemon's policy for it (`orchestrator/loop_health/gc_tuning.py`) is compared with
+Python's, each in a process of its own: peak of the resident size, and how long the collections held the loop.
 
     python -m perf.bench.garbage [--quick | --full]
 """
@@ -42,21 +42,21 @@ NODES, NODE_TEXT = (
     400,
     "an observation of a hundred characters, as tools and sandboxes give them, one to each node of the tree ",
 )
-"""Size of each rollout's tree: some 300 KB."""
+"""Nodes of each rollout's tree: some 300 KB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One process's."""
+    """The measurements of one process."""
 
     peak: int
-    """Bytes of resident size, over those before the first rollout."""
+    """Bytes of resident size above those before the first rollout."""
     pauses: Sequence[float]
     """CPU seconds of each collection of more than the youngest generation."""
 
 
 def measure(size: Size) -> list[Case]:
-    """The case `garbage`. Takes 15 s; 30 s in full; 8 s when quick."""
+    """Measures the case `garbage`, in 15 s; 30 s in full; 8 s when quick."""
     rollouts = ROLLOUTS // size.pick(4, 2, 1)
     ours, default = _in_a_process(_play_with_ours, rollouts), _in_a_process(_play, rollouts)
     return [
@@ -129,7 +129,7 @@ async def _play(rollouts: int, counts: RolloutCounts | None = None) -> Measured:
 
 @contextmanager
 def _timed_collections() -> Iterator[list[float]]:
-    """CPU time of each collection that was not of the youngest objects alone."""
+    """Collects the CPU seconds of each collection that was not of the youngest objects alone."""
     pauses: list[float] = []
     began = 0.0
 
@@ -149,7 +149,7 @@ def _timed_collections() -> Iterator[list[float]]:
 
 @dataclass
 class Node:
-    """What an environment saw, below what it saw before."""
+    """An observation in an environment, below the one before."""
 
     parent: Node | None
     text: str
@@ -157,7 +157,7 @@ class Node:
 
 
 class Trees:
-    """Each rollout keeps a tree of observations that know their parents, and lets go of it at its end."""
+    """An environment whose rollouts keep a tree of observations with references to their parents, and drop it at their end."""
 
     group_scoring = False
 
@@ -165,11 +165,11 @@ class Trees:
         return 1 << 20
 
     def example(self, index: int) -> Example:
-        """Nothing to see."""
+        """Returns no conversation."""
         return Example(index, "")
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
-        """Sees something at each turn."""
+        """Adds an observation at each turn."""
         root = Node(None, "")
         for turn in range(TURNS):
             await model.generate([1, 2, 3])
@@ -177,16 +177,16 @@ class Trees:
                 root.children.append(Node(root, f"{NODE_TEXT * 4} {turn} {number}"))
 
     async def score(self, example: Example, rollout: Rollout) -> float:
-        """By number."""
+        """Rewards a rollout by its number."""
         return float(rollout.rollout_id.rpartition("-")[2])
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
-        """Not called."""
+        """Is not called."""
         raise NotImplementedError
 
 
 class _Pool:
-    """Answers after a while, without any server."""
+    """A client that answers after a while, without a server."""
 
     async def generate(
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0

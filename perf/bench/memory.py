@@ -1,8 +1,8 @@
-"""Memory: the peak of one step boundary over the bytes in flight, and what 500 steps leave behind.
+"""Measures memory: the peak of one step boundary over the bytes in flight, and the growth of the process over 500 steps.
 
     python -m perf.bench.memory [--quick | --full]
 
-The rollouts' arrays are copied from a dump for every step, as they would have arrived, and are let go after it. Resident size is
+The rollouts' arrays are copied from a dump for every step, as if they had arrived, and are freed after it. Resident size is
 the process's own; the consumer is another.
 """
 
@@ -32,7 +32,7 @@ _RESET_PEAK = "5"
 
 
 def measure(size: Size) -> list[Case]:
-    """The case of memory."""
+    """Measures the case `memory`."""
     large = replace(LARGE, rollouts=size.pick(16, 64, 64))
     steps = STEPS // size.pick(5, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
@@ -42,7 +42,7 @@ def measure(size: Size) -> list[Case]:
 
 
 async def _peak(shape: Shape, directory: Path) -> list[Figure]:
-    """Of one boundary, after another that has made what is made once."""
+    """Returns the peak of one boundary, after another one that has filled the caches."""
     recorded = _recorded(shape, directory)
     async with rig(recorded, directory) as parts:
         await _take(parts, 1)
@@ -61,7 +61,7 @@ async def _peak(shape: Shape, directory: Path) -> list[Figure]:
 
 
 async def _growth(shape: Shape, steps: int, directory: Path) -> list[Figure]:
-    """Least squares over the steps after the first fifth."""
+    """Returns the slope, by least squares, over the steps after the first fifth."""
     recorded = _recorded(shape, directory)
     resident = []
     async with rig(recorded, directory) as parts:
@@ -84,7 +84,7 @@ def _recorded(shape: Shape, directory: Path) -> Recording:
 
 
 def _as_arrived(recorded: Recording) -> Recording:
-    """The same rollouts with arrays in memory of their own."""
+    """Returns the same rollouts with arrays in memory of their own."""
     return replace(recorded, rollouts=[_copied(rollout) for rollout in recorded.rollouts])
 
 

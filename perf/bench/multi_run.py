@@ -1,10 +1,10 @@
-"""Training many runs at once: four beside each other against one with the same load, and what memory each further one takes.
+"""Measures training many runs at once: four beside each other against one with the same load, and the memory of each further run.
 
     python -m perf.bench.multi_run [--quick | --full]
 
 The trainer's own manager, learner and fair share, with a dense model of 80 MB, adapters on all its linear layers and batches of
-random tokens. Rounds alternate between one run that trains everything and four that train a quarter each, so that what else
-the machine does falls on both. Tokens a second are of whole steps, the optimizer's included; nothing is written meanwhile.
+random tokens. Rounds alternate between one run that trains everything and four that train a quarter each, so that other
+processes slow both. Tokens a second are of whole steps, the optimizer's included; nothing is written meanwhile.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from transport.records import Batch, SampleInfo
 RUNS = 4
 ROUNDS = 8
 MAX_TOKENS = 2048
-"""Of a row."""
+"""The tokens of a row."""
 SAMPLES, SAMPLE_TOKENS = 64, 128
-"""Of a round, all its runs together. Half of the tokens are trained."""
+"""The samples of a round, all its runs together, and the tokens of each. Half of the tokens are trained."""
 RANK = 16
 
 _SHAPE = {
@@ -58,7 +58,7 @@ _CPU = torch.device("cpu")
 
 
 def measure(size: Size) -> list[Case]:
-    """The cases of speed and of memory."""
+    """Measures the cases of speed and of memory."""
     rounds = size.pick(2, 3, ROUNDS)
     samples = SAMPLES // size.pick(8, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
@@ -94,14 +94,14 @@ def _speed(one: Sequence[float], several: Sequence[float]) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Bytes in use."""
+    """The bytes in use."""
 
     tensors: int
     resident: int
 
     @classmethod
     def now(cls) -> _Memory:
-        """With what the C library keeps of freed memory given back first: after a row that is most of the activations."""
+        """Reads the bytes in use, after the C library has returned freed memory: a row leaves its activations there."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         storages = {
@@ -114,7 +114,7 @@ class _Memory:
 
 
 def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
-    """What came with all runs but the first."""
+    """Returns the case of memory: the bytes that all runs but the first added."""
     base = sum(parameter.nbytes for parameter in trainer.learner.model.parameters())
     states = [sum(tensor.nbytes for tensor in run.optimizer.state().values()) for run in trainer.learner.runs.values()]
     further = sum(states[1:])
@@ -160,7 +160,7 @@ class _Trainer:
         self._directory = directory
 
     def admit(self, runs: int) -> None:
-        """Sees to it that there are so many runs."""
+        """Admits runs until there are so many."""
         for index in range(runs):
             control = run_directory(self._directory, f"run-{index}") / "control"
             if not control.is_dir():
@@ -181,7 +181,7 @@ class _Trainer:
         }
 
     def round(self, runs: int, samples: int) -> float:
-        """One step of each of the first `runs` runs, of equal parts of `samples`; tokens a second."""
+        """Trains a step of each of the first `runs` runs on equal parts of `samples`; returns tokens a second."""
         batches = {
             index: _batch(self.learner.runs[index].run_id, self.learner.runs[index].progress.step + 1, samples // runs)
             for index in range(runs)

@@ -1,13 +1,13 @@
-"""Receiving: 64 responses of 8 MB at once through the inference client, beside a bare socket read of the same bytes.
+"""Measures receiving: 64 responses of 8 MB at once through the inference client, beside a bare socket read of the same bytes.
 
 The client runs on uvloop, as in the daemon, and a real answer of the binary route, routed experts included, comes from
-another process over loopback. The bare read is the strongest that one thread of Python can do: non-blocking sockets and
+another process over loopback. The bare read is the fastest that one thread of Python can do: non-blocking sockets and
 `recv_into` arrays that exist, mapped, before the clock starts. The client's own arrays are new ones, since its caller keeps
-them; what the kernel takes to clear their pages shows in the bare read into new arrays.
+them; the bare read into new arrays shows the time that the kernel takes to clear their pages.
 
-uvloop does not let a callback be timed from outside. What its thread computes, in Python and in the kernel, between two
-wakings of a coroutine that sleeps for a millisecond at a time bounds it: one callback or a hundred are in it. Unlike the lag,
-which stands beside it, it leaves out the time for which other processes had the core.
+A callback of uvloop cannot be timed from outside. An upper bound is the CPU time of its thread between two wakings of a coroutine
+that sleeps for a millisecond at a time: one callback or a hundred. Unlike the lag, it leaves out the time for which other
+processes had the core.
 
     python -m perf.bench.receive [--quick | --full]
 """
@@ -40,19 +40,19 @@ RESPONSES = 64
 LAYERS, TOP_K = 48, 8
 PROMPT_TOKENS = 512
 COMPLETION_TOKENS = (8 << 20) // (LAYERS * TOP_K) - PROMPT_TOKENS
-"""Whose routing, with the prompt's, is some 8 MB."""
+"""The tokens of a completion; their routing, with the prompt's, is some 8 MB."""
 IDLE_SECONDS = 2.0
 PAUSE_SECONDS = 0.02
 
 
 def measure(size: Size) -> list[Case]:
-    """The case `receive`. Takes some 10 s; 15 s in full; 5 s when quick."""
+    """Measures the case `receive`, in some 10 s; 15 s in full; 5 s when quick."""
     with load_server(layers=LAYERS, top_k=TOP_K) as url, infrequent_gc():
         return [uvloop.run(_receive(url, rounds=size.pick(5, 15, 25)))]
 
 
 async def _receive(url: str, rounds: int) -> Case:
-    """Rounds of one and the other in turn, so that whatever else the machine does meets both."""
+    """Measures rounds of one and the other in turn, so that other processes slow both."""
     pool = InferencePool(PoolConfig(urls=[url]), "model")
     await pool.start()
     response_bytes = await _call(pool, 0)
@@ -93,7 +93,7 @@ async def _one_round(pool: InferencePool) -> None:
 
 
 async def _call(pool: InferencePool, index: int) -> int:
-    """Bytes of one response. It is let go here, one by one: to free all at once would take 10 ms, not by the client's doing."""
+    """Returns the bytes of one response, which is freed here: to free all at once would take 10 ms, which is not the client's."""
     prompt = np.zeros(PROMPT_TOKENS, dtype=np.int32)
     turn = await pool.generate(prompt, SamplingParameters(1.0, COMPLETION_TOKENS, ()), affinity=str(index))
     arrays = (turn.completion_ids, turn.log_probabilities, turn.routed_experts)
@@ -101,7 +101,7 @@ async def _call(pool: InferencePool, index: int) -> int:
 
 
 async def _busy_seconds(work: Coroutine[Any, Any, None]) -> list[float]:
-    """Runs `work`; the time that this thread computed between any two wakings, a millisecond or more apart."""
+    """Runs `work`; returns the CPU seconds of this thread between any two wakings, a millisecond or more apart."""
     task = asyncio.ensure_future(work)
     busy = []
     last = time.thread_time()
@@ -115,7 +115,7 @@ async def _busy_seconds(work: Coroutine[Any, Any, None]) -> list[float]:
 
 
 class _BareReader:
-    """As many connections, without HTTP, asyncio or anything else."""
+    """As many connections, bare sockets without asyncio or an HTTP client."""
 
     def __init__(self, url: str, length: int) -> None:
         parts = urlsplit(url)
@@ -129,7 +129,7 @@ class _BareReader:
             self._selector.register(connection, selectors.EVENT_READ, index)
 
     def one_round(self, into_new: bool = False) -> float:
-        """Seconds from the requests to the last byte, read into arrays that exist, or into new ones as a caller keeps them."""
+        """Returns the seconds from the requests to the last byte, read into existing arrays or into new ones."""
         filled = [0] * RESPONSES
         missing = RESPONSES * self._length
         started = time.perf_counter()
@@ -148,7 +148,7 @@ class _BareReader:
         return time.perf_counter() - started
 
     def close(self) -> None:
-        """Closes all."""
+        """Closes all connections."""
         self._selector.close()
         for connection in self._connections:
             connection.close()

@@ -1,8 +1,8 @@
-"""Scaling: the step boundary's wall time and lag from 0.1 to 4 GB of rollouts.
+"""Measures scaling: the step boundary's wall time and lag from 0.1 to 4 GB of rollouts.
 
     python -m perf.bench.scaling [--quick | --full]
 
-Sizes for which the memory does not suffice are left out, and said to be.
+Sizes that do not fit the memory are left out, with a message.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 
 ROLLOUTS = (14, 42, 136, 544)
-"""Of 7.4 MB each."""
+"""The numbers of rollouts of 7.4 MB each."""
 TIMES_THE_BYTES = 5
-"""Memory that a replay needs: the dump, the record, the consumer's copy, what is on the way."""
+"""The memory that a replay needs over its rollouts' bytes: the dump, the record, the consumer's copy, and what is in transit."""
 
 
 def measure(size: Size) -> list[Case]:
-    """The case of scaling."""
+    """Measures the case `scaling`."""
     figures: list[Figure] = []
     measured: list[tuple[float, Replay]] = []
     for rollouts in ROLLOUTS[: size.pick(2, 3, 4)]:
@@ -55,8 +55,8 @@ def _replay(shape: Shape) -> Replay:
 
 
 def _bounds(measured: list[tuple[float, Replay]]) -> list[Figure]:
-    """The largest against a line through the others, and its lag against the smallest's and the idle loop's; nothing where
-    there are too few to tell."""
+    """Compares the largest with a line through the others, and its lag with the smallest's and the idle loop's; returns nothing
+    where there are too few."""
     if len(measured) < 2:
         return []
     sizes = [size for size, _ in measured]

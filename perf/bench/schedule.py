@@ -1,8 +1,8 @@
-"""Scheduling: 1,024 rollouts in flight (4,096 in full) of 8 short turns each, against a server that answers after 50 ms.
+"""Measures scheduling: 1,024 rollouts in flight (4,096 in full) of 8 short turns each, against a server that answers after 50 ms.
 
-The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run as they are, on uvloop; in place of a
-trainer stands one that has trained a step as soon as it has it. Beside it the same rollouts, each a coroutine, as one writes
-them with the `openai` client: token ids to `/v1/completions` of the same server, and nothing done with what comes back.
+The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run on uvloop; in place of the trainer is one
+that trains in no time. It is compared with the same rollouts written with the `openai` client, each a coroutine: token ids to
+`/v1/completions` of the same server, and the answers ignored.
 
     python -m perf.bench.schedule [--quick | --full]
 """
@@ -45,17 +45,17 @@ IDLE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One loop's turns, and what they took."""
+    """One loop's turns, and their time."""
 
     turns: int
     seconds: float
     cpu_seconds: float
-    """Of the process, all its threads."""
+    """CPU seconds of the process, all its threads."""
     lag: LagDistribution
 
 
 def measure(size: Size) -> list[Case]:
-    """The case `schedule`. Takes some 20 s; 110 s in full; 10 s when quick."""
+    """Measures the case `schedule`, in some 20 s; 110 s in full; 10 s when quick."""
     in_flight = size.pick(512, 1024, 4096)
     with load_server(DELAY_SECONDS) as url, prompt_switching():
         idle = uvloop.run(_idle())
@@ -74,7 +74,7 @@ async def _idle() -> LagDistribution:
 
 
 class ShortTurns:
-    """Turns of a few tokens, and a reward that differs within a group."""
+    """An environment with turns of a few tokens, and a reward that differs within a group."""
 
     group_scoring = False
 
@@ -82,22 +82,22 @@ class ShortTurns:
         return 1 << 20
 
     def example(self, index: int) -> Example:
-        """Nothing to see."""
+        """Returns no conversation."""
         return Example(index, "")
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
-        """Each prompt is the last one, its completion and a reply."""
+        """Plays turns whose prompt is the last one, its completion and a reply."""
         prompt = _first_prompt(example.index)
         for _ in range(TURNS):
             turn = await model.generate(prompt)
             prompt = [*turn.prompt_ids.tolist(), *turn.completion_ids.tolist(), *_REPLY]
 
     async def score(self, example: Example, rollout: Rollout) -> float:
-        """By number."""
+        """Rewards a rollout by its number."""
         return float(rollout.rollout_id.rpartition("-")[2])
 
     async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
-        """Not called."""
+        """Is not called."""
         raise NotImplementedError
 
 
@@ -147,7 +147,7 @@ async def _ours(url: str, in_flight: int) -> Measured:
 
 
 async def _with_openai(url: str, in_flight: int) -> Measured:
-    """As many rollouts at once, until each has done a turn, which connects, and then as many turns again, which are measured."""
+    """Runs as many rollouts at once until each has done a turn, which connects, and then measures as many turns again."""
     # Without limits of its own for connections, the client would let a thousand requests through at a time.
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_connections=in_flight, max_keepalive_connections=in_flight)
     http_client = openai.DefaultAsyncHttpxClient(limits=limits)

@@ -1,4 +1,4 @@
-"""Sending: the sender's own thread and wire, alone, to another process that reads every byte, beside a bare ZMQ loop.
+"""Measures sending: the sender's own thread and wire, to another process that reads every byte, beside a bare ZMQ loop.
 
     python -m perf.bench.send [--quick | --full]
 
@@ -40,7 +40,7 @@ WARM_UP_ROUNDS = 3
 
 
 def measure(size: Size) -> list[Case]:
-    """The case of the sender."""
+    """Measures the case `send`."""
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // size.pick(8, 1, 1), size.pick(3, 5, 5)))]
 
@@ -85,7 +85,7 @@ async def _send(directory: Path, samples: int, rounds: int) -> Case:
 
 
 def make_batch(samples: int) -> Batch:
-    """`samples` of `SAMPLE_BYTES` each, nearly all of it routing in `CHUNKS` chunks."""
+    """Returns `samples` of `SAMPLE_BYTES` each, nearly all of it routing in `CHUNKS` chunks."""
     rows = SAMPLE_BYTES // (CHUNKS * LAYERS * TOP_K)
     tokens = rows * CHUNKS + 1
     generator = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def _of_step(batch: Batch, step: int) -> Batch:
 
 
 def _bare_seconds(address: str, batch: Batch) -> float:
-    """From the first of the batch's frames until the answer."""
+    """Returns the seconds from the first of the batch's frames until the answer."""
     frames = [as_bytes_view(frame) for frame in codec.encode(batch)]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.REQ)

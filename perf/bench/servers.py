@@ -1,7 +1,7 @@
 """An inference server without a model, as a process of its own: the other end of the benchmarks of receiving and scheduling.
 
-It speaks our binary route, a stock server's JSON route, and `RAW_PATH`/N, answered by N bytes and nothing else, on one loop
-with a bare protocol, so that what is measured is the client. Every answer is encoded once. It ends when its standard input
+It serves our binary route, a stock server's JSON route, and `RAW_PATH`/N, answered by N bytes and nothing else, on one loop
+with a bare protocol, so that the client is measured. Every answer is encoded once. The process ends when its standard input
 closes, so it cannot outlive the benchmark.
 
     python -m perf.bench.servers DELAY_SECONDS LAYERS TOP_K
@@ -30,7 +30,7 @@ COMPLETIONS_PATH = "/v1/completions"
 
 @contextmanager
 def load_server(delay_seconds: float = 0.0, layers: int = 0, top_k: int = 0) -> Iterator[str]:
-    """The URL of a server that lives as long as the block. It answers after `delay_seconds`, each completion with as many
+    """Yields the URL of a server that runs as long as the block. It answers after `delay_seconds`, each completion with as many
     tokens as were asked for and, if `layers`, with routing of `layers` x `top_k` uint8 a row."""
     command = [sys.executable, "-P", "-m", __name__, str(delay_seconds), str(layers), str(top_k)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -43,7 +43,7 @@ def load_server(delay_seconds: float = 0.0, layers: int = 0, top_k: int = 0) -> 
 
 
 class Answers:
-    """Whole HTTP responses, each made once."""
+    """Whole HTTP responses, each encoded once."""
 
     def __init__(self, layers: int, top_k: int) -> None:
         self._layers, self._top_k = layers, top_k
@@ -51,7 +51,7 @@ class Answers:
         self._raw = b""
 
     def to(self, path: str, body: bytes) -> bytes:
-        """The response to a request; 404 for a path that is not served."""
+        """Returns the response to a request; 404 for a path that is not served."""
         if path == wire.GENERATE_PATH:
             asked = wire.decode_request(body)
             routed = len(asked.prompt_ids) - asked.routed_experts_start if self._layers else 0
@@ -80,7 +80,7 @@ class Answers:
 
     @cache  # noqa: B019 - as above
     def _completed(self, tokens: int) -> bytes:
-        """What a stock vLLM answers to `logprobs = 0`, `return_token_ids` and `return_tokens_as_token_ids`."""
+        """Returns what a stock vLLM answers to `logprobs = 0`, `return_token_ids` and `return_tokens_as_token_ids`."""
         ids = list(range(100, 100 + tokens))
         names = [f"token_id:{token}" for token in ids]
         choice = {
@@ -103,7 +103,7 @@ def _response(body: bytes, status: str = "200 OK") -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection, whose requests come one after the other."""
+    """One keep-alive connection, with one request at a time."""
 
     def __init__(self, answers: Answers, delay_seconds: float) -> None:
         self._answers, self._delay_seconds = answers, delay_seconds

@@ -1,4 +1,4 @@
-"""The step boundary: the daemon's own, and the plain path, over the same rollouts, beside an idle loop and a copy of the bytes.
+"""Measures the step boundary: the daemon's and the plain one on the same rollouts, beside an idle loop and a copy of the bytes.
 
 python -m perf.bench.step [--quick | --full]
 """
@@ -34,7 +34,7 @@ COPY_THREADS = 2
 
 
 def measure(size: Size) -> list[Case]:
-    """The case of the step boundary."""
+    """Measures the case `step`."""
     shape = Shape(size.pick(8, 32, 64), 32, 16_384, even=True)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         # Through a dump, so that every turn's bytes are its own: the synthetic ones share theirs.
@@ -57,7 +57,7 @@ def measure(size: Size) -> list[Case]:
 
 
 async def _copy_seconds(recording: Recording, tasks: int) -> float:
-    """The shortest time in which numpy copies the rollouts' routing, by `COPY_THREADS` threads beside `tasks` synthetic tasks."""
+    """Returns the least seconds in which numpy copies the routing, by `COPY_THREADS` threads beside `tasks` synthetic tasks."""
     arrays = [
         turn.routed_experts
         for rollout in recording.rollouts
@@ -80,7 +80,7 @@ async def _copy_seconds(recording: Recording, tasks: int) -> float:
 
 
 async def _plain(recording: Recording, settings: Settings, directory: Path, resent: bool) -> LagTrace:
-    """The trace of the plain path, with baselines of its own."""
+    """Returns the trace of the plain path, with baselines of its own."""
     rollouts = await in_thread(plain.as_received, recording.shipped, resent)
     address = f"ipc://{directory}/plain-{resent}.sock"
     with bare_consumer(address):
@@ -124,7 +124,7 @@ def _case(
 
 
 def _wall(found: Replay) -> float:
-    """Of all that the reference system does at its boundary, filtering included, until the wire has the batch."""
+    """Returns the seconds of what the reference system does at its boundary, filtering included, until the wire has the batch."""
     return found.row(FINALIZE).seconds + found.row(BOUNDARY).seconds
 
 

@@ -1,9 +1,9 @@
-"""Sweep: how fast workers claim targets of no work on a local disk, and how fast the status of many is read.
+"""Measures how fast workers claim targets of no work on a local disk, and how fast the status of many targets is read.
 
     python -m perf.bench.sweep [--quick | --full]
 
-Each claim is two records, one when it is made and one when it ends, both flushed to the disk. Beside it as many processes
-replace as many files of that size, flushed as well, and do nothing else.
+Each claim is two records, one when it is made and one when it ends, both flushed to the disk. It is compared with as many
+processes that only replace as many files of that size, flushed as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RECORD = succeeded(claimed(None, "target", "0" * 32, "host", 1, Terms(), 0.0), 
 
 
 def measure(size: Size) -> list[Case]:
-    """The case `sweep`. Takes some 15 s, or 5 s when quick."""
+    """Measures the case `sweep`, in some 15 s, or 5 s when quick."""
     scale = size.pick(10, 1, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         return [Case("sweep", _claims(Path(directory), TARGETS // scale) + _status(Path(directory), STATUSES // scale))]
@@ -60,7 +60,7 @@ def _claims(directory: Path, count: int) -> list[Figure]:
 
 
 def _span(function: Callable[[Path, int], None], directory: Path, count: int) -> tuple[float, float]:
-    """When all processes were ready, and when the last had ended, in seconds since the epoch."""
+    """Returns when all processes were ready, and when the last had ended, in seconds since the epoch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     barrier = context.Barrier(WORKERS + 1)
@@ -85,7 +85,7 @@ def _claim_all(root: Path, count: int) -> None:
 
 
 def _replace_files(directory: Path, count: int) -> None:
-    """A worker's share of them."""
+    """Replaces a worker's share of the files."""
     data = _RECORD.to_bytes()
     for index in range(count * WRITES_A_CLAIM // WORKERS):
         partial = directory / f"{os.getpid()}-{index}.partial"

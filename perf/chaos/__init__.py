@@ -1,1 +1,1 @@
-"""What `perf/bench/chaos.py` is made of: a real job, victims in it, a witness beside it, and an audit of what is left on disk."""
+"""The parts of `perf/bench/chaos.py`: a real job, its victims, a witness that reads along, and an audit of the disk."""

@@ -1,8 +1,8 @@
-"""Whether a job that was killed again and again trained every step exactly once: from what is on disk once it has ended.
+"""Checks that a job whose processes were killed trained every step exactly once, from its directory after its end.
 
-`audit` compares, run by run, what must agree: the steps that were committed, the records of their rollouts, the batches that a
-witness has seen (`perf/chaos/witness.py`), both metrics files, the trainer's checkpoint, its optimizer and the weights it
-published. It reads all of them by itself and believes none.
+`audit` compares, for each run, the committed steps, the records of their rollouts, the batches that the witness copied
+(`perf/chaos/witness.py`), both metrics files, the trainer's checkpoint, its optimizer and the published weights. It uses
+no reader of the product, and trusts none of the files.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ WEIGHTS = "published weights that are not those of the last steps"
 UNSEEN = "committed steps that the witness has not seen whole"
 
 FAULTS = (MISSING, UNTRAINED, PROGRESS, OPTIMIZER, GROUPS, CHANGED, OTHERWISE, WEIGHTS, UNSEEN)
-"""What must not be."""
+"""Every kind of fault."""
 
 SAME_LOSS = 1e-4
-"""Relative: a step trained again has the same loss up to the order of sums, as it may share its rows with other runs now."""
+"""Relative. A step that is trained again may share its rows with other runs, so its loss differs by the order of sums."""
 
 
 @dataclass
 class Findings:
-    """What an audit found."""
+    """The result of an audit."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """There to be read."""
+    """Counts for the report."""
     faults: dict[str, list[str]] = field(default_factory=lambda: {fault: [] for fault in FAULTS})
-    """By `FAULTS`, each case in words."""
+    """The cases of each of `FAULTS`, in words."""
 
     @property
     def held(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no fault."""
         return not any(self.faults.values())
 
 
 def audit(job: Path, notes: Path) -> Findings:
-    """Of a job that has ended, every run trained as far as it is committed, and its witness's notes."""
+    """Audits a job that has ended, with every committed step trained, and its witness's notes."""
     findings = Findings()
     for run_id in run_ids(job):
         _Audit(job, notes, run_id, findings).make()
@@ -61,7 +61,7 @@ def audit(job: Path, notes: Path) -> Findings:
 
 
 class _Audit:
-    """Of one run."""
+    """The audit of one run."""
 
     def __init__(self, job: Path, notes: Path, run_id: str, findings: Findings) -> None:
         self._job = job
@@ -130,7 +130,7 @@ class _Audit:
             self._fault(OPTIMIZER, f"it counts {sorted(counted)} updates of {updates} batches")
 
     def _nothing_shipped_twice(self) -> None:
-        """Each rollout and each group is in the batch of one step only. Nor is a rollout recorded twice, shipped or lost."""
+        """Checks that each rollout and each group is in the batch of one step only, and in the records of one step only."""
         groups: dict[int, set[int]] = defaultdict(set)
         shipped: dict[str, list[int]] = defaultdict(list)
         recorded: dict[str, list[int]] = defaultdict(list)
@@ -157,7 +157,7 @@ class _Audit:
         for step in range(1, self._last + 1):
             seen, records = self._seen.get(step), self._records(step)
             if seen is None:
-                continue  # told as unseen
+                continue  # reported as unseen
             if not records.exists() or digest(records) != seen["records"]:
                 self._fault(CHANGED, f"the records of step {step} are not those of its commit")
             kept = records.with_name("batch.bin")
@@ -168,12 +168,12 @@ class _Audit:
                 self._fault(CHANGED, f"the batch of step {step} says that it is step {batch.step} of {batch.run_id}")
 
     def _trained_from_its_batch(self) -> None:
-        """Every life's line of a step tells the tokens and samples of its batch, and the loss of the first one."""
+        """Checks that each line of a step, one a training, has its batch's tokens and samples, and the loss of the first."""
         first: dict[int, dict[str, Any]] = {}
         for line in sorted(self._lives, key=lambda line: line["time"]):
             step = line["step"]
             if (batch := self._batches.get(step)) is None:
-                continue  # told as unseen
+                continue  # reported as unseen
             if (line["tokens"], line["samples"]) != (batch.tokens, len(batch.rollout_ids)):
                 self._fault(
                     OTHERWISE,
@@ -200,7 +200,7 @@ class _Audit:
 
 
 def _difference(steps: list[int], wanted: list[int]) -> str:
-    """How a list of steps differs from the one that should be."""
+    """Describes how a list of steps differs from the expected one."""
     counted = Counter(steps)
     parts = {
         "missing": [step for step in wanted if step not in counted],

@@ -1,5 +1,5 @@
-"""A job's directory as a bystander reads it, by `docs/contracts.md` alone: an audit that used the parts' own readers would share
-their mistakes."""
+"""Readers of a job's directory that follow `docs/contracts.md` alone: an audit that used the product's readers would share their
+mistakes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MAGIC = b"CPBATCH2"
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """What a `batch.bin` says it holds."""
+    """The identity and counts of a batch, from its `batch.bin`."""
 
     run_id: str
     step: int
     rollout_ids: tuple[str, ...]
-    """Of its samples, in order."""
+    """The rollouts of its samples, in order."""
     tokens: int
     trained_tokens: int
 
 
 def read_batch(path: Path) -> BatchRecord:
-    """Raises `OSError`, or `ValueError` naming the file when it is no such file."""
+    """Reads a `batch.bin`. Raises `OSError`, or `ValueError` naming a file that is no batch."""
     content = path.read_bytes()
     if content[:8] != _MAGIC:
         raise ValueError(f"{path} does not begin with {_MAGIC!r}")
@@ -49,13 +49,13 @@ def read_batch(path: Path) -> BatchRecord:
 
 
 def published(parent: Path) -> list[int]:
-    """The N of every `step_N` in `parent` that has its `STABLE`, ascending."""
+    """Returns the N of every `step_N` in `parent` that has its `STABLE`, ascending."""
     found = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in parent.glob("step_*/STABLE"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; none where it is missing. One that is still being written is left out."""
+    """Returns the whole lines of a JSON Lines file; none where it is missing. A line that is still being written is left out."""
     try:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
     except FileNotFoundError:
@@ -64,10 +64,10 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes. Raises `OSError`."""
+    """Returns the SHA-256 of a file's bytes, in hexadecimal. Raises `OSError`."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run_ids(job: Path) -> list[str]:
-    """The runs of a job, by their directories."""
+    """Returns the ids of a job's runs, by their directories."""
     return sorted(path.name.removeprefix("run_") for path in job.glob("run_*") if path.is_dir())

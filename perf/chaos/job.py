@@ -1,7 +1,7 @@
-"""The job that chaos befalls: `counterpoint run` with several runs, one trainer and one vLLM server, on the tiny dense model.
+"""The job whose processes are killed: `counterpoint run` with several runs, a trainer and a vLLM server, on a tiny dense model.
 
 Everything in it is real and small: steps of a second, so that many fit between two kills, and a checkpoint of the trainer only at
-every third, so that a killed one has something to train again.
+every third step, so that a killed trainer has steps to train again.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from cluster.process import guarded, last_lines
 from perf.chaos.witness import Witness
 
 LOOK_SECONDS = 0.1
-"""Between two looks of the witness; a step takes several times as long."""
+"""Between two reads by the witness; a step takes several times as long."""
 
 DEADLINE_SECONDS = 900.0
-"""For anything that is waited for. A restart of vLLM takes a minute, and up to half of one until it begins."""
+"""For each wait. A restart of vLLM takes a minute, and begins after up to half a minute."""
 
 MANY = 1_000_000
-"""Steps, and restarts in a row, of which there are always enough left."""
+"""Steps, and restarts in a row: no limit."""
 
 
 class ChaosError(RuntimeError):
-    """The job ended, or did not go on; the message says what was awaited and quotes its output."""
+    """The job ended or stood still; the message names what was waited for and quotes the job's output."""
 
 
 def settings(output_dir: Path) -> dict[str, Any]:
-    """The job's file: two tasks, one of them of several turns, and different rates, ranks and optimizers."""
+    """Returns the job's configuration: two tasks, one of several turns, and different learning rates, ranks and intervals."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,9 +72,9 @@ class Victim:
     """A process of the job."""
 
     worker: str
-    """As `processes.json` names it."""
+    """Its name in `processes.json`."""
     process: str
-    """Which of the worker's: its own, or one that it started."""
+    """The role for the worker's own process, else the part of vLLM that it started."""
     pid: int
 
     @property
@@ -84,7 +84,7 @@ class Victim:
 
 
 class ChaosJob:
-    """The command, under a guardian of ours, and the witness beside it, who looks while anything is waited for."""
+    """The command, under a guardian of ours, and the witness, which reads during every wait."""
 
     def __init__(self, directory: Path) -> None:
         self.output_dir = directory / "job"
@@ -97,7 +97,7 @@ class ChaosJob:
 
     @property
     def run_ids(self) -> list[str]:
-        """Of its runs."""
+        """The ids of its runs."""
         return [run["run_id"] for run in self._settings["runs"]]
 
     def start(self, *arguments: str) -> None:
@@ -110,7 +110,7 @@ class ChaosJob:
             )
 
     def finish(self) -> None:
-        """Stops the command in order, has it train what is committed and two steps of each run more, and waits for its end."""
+        """Stops the command in order, and resumes it until each run has trained what it committed and two steps more."""
         self._end(signal.SIGTERM)
         self.witness.look()
         for run in self._settings["runs"]:
@@ -130,17 +130,17 @@ class ChaosJob:
             time.sleep(LOOK_SECONDS)
         self._process = None
         if process.returncode not in ((0,) if number is None else (0, 128 + number)):
-            raise ChaosError(f"the job ended with {process.returncode}, in order as it was\n{self._quoted()}")
+            raise ChaosError(f"the job was to end in order, and ended with {process.returncode}\n{self._quoted()}")
         self.witness.look()
 
     def close(self) -> None:
-        """For a job that failed: its guardian ends it and everything below it."""
+        """Ends a job that failed, with every process below it."""
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
             self._process.wait()
 
     def wait_until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Until `condition`. Raises `ChaosError` when the job ends before, or it takes too long."""
+        """Waits until `condition()` holds. Raises `ChaosError` when the job ends before, or it takes too long."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             self.witness.look()
@@ -155,12 +155,12 @@ class ChaosJob:
             time.sleep(LOOK_SECONDS)
 
     def wait(self, seconds: float) -> None:
-        """So long, the job running."""
+        """Waits so long while the job runs."""
         until = time.monotonic() + seconds
         self.wait_until("some time to pass", lambda: time.monotonic() >= until)
 
     def wait_for_steps(self, count: int) -> None:
-        """Until every run has committed and trained `count` steps beyond what it has now."""
+        """Waits until every run has committed and trained `count` more steps."""
         self.witness.look()
         wanted = {run_id: self._steps(run_id) + count for run_id in self.run_ids}
         self.wait_until(f"step {wanted}", lambda: all(self._steps(run_id) >= step for run_id, step in wanted.items()))
@@ -169,7 +169,7 @@ class ChaosJob:
         return min(self.witness.committed.get(run_id, 0), self.witness.trained.get(run_id, 0))
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """What the job says of its workers, by name; nothing before it says something."""
+        """Returns the workers of `processes.json` by name; none before there is such a file."""
         try:
             workers = json.loads((self.output_dir / "processes.json").read_bytes())["workers"]
         except FileNotFoundError:
@@ -177,7 +177,7 @@ class ChaosJob:
         return {worker["name"]: worker for worker in workers}
 
     def kill(self, chance: random.Random) -> Victim:
-        """Kills one process: of a role that chance picks among those with a living one, and of these one by chance again."""
+        """Kills one process at random: of the roles with a living process one, and one of its processes."""
         victims: list[Victim] = []
 
         def found() -> bool:
@@ -191,16 +191,16 @@ class ChaosJob:
             try:
                 os.kill(victim.pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # it ended by itself just now
+                continue  # it has just ended
             return victim
 
     def _victims(self) -> list[Victim]:
-        """Each role's own process, and what vLLM consists of: its API server, and the engine's core."""
+        """Returns each worker's own process, and those of vLLM: its API server and the engine's core."""
         below = set(descendants(self._alive().pid))
         found: list[Victim] = []
         for name, worker in self.workers().items():
             if (pid := worker["pid"]) not in below:
-                continue  # not living, or no more
+                continue  # it does not live
             found.append(Victim(name, name.partition("_")[0], pid))
             if name.startswith("inference"):
                 found += [Victim(name, what, child) for child in descendants(pid) if (what := _part_of_vllm(child))]
@@ -215,7 +215,7 @@ class ChaosJob:
 
 
 def _part_of_vllm(pid: int) -> str | None:
-    """What a process below vLLM's role is; None for a helper of Python's, and for one that has ended."""
+    """Names a process below vLLM's worker; None for a helper of Python's, and for one that has ended."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

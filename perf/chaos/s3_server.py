@@ -1,8 +1,7 @@
-"""An S3 for the chaos and for tests: moto's application, served from a thread of this process on a free port of loopback.
+"""An S3 server for the chaos and for tests: moto's application, served from a thread of this process on a free port of loopback.
 
-moto checks a condition and writes in two steps, so that two threads of it could both win. Here one request is handled at a
-time, as a store that keeps its conditions does; the body is read before, so that a client that stops in the middle holds up
-nobody.
+moto checks a condition and writes in two steps, so two of its threads could both succeed. Here one request is handled at a time,
+as by a store that enforces its conditions; the body is read before, so that a client that stops in the middle blocks no other.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def s3_application() -> Application:
-    """A WSGI application that enforces conditional writes. Objects are kept in this process, by moto, for all of them."""
+    """Returns a WSGI application that enforces conditional writes. moto keeps all objects in this process."""
     moto: Any = DomainDispatcherApplication(create_backend_app)
     lock = threading.Lock()
 
@@ -36,7 +35,7 @@ def s3_application() -> Application:
 
 @contextlib.contextmanager
 def serving(application: Application) -> Iterator[str]:
-    """Serves it, and yields its address."""
+    """Serves an application and yields its address."""
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Quiet)
     thread = threading.Thread(target=server.serve_forever, name="s3", daemon=True)
     thread.start()
@@ -49,7 +48,7 @@ def serving(application: Application) -> Iterator[str]:
 
 
 def point_at(address: str) -> None:
-    """Has this process and its children take the server for S3."""
+    """Sets the environment so that this process and its children use the server as S3."""
     os.environ |= {
         "AWS_ENDPOINT_URL": address,
         "AWS_ACCESS_KEY_ID": "testing",
@@ -61,4 +60,4 @@ def point_at(address: str) -> None:
 
 class _Quiet(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Nothing: clients are killed in the middle of requests here."""
+        """Logs nothing: clients are killed in the middle of requests here."""

@@ -1,11 +1,10 @@
-"""Kills workers of a sweep at random, round after round, and asks an independent witness what it saw.
+"""Kills workers of a sweep at random, round after round, and checks it with an independent witness.
 
     python -m perf.chaos.sweep_chaos [--rounds 100] [--workers 8] [--targets 40] [--kills 12] [--storage local|s3] [--seed 1]
 
-In each round workers race over targets; those at work are killed by SIGKILL at random, at random moments, and others start
-in their places, until all targets read SUCCESS. The witness (`perf/chaos/sweep_worker.py`) knows nothing of leases: each
-body locks a file for as long as it lives, and the kernel says whether another does. Exits with 1 if it saw two at once, or
-anything else that must not be.
+In each round workers race over targets. Busy workers are killed by SIGKILL at random moments and replaced, until all targets read
+SUCCESS. The witness (`perf/chaos/sweep_worker.py`) does not use leases: each body locks a file for as long as it lives, and the
+kernel refuses the lock to a second one. The exit code is 1 if two bodies lived at once, or for another of `FAULTS`.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ ROUND_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Settings:
-    """One chaos."""
+    """The settings of the chaos."""
 
     workers: int = 8
     targets: int = 40
     kills: int = 12
-    """In each round, unless all is done sooner."""
+    """In each round, unless all targets are done sooner."""
     heartbeat: float = 0.3
     lease: float = 1.8
-    """Short, so that rounds are. Under load a heartbeat may come too late: its body is told, and runs once more."""
+    """Short, so that rounds are short. Under load a heartbeat may be late: its body is stopped, and runs once more."""
 
 
 def chaos(root: str, witness: Path, settings: Settings, chance: random.Random) -> Counter[str]:
-    """One round. Returns counts; those of `FAULTS` must be zero. Raises `TimeoutError` when it does not come to an end."""
+    """Runs one round. Returns counts; those of `FAULTS` must be zero. Raises `TimeoutError` when it does not end."""
     killed = _race(root, witness, settings, chance)
     seen = Witness(witness).testimony()
     statuses = sweep_status(root, [target.target_id for target in targets(settings.targets)])
@@ -58,8 +57,8 @@ def chaos(root: str, witness: Path, settings: Settings, chance: random.Random) -
             "workers killed": killed,
             "bodies begun": len(seen.events["begin"]),
             "bodies cut short by a kill": len(seen.events["begin"]) - len(seen.events["end"] + seen.events["stopped"]),
-            "bodies told that their lease was lost": len(seen.events["stopped"]),
-            "bodies whose worker was killed before it could say so": len(ended) - settings.targets,
+            "bodies stopped because their lease was lost": len(seen.events["stopped"]),
+            "bodies that ended, and whose worker was killed before it recorded that": len(ended) - settings.targets,
             "taken over": sum((found.token or 1) - 1 for found in statuses),
             "not succeeded": sum(found.state != "SUCCESS" for found in statuses),
             "two alive at once": len(seen.events["overlap"]),
@@ -78,7 +77,7 @@ FAULTS = (
 
 
 def _race(root: str, witness: Path, settings: Settings, chance: random.Random) -> int:
-    """Until every worker that was not killed has ended by itself. Returns how many were killed."""
+    """Runs workers until every one that was not killed has ended. Returns how many were killed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["perf.chaos.sweep_worker", "boto3"])
 
@@ -102,9 +101,9 @@ def _race(root: str, witness: Path, settings: Settings, chance: random.Random) -
         time.sleep(chance.uniform(0.02, 0.2))
         if killed == settings.kills:
             continue
-        # One that has had a target, and so may have one: a kill while it starts would show nothing.
-        heard_of = Witness(witness).heard_of()
-        at_work = [index for index, process in enumerate(processes) if process.is_alive() and process.pid in heard_of]
+        # Only a worker that has had a target: a kill while it starts would test nothing.
+        busy = Witness(witness).recorded_processes()
+        at_work = [index for index, process in enumerate(processes) if process.is_alive() and process.pid in busy]
         if at_work:
             victim = chance.choice(at_work)
             processes[victim].kill()
@@ -124,7 +123,7 @@ def _work_in(environment: dict[str, str], *arguments: Any) -> None:
 
 @contextlib.contextmanager
 def roots(storage: str, directory: Path) -> Iterator[str]:
-    """Where rounds may have roots of their own."""
+    """Yields a parent for the roots of the rounds."""
     if storage == "local":
         yield str(directory / "sweeps")
         return
@@ -139,7 +138,7 @@ def roots(storage: str, directory: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--workers", type=int, default=Settings.workers)

@@ -1,8 +1,7 @@
-"""A worker of a sweep whose bodies are watched by a witness that knows nothing of leases, for the chaos and for tests.
+"""A worker of a sweep whose bodies are watched by a witness that does not use leases, for the chaos and for tests.
 
-The witness is a directory: a log that bodies append their begin and end to, and a file a target that a body locks for as long
-as it lives. The kernel drops such a lock when its process dies, however that is, and no sooner: a body that finds it taken
-has found another that lives.
+The witness is a directory: a log to which bodies append begin and end, and a file for each target, locked by a body while it
+lives. The kernel drops such a lock when its process ends, and no sooner: if the lock is taken, another body lives.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ Event = Literal["begin", "end", "stopped", "overlap"]
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Where bodies say that they live."""
+    """The directory in which bodies record that they live."""
 
     directory: Path
 
     @contextlib.contextmanager
     def living(self, claim: Claim) -> Iterator[None]:
-        """For as long as a body lives."""
+        """Records a body for as long as the block lasts."""
         descriptor = os.open(self.directory / f"{claim.target_id}.alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._say(claim, "overlap")
-            self._say(claim, "begin")
+                self._record(claim, "overlap")
+            self._record(claim, "begin")
             yield
-            self._say(claim, "stopped" if claim.stop.is_set() else "end")
+            self._record(claim, "stopped" if claim.stop.is_set() else "end")
         finally:
             os.close(descriptor)
 
-    def _say(self, claim: Claim, event: Event) -> None:
+    def _record(self, claim: Claim, event: Event) -> None:
         line = json.dumps([claim.target_id, claim.token, event, os.getpid()]) + "\n"
         descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -56,13 +55,13 @@ class Witness:
     def _log(self) -> Path:
         return self.directory / "witness.jsonl"
 
-    def heard_of(self) -> set[int]:
-        """The processes that have said anything."""
+    def recorded_processes(self) -> set[int]:
+        """Returns the ids of the processes that have recorded anything."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return {json.loads(line)[3] for line in lines}
 
     def testimony(self) -> Testimony:
-        """What it saw. Nobody may be writing any more."""
+        """Returns all records. No process may be writing any more."""
         seen = Testimony()
         for line in self._log.read_text().splitlines():
             target_id, token, event, _ = json.loads(line)
@@ -74,10 +73,10 @@ class Witness:
 
 @dataclass(slots=True)
 class Testimony:
-    """All that bodies said, in order."""
+    """The records of bodies, in order."""
 
     events: dict[Event, list[tuple[str, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Target and token."""
+    """Target and token, by event."""
     begun: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The tokens under which each target was begun."""
 
@@ -88,12 +87,12 @@ class Testimony:
 
 
 def targets(count: int) -> list[SweepTarget[None]]:
-    """So many of them."""
+    """Returns so many targets."""
     return [SweepTarget(f"target-{index:05d}", None) for index in range(count)]
 
 
 def work(root: str, witness: Path, count: int, seconds: float, heartbeat: float, lease: float) -> None:
-    """Runs a worker to its end. A body lives for `seconds`, or until it is told to stop."""
+    """Runs a worker to its end. A body lives for `seconds`, or until it is asked to stop."""
     seen_by = Witness(witness)
 
     def body(target: SweepTarget[None], claim: Claim) -> None:

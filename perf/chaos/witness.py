@@ -1,8 +1,8 @@
-"""A bystander of a job, who notes what each step was when it was committed and what the trainer said it trained.
+"""Notes of a job, taken while it runs: what each step was when it was committed, and what the trainer's metrics said it trained.
 
-A job may forget (a batch is deleted once it is durable, a metrics line once its step is to be trained again); the notes keep
-it, for `perf/chaos/audit.py` to compare with what is there in the end. The witness only reads, but for a second name that it
-gives to each batch's file.
+A job deletes a batch once it is durable, and a metrics line once its step is to be trained again. The notes keep them, and
+`perf/chaos/audit.py` compares them with the directory in the end. The witness only reads, and makes a hard link to each batch's
+file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from perf.chaos.disk import digest, json_lines, published, run_ids
 
 COMMITTED, TRAINED = "committed.jsonl", "trained.jsonl"
-"""In the notes' directory: a line for each step at its first sight after its commit, and for each line of the trainer."""
+"""Files of the notes: a line for each step, read after its commit, and one for each line of the trainer's metrics."""
 
 
 class Witness:
-    """Looks whenever it is told to; often enough that no batch is committed, trained and forgotten between two looks."""
+    """Reads a job's directory at each `look`: so often that no batch is committed, trained and deleted in between."""
 
     def __init__(self, job: Path, notes: Path) -> None:
         notes.mkdir(parents=True, exist_ok=True)
@@ -28,11 +28,11 @@ class Witness:
         self.committed: dict[str, int] = {}
         """By run, the newest committed step."""
         self.trained: dict[str, int] = {}
-        """By run, the newest step that the trainer's metrics hold at present."""
+        """By run, the newest step in the trainer's metrics."""
         self._lines: set[tuple[str, int, float]] = set()
 
     def look(self) -> None:
-        """Takes notes of what is new."""
+        """Notes what is new."""
         for run_id in run_ids(self._job):
             self._look_at_commits(run_id)
         self._look_at_trainer()
@@ -69,7 +69,7 @@ class Witness:
 
     @staticmethod
     def copy_of(notes: Path, run_id: str, step: int) -> Path:
-        """Where the notes keep the batch of a step."""
+        """Returns the path of the copy of a step's batch."""
         return notes / run_id / f"step_{step}.bin"
 
 

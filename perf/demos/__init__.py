@@ -1,1 +1,1 @@
-"""The demos of many runs and of a sweep, which measure as much as they show."""
+"""The demos of many runs and of a sweep. They also measure, and their exit code is a verdict."""

@@ -2,19 +2,19 @@
 
     python -m perf.demos.demo_multi [--output_dir DIRECTORY] [--fresh] [ARGUMENTS of counterpoint run]
 
-Everything goes by the commands that a user has, each a process of its own. Four runs share a trainer and a server. Once all
-have got under way and the one to be evicted has learned something, it is evicted; a while later a fifth run joins, in the
-place that became free. When all have ended, this is claimed, and shown:
+Everything is done by commands of the user's, each a process of its own. Four runs share a trainer and a server. Once all have
+begun and one of them has learned something, that one is evicted; later a fifth run joins, in the slot that became free. When all
+have ended, the demo checks and shows:
 
 - every run's reward has risen, the evicted one's and the guest's included;
 - of the other runs, no step around an event took longer than twice the run's median step. A step lasts from one update of the
   run's weights to its next (`time` in `trainer/metrics.jsonl`). An event lasts from the command until the evicted orchestrator
-  has ended, or until the guest's first update; around it are the steps that were under way at any time of it, and the one after
-  them. Whatever else made such a step long counts, too;
+  has ended, or until the guest's first update; around it are the steps in progress at any time of it, and the one after them.
+  Other causes of a long step count, too;
 - no rollout failed, and no request had to be tried again;
 - each run ended as it should.
 
-The exit code is 0 if all that holds, 1 if not, and the job's own if it did not come so far.
+The exit code is 0 if all of this holds, 1 if not, and the job's own if the job failed before.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ EDGE_STEPS = 5
 """Rewards are compared between the means of so many steps at a run's beginning and at its end, as in `summary.json`."""
 
 RISE = 0.1
-"""By which every run's reward must have risen; at these tasks chance moves a mean of so many rollouts by less than 0.03."""
+"""The least rise of every run's reward; at these tasks chance moves a mean of so many rollouts by less than 0.03."""
 
 UNDER_WAY_STEPS = 10
-"""Of each run before anything happens to any, and of the others between the two events."""
+"""The steps of each run before the first event, and of the others between the two events."""
 
 LONGEST_STEP = 2.0
-"""In medians."""
+"""The longest step allowed around an event, in medians."""
 
 PATIENCE_SECONDS = 900.0
-"""The longest that anything awaited here may take. All of it takes some five minutes on two cores."""
+"""The deadline of each wait. The demo takes some five minutes on two cores."""
 
 STOP_SECONDS = 180.0
-"""The longest that a command may take to end in order."""
+"""The time a command has to end in order."""
 
 POLL_SECONDS = 0.1
 WIDTH = 130
-"""Columns where there is no terminal."""
+"""The width of the table where output is no terminal."""
 
 REPEATED = re.compile(r"Request of \S+, attempt \d+, failed")
-"""How a run's log speaks of a request that is tried again (`inference/pool/pool.py`)."""
+"""The words of a run's log for a request that is tried again (`inference/pool/pool.py`)."""
 
 
 class DemoError(Exception):
-    """What was awaited did not come."""
+    """A wait has reached its deadline."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """What was done to one run while the others went on."""
+    """What was done to one run while the others trained."""
 
     name: str
     run_id: str
@@ -94,7 +94,7 @@ class Event:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The whole story; the exit code."""
+    """Runs the demo; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m perf.demos.demo_multi", description="four runs, one evicted, one late", allow_abbrev=False
     )
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     given, for_the_job = parser.parse_known_args(arguments)
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     try:
-        return tell(given.output_dir, for_the_job, console)
+        return run_demo(given.output_dir, for_the_job, console)
     except DemoError as error:
         console.print(f"demo-multi: {error}", style="red", markup=False)
         return error.code
@@ -110,8 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def tell(directory: Path, for_the_job: list[str], console: Console) -> int:
-    """Plays the story in a job's directory and judges it."""
+def run_demo(directory: Path, for_the_job: list[str], console: Console) -> int:
+    """Runs the demo in a job's directory and checks its claims."""
     runs = [run["run_id"] for run in tomllib.loads(JOB.read_text())["runs"]]
     others = [run_id for run_id in runs if run_id != EVICTED]
 
@@ -171,8 +171,8 @@ def join(directory: Path, job: subprocess.Popen[bytes], guest: subprocess.Popen[
 
 @contextmanager
 def command(*words: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A `counterpoint` command, under a guardian that ends it with us, however we end. Leaving early, as by Ctrl-C, stops it in
-    order. It writes to `log`, or else where we do: plain lines, as a live panel and ours would write over each other."""
+    """Starts a `counterpoint` command, under a guardian that ends it when this process ends. Leaving the block early, as by
+    Ctrl-C, stops it in order. It writes plain lines to `log`, else to our output, since two live panels would mix."""
     with open(log or os.devnull, "ab") as file:
         output = file if log else None
         process = subprocess.Popen(
@@ -196,7 +196,7 @@ def command(*words: str, log: Path | None = None) -> Iterator[subprocess.Popen[b
 
 
 def until(what: str, condition: Callable[[], bool], job: subprocess.Popen[bytes]) -> None:
-    """Waits for something that happens while the job runs."""
+    """Waits for a condition while the job runs."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if (code := job.poll()) is not None:
@@ -207,7 +207,7 @@ def until(what: str, condition: Callable[[], bool], job: subprocess.Popen[bytes]
 
 
 def until_ended(what: str, process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process that is to end by itself."""
+    """Waits for a process that ends by itself; returns its exit code."""
     try:
         return process.wait(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -218,7 +218,7 @@ def until_ended(what: str, process: subprocess.Popen[bytes]) -> int:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; none where there is no file yet."""
+    """Returns the whole lines of a metrics file; none where there is no file yet."""
     if not path.exists():
         return []
     whole, _, _ = path.read_text().rpartition("\n")
@@ -226,7 +226,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def updates(directory: Path) -> dict[str, list[float]]:
-    """When each run's weights were updated, by run."""
+    """Returns the times of each run's updates, by run."""
     found: dict[str, list[float]] = {}
     for line in lines(directory / "trainer" / "metrics.jsonl"):
         found.setdefault(line["run_id"], []).append(line["time"])
@@ -234,13 +234,13 @@ def updates(directory: Path) -> dict[str, list[float]]:
 
 
 def least(directory: Path, runs: list[str], since: float) -> int:
-    """The steps that every one of `runs` has trained since then: an earlier job's, soon to be moved aside, do not count."""
+    """Returns the steps that every one of `runs` has trained since then, without those of an earlier job in the directory."""
     known = updates(directory)
     return min(sum(when > since for when in known.get(run_id, [])) for run_id in runs)
 
 
 def rise(directory: Path, run_id: str) -> float:
-    """By how much a run's reward has risen so far."""
+    """Returns the rise of a run's reward so far."""
     rewards = [line["reward/mean"] for line in lines(directory / f"run_{run_id}" / "metrics.jsonl")]
     if len(rewards) < 2 * EDGE_STEPS:
         return 0.0
@@ -248,7 +248,7 @@ def rise(directory: Path, run_id: str) -> float:
 
 
 def repeated_requests(directory: Path, run_id: str) -> int:
-    """Requests of a run that had to be tried again."""
+    """Counts the requests of a run that were tried again."""
     return len(REPEATED.findall((directory / f"run_{run_id}" / "orchestrator.log").read_text()))
 
 
@@ -257,7 +257,7 @@ def repeated_requests(directory: Path, run_id: str) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one run."""
+    """The result of one run."""
 
     run_id: str
     steps: int
@@ -272,7 +272,7 @@ class Row:
     ended: str
 
     def flaws(self, ending: str) -> Iterator[str]:
-        """Which claims do not hold of it."""
+        """Yields the claims that do not hold for the run."""
         if self.last - self.first < RISE:
             yield f"{self.run_id}: reward {self.first:.3f} to {self.last:.3f} is no rise by {RISE}"
         for event, longest in self.longest.items():
@@ -288,7 +288,7 @@ class Row:
 
 
 def verdict_of(directory: Path, runs: list[str], events: list[Event], codes: tuple[int, int], console: Console) -> int:
-    """Shows what became of each run and whether the claims hold; the exit code."""
+    """Shows the result of each run and whether the claims hold; returns the exit code."""
     summary = json.loads((directory / "summary.json").read_text())["runs"]
     times = updates(directory)
     rows = [row_of(directory, run_id, summary[run_id], times[run_id], events) for run_id in runs]
@@ -309,7 +309,7 @@ def verdict_of(directory: Path, runs: list[str], events: list[Event], codes: tup
 
 
 def row_of(directory: Path, run_id: str, summary: dict[str, Any], times: list[float], events: list[Event]) -> Row:
-    """A run's numbers, out of its part of `summary.json` and the times of its updates."""
+    """Returns a run's numbers, from its part of `summary.json` and the times of its updates."""
     return Row(
         run_id=run_id,
         steps=summary["steps"]["trained"],
@@ -324,14 +324,14 @@ def row_of(directory: Path, run_id: str, summary: dict[str, Any], times: list[fl
 
 
 def longest_around(event: Event, times: list[float]) -> float | None:
-    """Seconds of a run's longest step around an event; None where it took none then."""
+    """Returns the seconds of a run's longest step around an event; None without such a step."""
     steps = [(start, end) for start, end in pairwise(times) if end > event.began]
     after = next((start for start, _ in steps if start >= event.ended), event.ended)
     return max((end - start for start, end in steps if start <= after), default=None)
 
 
 def table_of(rows: list[Row], events: list[Event]) -> Table:
-    """A line a run. Steps in seconds, with the longest of each event beside the median."""
+    """Returns a table with a line a run: the median step and the longest around each event, in seconds."""
     table = Table(box=box.SIMPLE_HEAD)
     columns = ["run", "steps", "reward", "median step", *(f"longest, {event.name}" for event in events)]
     for column in [*columns, "failed", "tried again", "ended"]:

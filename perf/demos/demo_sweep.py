@@ -1,7 +1,7 @@
-"""`make demo-sweep`: a sweep of four runs beside one trainer, two workers, one of them killed midway, and what came of it.
+"""`make demo-sweep`: a sweep of four runs beside one trainer, two workers, one of them killed midway, and the result.
 
-It stands here since it is a measurement as much as a demonstration: everything is real, and the exit code says whether every
-target succeeded. The job is `configs/demo-fleet.toml`, the sweep `configs/demo-sweep.toml`.
+Everything is real, and the exit code is 0 if every target succeeded. The job is `configs/demo-fleet.toml`, the sweep
+`configs/demo-sweep.toml`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
 OUTPUT = Path("outputs/demo-sweep")
 
 MIDWAY_STEPS = 20
-"""Of the run whose worker is killed."""
+"""The steps of the run whose worker is killed, at the kill."""
 
 READY_SECONDS = 600.0
 SWEEP_SECONDS = 900.0
@@ -34,7 +34,7 @@ SAY_SECONDS = 15.0
 
 
 def main() -> int:
-    """The story, told as it happens. 0 if every target succeeded and no step was lost or repeated."""
+    """Runs the demo. Returns 0 if every target succeeded and no step was lost or repeated."""
     config = load(SweepConfig, Path(SWEEP), [])
     look = rows_reader_of(config, targets_of(config, Path(SWEEP)))
     began = time.monotonic()
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 class Command:
-    """One of `counterpoint`'s commands, started. Its guardian ends it should this process vanish."""
+    """Starts a `counterpoint` command, under a guardian that ends it when this process ends."""
 
     started: list[Command] = []
 
@@ -85,15 +85,16 @@ class Command:
 
     @property
     def ended(self) -> bool:
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """In order, or else after `STOP_SECONDS`."""
+        """Ends a process in order, and kills it after `STOP_SECONDS`."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGHUP)  # has the guardian kill all that is below it
+            self._process.send_signal(signal.SIGHUP)  # makes the guardian kill all that is below it
             self._process.wait()
 
 
@@ -104,7 +105,7 @@ def wait_until(
     needed: Sequence[Command],
     look: Callable[[], list[Row]] = list,
 ) -> None:
-    """Waits, and says now and then how the runs stand. Ends the demo when that takes too long, or one of `needed` has ended."""
+    """Waits, and prints the state of the runs now and then. Ends the demo at a deadline, or if one of `needed` has ended."""
     began = said_at = time.monotonic()
     while not condition():
         gone = [command for command in needed if command.ended]
@@ -118,33 +119,37 @@ def wait_until(
 
 
 def fleet_is_ready() -> bool:
+    """Returns whether the job runs with every worker ready."""
     processes = OUTPUT / "processes.json"
     workers = json.loads(processes.read_text())["workers"] if processes.exists() else []
-    # A file alone may be that of a demo which was killed, on its way to be moved aside.
+    # The file alone may be that of an earlier demo that was killed.
     return is_running(OUTPUT) and bool(workers) and all(worker["state"] == "ready" for worker in workers)
 
 
 def midway(rows: Sequence[Row]) -> list[Row]:
-    """The targets that are being worked on and have come so far that it would be a pity."""
+    """Returns the targets in work that have trained enough steps for a kill to matter."""
     return [row for row in rows if row.status.state == "RUNNING" and step(row) >= MIDWAY_STEPS]
 
 
 def row_of(target_id: str, rows: Sequence[Row]) -> Row:
+    """Returns the row of a target."""
     return next(row for row in rows if row.status.target_id == target_id)
 
 
 def step(row: Row) -> int:
+    """Returns the newest step of a target's runs."""
     assert row.result is not None
     return max(run.step for run in row.result.runs)
 
 
 def steps(row: Row) -> str:
+    """Returns a target's steps, as the table shows them."""
     assert row.result is not None
     return row.result.steps
 
 
 def verdict_of(rows: Sequence[Row], victim: Row) -> str | None:
-    """What is wrong; None if nothing is."""
+    """Returns the fault of the sweep, or None."""
     for row in rows:
         name, lines = row.status.target_id, OUTPUT / f"run_demo.{row.status.target_id}" / "metrics.jsonl"
         if row.status.state != "SUCCESS":
@@ -156,6 +161,7 @@ def verdict_of(rows: Sequence[Row], victim: Row) -> str | None:
 
 
 def say(text: str) -> None:
+    """Prints a line with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

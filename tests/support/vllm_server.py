@@ -42,10 +42,11 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
+        """Its base URL."""
         return f"http://{self.config.host}:{self.config.port}"
 
     def family(self) -> list[int]:
-        """Ids of all live processes that descend from the server process, itself included."""
+        """Returns the ids of the server process and of all live processes below it."""
         parents = dict(live_processes())
         family = {self.process.pid}
         while grown := {pid for pid, parent in parents.items() if parent in family} - family:
@@ -54,7 +55,7 @@ class ServerProcess:
 
 
 def live_processes() -> Iterator[tuple[int, int]]:
-    """Process id and parent's id of every process that is not a zombie."""
+    """Yields the id and the parent's id of every process that is not a zombie."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
