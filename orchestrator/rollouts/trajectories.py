@@ -117,8 +117,9 @@ class OpenBranches:
         return branch.rows if branch else 0
 
     def add(self, turn: Turn) -> OpenBranch:
-        """Extends the branch that the turn's prompt extends, or opens one, and returns it. Its last turn is `turn`, with ids as
-        views.
+        """Extends the branch that the turn's prompt extends, or opens one, and returns it.
+
+        Its last turn is `turn`, with ids as views.
 
         Raises `ValueError`, saying which rows, when the turn's routing has the wrong number of rows or leaves a gap; the
         branches are then as before.
@@ -213,8 +214,10 @@ def share_tokens(rollout: Rollout) -> None:
 
 
 def _opened(turns: Sequence[Turn]) -> tuple[list[Turn], tuple[Branch, ...]]:
-    """Returns the turns (in order of time) as the branches hold them, and the branches. Raises `ValueError` when routing has a
-    gap."""
+    """Returns the turns (in order of time) as the branches hold them, and the branches.
+
+    Raises `ValueError` when routing has a gap.
+    """
     opened = OpenBranches()
     held = [opened.add(turn).turns[-1] for turn in turns]
     return held, opened.closed()

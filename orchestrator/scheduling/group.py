@@ -52,8 +52,10 @@ class Group:
 
 
 def restored(entry: dict[str, Any]) -> Group:
-    """Restores the group from its saved form: ready if it was, else waiting to start again. Raises `KeyError`, `TypeError`,
-    `ValueError`."""
+    """Restores the group from its saved form: ready if it was, else waiting to start again.
+
+    Raises `KeyError`, `TypeError`, `ValueError`.
+    """
     group = Group(int(entry["group_id"]), str(entry["environment"]), int(entry["example_index"]))
     if "ready" in entry:
         ready = entry["ready"]

@@ -99,8 +99,10 @@ class StepBoundary:
 
 @dataclass(slots=True)
 class StepInProgress:
-    """A step on its way through the boundary. Its phases are `merge`, `record`, `commit` and `finish`, each once, in this order.
-    The caller passes on what they return."""
+    """A step on its way through the boundary.
+
+    Its phases are `merge`, `record`, `commit` and `finish`, each once, in this order. The caller passes on what they return.
+    """
 
     boundary: StepBoundary
     step: int
@@ -123,8 +125,10 @@ class StepInProgress:
             return await in_thread(self.boundary.record, self._batch, self.rollouts, self.discarded)
 
     async def commit(self, checkpoint: Checkpoint) -> None:
-        """Writes the state after the step, with the step's metrics, to which this adds the phases. Once it returns, the step is
-        committed. Raises `OSError`."""
+        """Writes the state after the step, with the step's metrics, to which this adds the phases.
+
+        Once it returns, the step is committed. Raises `OSError`.
+        """
         with self._timed("commit"):
             assert checkpoint.line is not None
             self._line = checkpoint.line

@@ -111,8 +111,10 @@ class DiscardedRollouts:
         return min(longest, first * 2.0 ** min(doublings, 32))
 
     def inference_failed(self, error: str) -> float:
-        """As `rollout_failed`, of a rollout that inference failed. The pause does not grow: the pool has waited between its
-        attempts, and the servers may be back at any time."""
+        """As `rollout_failed`, of a rollout that inference failed.
+
+        The pause does not grow: the pool has waited between its attempts, and the servers may be back at any time.
+        """
         self._log_failure("a rollout got no answer from inference", error)
         return PAUSE_SECONDS[0]
 

@@ -82,8 +82,10 @@ class Sender:
         return self.newest_step - self._delivery.acknowledged if self.had_trainer else 0
 
     async def run(self) -> None:
-        """Connects and serves the link until cancelled. Raises, in a group, `EvictedError`, `RejectedError`,
-        `MissingBatchError`."""
+        """Connects and serves the link until cancelled.
+
+        Raises, in a group, `EvictedError`, `RejectedError`, `MissingBatchError`.
+        """
         self._delivery.sizes |= await in_thread(_record_sizes, self._rollouts_dir)
         await self._link.start(Hello(self._run_id, last_acknowledged=0))
         async with asyncio.TaskGroup() as tasks:

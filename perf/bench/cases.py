@@ -1,6 +1,7 @@
 """The cases of `counterpoint bench`, and how one is measured: in a process of its own, with memory and threads of its own.
 
-`chaos` is not among them: it measures no speed, takes most of an hour, and has its own arguments.
+So no case inherits another's memory or threads. `chaos` is not among them: it measures no speed, takes most of an hour, and
+has its own arguments.
 """
 
 from __future__ import annotations

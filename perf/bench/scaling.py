@@ -55,8 +55,10 @@ def _replay(shape: Shape) -> Replay:
 
 
 def _bounds(measured: list[tuple[float, Replay]]) -> list[Figure]:
-    """Compares the largest with a line through the others, and its lag with the smallest's and the idle loop's; returns nothing
-    where there are too few."""
+    """Compares the largest with a line through the others, and its lag with the smallest's and the idle loop's.
+
+    Nothing where there are too few sizes.
+    """
     if len(measured) < 2:
         return []
     sizes = [size for size, _ in measured]

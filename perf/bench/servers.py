@@ -30,8 +30,11 @@ COMPLETIONS_PATH = "/v1/completions"
 
 @contextmanager
 def load_server(delay_seconds: float = 0.0, layers: int = 0, top_k: int = 0) -> Iterator[str]:
-    """Yields the URL of a server that runs as long as the block. It answers after `delay_seconds`, each completion with as many
-    tokens as were asked for and, if `layers`, with routing of `layers` x `top_k` uint8 a row."""
+    """Yields the URL of a server that runs as long as the block.
+
+    It answers after `delay_seconds`, each completion with as many tokens as were asked for and, if `layers`, with routing of
+    `layers` x `top_k` uint8 a row.
+    """
     command = [sys.executable, "-P", "-m", __name__, str(delay_seconds), str(layers), str(top_k)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

@@ -129,8 +129,10 @@ def _wall(found: Replay) -> float:
 
 
 def _over_idle(trace: LagTrace, quantity: str) -> float:
-    """Returns, for the median round, the lag from finalizing to delivery over that of as long a piece of the baseline before:
-    a maximum grows with the time that it is taken over."""
+    """Returns, for the median round, the lag from finalizing to delivery over that of an idle stretch as long.
+
+    The idle stretch is the end of the baseline before: a maximum grows with the time over which it is taken.
+    """
     rounds = [[span for span in trace.spans if span.name == name] for name in (BASELINE, FINALIZE, DELIVERY)]
     ratios = []
     for baseline, finalizing, delivery in zip(*rounds, strict=True):

@@ -1,5 +1,7 @@
-"""Readers of a job's directory that follow `docs/contracts.md` alone: an audit that used the product's readers would share their
-mistakes."""
+"""Readers of a job's directory that follow `docs/contracts.md` alone.
+
+An audit that used the parts' own readers would share their mistakes.
+"""
 
 from __future__ import annotations
 

@@ -171,8 +171,11 @@ def join(directory: Path, job: subprocess.Popen[bytes], guest: subprocess.Popen[
 
 @contextmanager
 def command(*words: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a `counterpoint` command, under a guardian that ends it when this process ends. Leaving the block early, as by
-    Ctrl-C, stops it in order. It writes plain lines to `log`, else to our output, since two live panels would mix."""
+    """Starts a `counterpoint` command, under a guardian that ends it when this process ends.
+
+    Leaving the block early, as by Ctrl-C, stops it in order. It writes plain lines to `log`, else to our output, since two
+    live panels would mix.
+    """
     with open(log or os.devnull, "ab") as file:
         output = file if log else None
         process = subprocess.Popen(
