@@ -144,3 +144,15 @@ def test_the_table_of_packages_is_true() -> None:
         }
         if "below" not in imported:
             assert {*re.findall(r"`(\w+)`", imported)} == found - {package}, package
+
+
+def test_files_cited_in_the_source_exist() -> None:
+    missing = []
+    for package in PACKAGES:
+        for path in (REPOSITORY / package).rglob("*.py"):
+            for file in re.findall(r"`([\w./-]+\.(?:py|md))`", path.read_text(encoding="utf-8")):
+                first, inside, _ = file.partition("/")
+                alone = not inside and package != "tests" and not any((REPOSITORY / package).rglob(file))
+                if alone or (inside and first in PACKAGES | {"docs"} and not (REPOSITORY / file).exists()):
+                    missing.append(f"{page_of(path)}: {file}")
+    assert not missing
