@@ -34,7 +34,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class Decision(StrEnum):
-    """What a line says: of a group, or, without a group, of the run."""
+    """The kind of a line: of a group, or, without a group, of the run."""
 
     STARTED = "started"
     """With `environment`, `example_index` and the number of `rollouts`. Again after a resume, for a group that had not ended."""

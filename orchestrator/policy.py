@@ -97,7 +97,7 @@ class PolicyWatcher:
                 raise
             return  # The trainer is removing it, the marker first, since it has published a newer one.
         if probe.version != version:
-            raise ForeignBroadcastError(f"{directory}/probe.json says version {probe.version}; expected {version}")
+            raise ForeignBroadcastError(f"{directory}/probe.json is of version {probe.version}; expected {version}")
         started = time.perf_counter()
         self._report(PolicyUpdateStarting(version))
         try:

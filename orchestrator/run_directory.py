@@ -44,7 +44,7 @@ def taken_over(config: RunConfig) -> Iterator[None]:
     try:
         if run_dir.is_dir() and any(run_dir.iterdir()) and not config.resume:
             raise ConfigurationError(
-                f"{run_dir} already holds a run. --resume (in a file: resume = true) goes on with it; or choose another "
+                f"{run_dir} already holds a run. --resume (in a file: resume = true) continues it; or choose another "
                 "output_dir or run_id, or remove the directory"
             )
         for name in ("control", "checkpoints", "rollouts", "broadcast"):

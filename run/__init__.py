@@ -1,1 +1,1 @@
-"""Floor 1: what both the orchestrator and the trainer know of a run: its configuration."""
+"""Floor 1: a run's configuration, which orchestrator and trainer share."""

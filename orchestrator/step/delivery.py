@@ -125,7 +125,7 @@ class Delivery:
         held = sum(self.sizes.get(step, 0) for step in [*unacknowledged, self._sent + 1])
         return not unacknowledged or (len(unacknowledged) < session.credit and held <= session.credit_bytes)
 
-    def wants(self, due: Due) -> bool:
+    def is_due(self, due: Due) -> bool:
         """Whether `due` is still due: the session is the same, and the trainer does not have the batch by now."""
         if self.session is None or due.session != self.session.session:
             return False

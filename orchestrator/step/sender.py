@@ -140,7 +140,7 @@ class Sender:
                 f"the batch of step {step} takes {nbytes} bytes, and {where} takes at most {limits[where]} "
                 "(transport.max_batch_bytes, or the machine's memory where that is less). Raise transport.max_batch_bytes at "
                 "both ends, or lower schedule.rollouts_per_step, and resume: nothing of this step is committed, and the run "
-                f"goes on after step {self.newest_step}"
+                f"continues after step {self.newest_step}"
             )
 
     def commit(self, step: int) -> None:
@@ -228,7 +228,7 @@ class Sender:
         try:
             batch = await in_thread(codec.read_file, path, self._largest_batch)
         except FileNotFoundError:
-            if not self._delivery.wants(due):
+            if not self._delivery.is_due(due):
                 return None
             raise MissingBatchError(
                 f"the trainer asks for step {due.step} again, but {path} is gone: it was deleted once the trainer had "
@@ -238,7 +238,7 @@ class Sender:
             raise MissingBatchError(
                 f"the trainer asks for step {due.step} again, but its record is unusable: {error}"
             ) from error
-        return batch if self._delivery.wants(due) else None
+        return batch if self._delivery.is_due(due) else None
 
     def _batch_file(self, step: int) -> Path:
         return self._rollouts_dir / f"step_{step}" / "batch.bin"

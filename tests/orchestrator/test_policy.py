@@ -150,5 +150,5 @@ async def test_a_version_that_no_batch_can_have_trained(tmp_path: Path) -> None:
 
 async def test_a_probe_of_another_version(tmp_path: Path) -> None:
     publish(tmp_path, 1, said=2)
-    with pytest.raises(ForeignBroadcastError, match="says version 2; expected 1"):
+    with pytest.raises(ForeignBroadcastError, match="is of version 2; expected 1"):
         await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 2).load_first(1), 10)

@@ -151,7 +151,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         if isinstance(due, SendBatch):
             batch = self.held.get(due.step) or self.records.get(due.step)
             if batch is None:
-                assert not self.delivery.wants(due), f"step {due.step} is asked for, and is gone"
+                assert not self.delivery.is_due(due), f"step {due.step} is asked for, and is gone"
                 return True
             self.outbox.append(Offer(batch, due.session))
         else:
