@@ -408,7 +408,7 @@ def test_a_batch_that_is_too_large_is_not_committed_and_the_run_goes_on_once_it_
         assert run(config, lambda: None) == 2
         said = (config.run_dir / "orchestrator.log").read_text()
         assert "this end takes at most 100 (transport.max_batch_bytes" in said
-        assert "resume: nothing of this step is committed, and the run goes on after step 0" in said
+        assert "resume: nothing of this step is committed, and the run continues after step 0" in said
         assert published_steps(config.run_dir / "rollouts") == published_steps(config.run_dir / "checkpoints") == []
         assert run(make_config(resume=True), lambda: None) == 0
         assert trainer.steps_trained == list(range(1, STEPS + 1))

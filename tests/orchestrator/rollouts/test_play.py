@@ -62,7 +62,7 @@ async def test_a_prompt_that_is_none(prompt: Any) -> None:
 
 
 class Scripted(Toy):
-    """Calls no model; does what it is told."""
+    """Calls no model; does what its argument says."""
 
     def __init__(self, outcome: Any, seconds: float = 0.0) -> None:
         super().__init__()

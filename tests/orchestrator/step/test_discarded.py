@@ -1,4 +1,4 @@
-"""What is lost is counted truly and said sparingly, and where everything fails nothing spins."""
+"""Discarded rollouts are counted exactly and logged rarely, and failures do not use up the CPU."""
 
 from __future__ import annotations
 
