@@ -54,7 +54,7 @@ FINAL_CODES = frozenset({2, 3})
 """Exit codes after which a restart would end alike: a bad configuration, an eviction."""
 
 STOPPED_EARLY = 128 + signal.SIGTERM
-"""Exit code of a job whose tasks were told to end one by one before their work was complete."""
+"""Exit code of a job whose tasks were stopped one by one before their work was complete."""
 
 DONE = Outcome(0, "done")
 

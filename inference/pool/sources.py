@@ -125,5 +125,5 @@ def parse_listing(text: str) -> tuple[Listing, list[tuple[int, str]]]:
         except ValueError as error:
             mistakes.append((number, str(error)))
         else:
-            listing[url] = "the file of servers says so" if drain else ""
+            listing[url] = "its line in urls_file begins with drain" if drain else ""
     return listing, mistakes

@@ -97,7 +97,7 @@ async def test_a_drained_server_still_loads_weights_and_serves_again_when_told_t
         async with pool_by(listing) as pool:
             await pool.update_weights(weight_update(3))
             await until_states(pool, "draining", "serving")
-            assert pool.status()[0].reason == "the file of servers says so"
+            assert pool.status()[0].reason == "its line in urls_file begins with drain"
             assert {(await generate(pool, str(index))).server for index in range(4)} == {second.url}
             listing.write(first.url, f"drain {second.url}")
             await until_states(pool, "serving", "draining")

@@ -21,7 +21,7 @@ def test_a_file_has_a_url_a_line_and_its_mistakes_are_numbered() -> None:
     )
     assert listing == {
         "http://10.0.0.1:8000": "",
-        "http://10.0.0.2:8000": "the file of servers says so",
+        "http://10.0.0.2:8000": "its line in urls_file begins with drain",
         "https://inference.example": "",
     }
     assert [number for number, _ in mistakes] == [5, 6, 7]
