@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from sweep.interruption import Interruptions
@@ -318,9 +319,8 @@ async def _run(
         try:
             await asyncio.sleep(0)  # as in `_drive`: a function that has begun cannot be cancelled
             if inspect.iscoroutinefunction(run_fn):
-                await _cancelled_when_lost(
-                    _awaited(run_fn(target, holder_of_lease.claim), interruptions), holder_of_lease
-                )
+                body = partial(run_fn, target, holder_of_lease.claim)
+                await _cancelled_when_lost(_awaited(body, interruptions), holder_of_lease)
             else:
                 await _run_in_thread(run_fn, target, holder_of_lease.claim, interruptions)
         except Exception as error:  # noqa: BLE001 - it is recorded, and raised at the end
@@ -335,9 +335,10 @@ async def _run(
     return None
 
 
-async def _awaited(body: Awaitable[Any], interruptions: Interruptions) -> None:
+async def _awaited(body: Callable[[], Awaitable[Any]], interruptions: Interruptions) -> None:
+    """Calls and awaits a body. It is called here since a task that is cancelled before it begins awaits nothing."""
     with _contained(interruptions):
-        await body
+        await body()
 
 
 async def _cancelled_when_lost(body: Awaitable[Any], holder_of_lease: LeaseHolder) -> None:

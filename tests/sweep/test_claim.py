@@ -16,7 +16,7 @@ import pytest
 
 import sweep
 from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
-from sweep.lock import Claim, PreviousTaskFailed, step_lock
+from sweep.lock import Claim, LeaseHolder, PreviousTaskFailed, step_lock
 from sweep.open_store import open_store
 from sweep.status import sweep_status
 from sweep.store import StoreError
@@ -494,6 +494,21 @@ async def test_cancelling_at_any_moment_leaves_no_claim_behind(root: str) -> Non
         task.cancel()
         await asyncio.wait([task])
     assert {found.state for found in sweep_status(root)} <= {"SUCCESS", "INTERRUPTED"}
+
+
+async def test_a_worker_that_is_cancelled_just_before_its_body_begins_makes_no_coroutine(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody awaits is a warning of Python's, and so an error here."""
+
+    async def body(target: SweepTarget[int], claim: Claim) -> None:
+        pytest.fail("it has begun")
+
+    task = asyncio.create_task(claim_and_run_async(root, targets("a"), body))
+    monkeypatch.setattr(LeaseHolder, "on_lost", lambda holder, call: task.cancel())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert states(root) == {"a": ("INTERRUPTED", 0)}
 
 
 async def test_a_timeout_around_it_is_one(root: str) -> None:
