@@ -6,6 +6,8 @@ gathers the bytes into one of two staging areas, without the GIL, while the disk
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -110,4 +112,20 @@ class _Area:
             written = 0
             while written < length:
                 with memory[written:length] as rest:
-                    written += os.write(descriptor, rest)
+                    written += _write(descriptor, rest)
+
+
+def _write(descriptor: int, data: memoryview) -> int:
+    """Writes once; goes on through the page cache where the kernel refuses to bypass it.
+
+    Some file systems refuse only the write. After a write that ended inside a block, as at a limit of the file's size, the
+    kernel refuses every direct write, and only a write through the cache fails with the true cause. Raises `OSError`.
+    """
+    try:
+        return os.write(descriptor, data)
+    except OSError as error:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+            raise
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return os.write(descriptor, data)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +69,34 @@ def test_an_error_of_the_disk_is_raised(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(direct._Area, "empty_into", full)
     with pytest.raises(OSError, match="No space left"):
         write_new_file(tmp_path / "file", [bytes(9 * 4 * BLOCK)])
+
+
+def test_a_file_system_that_refuses_only_the_direct_write_takes_it_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = os.write
+
+    def refuse(descriptor: int, data: memoryview) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return written(descriptor, data)
+
+    monkeypatch.setattr(os, "write", refuse)
+    content = bytes(range(256)) * 16 * 20 + b"end"
+    write_new_file(tmp_path / "file", [content])
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_a_write_that_is_cut_off_inside_a_block_names_its_cause(tmp_path: Path) -> None:
+    limited = """
+import resource, sys
+from pathlib import Path
+from transport.files import direct
+resource.setrlimit(resource.RLIMIT_FSIZE, (20 * 2**20 + 100,) * 2)
+try:
+    direct.write_new_file(Path(sys.argv[1]), [bytes(2 * direct._AREA_BYTES)])
+except OSError as error:
+    sys.exit(error.errno)
+"""
+    done = subprocess.run([sys.executable, "-c", limited, str(tmp_path / "file")], check=False)
+    assert done.returncode == errno.EFBIG
