@@ -17,6 +17,7 @@ from trainer.lora.multi_lora import digest_adapter, export_adapter
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
 from trainer.runs.control_files import run_directory
+from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run
 from transport.files.atomic import publish_directory, published_steps, remove_directory
 
@@ -37,9 +38,12 @@ _TOKENIZER_FILES = (
 class Broadcaster:
     """Publishes the versions of one run's weights; on rank 0."""
 
-    def __init__(self, output_dir: Path, run_id: str, base_model: str, keep: int) -> None:
-        """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay."""
-        """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay."""
+    def __init__(self, manager: MultiRunManager, output_dir: Path, run_id: str, base_model: str, keep: int) -> None:
+        """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay.
+
+        `manager` has the adapter of a run that trains one.
+        """
+        self._manager = manager
         self.directory = run_directory(output_dir, run_id) / "broadcast"
         self._base_model = base_model
         self._keep = keep
@@ -69,7 +73,9 @@ class Broadcaster:
                 self._copy_tokenizer(directory)
                 digests = digests_of(own_memory(model.state_dict()))
             else:
-                digests = digest_adapter(export_adapter(model, run.slot, lora, self._base_model, directory), lora)
+                adapter = self._manager.get_state_dict_for_run(run.slot)
+                written = export_adapter(adapter, lora, self._base_model, directory)
+                digests = digest_adapter(written, self._manager.scaling_factors[run.slot])
             self._probed = write_probe(
                 model, replay, version, directory / "probe.json", run.slot, digests, self._probed
             )

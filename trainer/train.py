@@ -32,7 +32,7 @@ from trainer.model.load import choose_device
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint, control_files
-from trainer.runs.manager import HookError, MultiRunManager
+from trainer.runs.manager import HookError, get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Occupancy, Progress, Stage
 from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
@@ -91,8 +91,8 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             device = choose_device(config.device)
             stop = stack.enter_context(StopSignals(end_at_second_request))
             group = stack.enter_context(ranks.join(config, device))
-            manager = MultiRunManager(config.output_dir, config.max_runs, config.seed)
-            learner = Learner(config, group, manager)
+            setup_multi_run_manager(config.output_dir, config.max_runs, config.seed)
+            learner = Learner(config, group, get_multi_run_manager())
             if group.index > 0:
                 return _follow(learner)
             receiver = stack.enter_context(closing(open_receiver(config.transport, config.output_dir)))
@@ -224,7 +224,7 @@ class Trainer:
     def _admit(self, run: Occupancy) -> None:
         step, steps = run.progress.step, run.config.steps
         self._broadcasters[run.slot] = Broadcaster(
-            self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts
+            self._manager, self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts
         )
         self._metrics.truncate(run.run_id, step)
         if not self._publish(run, anew=True):

@@ -29,7 +29,9 @@ def test_the_umask_says_who_may_read_a_broadcast(
 ) -> None:
     """Inference may run as another user of the same group."""
     lone = make_lone_run(tmp_path, dense_directory, lora=lora)
-    Broadcaster(tmp_path, "default", str(dense_directory), 2).publish(lone.model, lone.learner.replay, lone.run)
+    Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2).publish(
+        lone.model, lone.learner.replay, lone.run
+    )
     files = list((tmp_path / "run_default" / "broadcast" / "step_0").iterdir())
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in {file.name for file in files}
     for file in files:
@@ -42,7 +44,7 @@ def test_broadcasts_that_lead_elsewhere_are_left_alone(dense_directory: Path, tm
     (tmp_path / "run_other" / "broadcast" / "step_7").mkdir(parents=True)
     (tmp_path / "run_other" / "broadcast" / "step_7" / "STABLE").touch()
     (tmp_path / "run_default" / "broadcast").symlink_to(tmp_path / "run_other" / "broadcast")
-    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), 2)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2)
     with pytest.raises(OSError, match=r"leads to .*run_other"):
         broadcaster.remove_beyond(0)
     with pytest.raises(OSError, match=r"leads to .*run_other"):

@@ -108,16 +108,20 @@ def peft_state(layers: Mapping[str, MultiLora], slot: int) -> dict[str, Tensor]:
     }
 
 
+def adapter_of(model: nn.Module, slot: int) -> dict[str, Tensor]:
+    """Returns the weights of a slot of a wrapped model under PEFT's names; they may share memory."""
+    return peft_state({name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}, slot)
+
+
 def export_adapter(
-    model: nn.Module, slot: int, config: LoraConfig, base_model: str, directory: Path
+    adapter: Mapping[str, Tensor], config: LoraConfig, base_model: str, directory: Path
 ) -> dict[str, Tensor]:
-    """Writes the adapter of a slot in PEFT's format into `directory`; returns the written tensors, on the CPU.
+    """Writes an adapter, under PEFT's names, in PEFT's format into `directory`; returns the written tensors, on the CPU.
 
     The files are `adapter_model.safetensors` and `adapter_config.json`. Raises `OSError`.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
     # Each with its own memory: safetensors refuses two names for one.
-    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, slot).items()}
+    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in adapter.items()}
     # Not save_file, whose errors hide the errno.
     (directory / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     description = {
@@ -135,9 +139,8 @@ def export_adapter(
     return tensors
 
 
-def digest_adapter(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Digest]:
-    """Returns the digest of an adapter as an engine holds it, by the precision of the engine."""
-    scale = config.alpha / config.rank
+def digest_adapter(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Digest]:
+    """Returns the digest of an adapter as an engine holds it, multiplied by `scale`, by the precision of the engine."""
     return {name: digest_of(scaled_adapter(tensors, scale, dtype), dtype) for name, dtype in DTYPES.items()}
 
 

@@ -271,12 +271,45 @@ class MultiRunManager:
         for module in self._modules.values():
             module.release(slot)
 
+    @property
+    def scaling_factors(self) -> dict[int, float]:
+        """By slot, alpha over rank: the number that the product of a run's adapter is multiplied by."""
+        configs = {slot: self.registry.in_slot(slot).config.training.lora for slot in self.registry.run_ids}
+        return {slot: lora.alpha / lora.rank for slot, lora in configs.items() if lora is not None}
+
     def _lora(self, slot: int) -> LoraConfig:
         occupancy = self.registry.in_slot(slot)
         lora = occupancy.config.training.lora
         if lora is None:
             raise ValueError(f"run {occupancy.run_id!r} trains full weights: it has no adapter")
         return lora
+
+
+_manager: MultiRunManager | None = None
+
+
+def setup_multi_run_manager(output_dir: Path, max_runs: int, seed: int = 0) -> MultiRunManager:
+    """Makes this process's manager.
+
+    Raises:
+        RuntimeError: the process has one.
+    """
+    global _manager
+    if _manager is not None:
+        raise RuntimeError("this process has its multi-run manager; get_multi_run_manager() returns it")
+    _manager = MultiRunManager(output_dir, max_runs, seed)
+    return _manager
+
+
+def get_multi_run_manager() -> MultiRunManager:
+    """Returns this process's manager.
+
+    Raises:
+        RuntimeError: `setup_multi_run_manager` was not called.
+    """
+    if _manager is None:
+        raise RuntimeError("there is no multi-run manager yet; call setup_multi_run_manager first")
+    return _manager
 
 
 def _rank() -> int:

@@ -19,7 +19,7 @@ from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.lora.test_multi_lora import ALL, DENSE, admit, wrapped
 from trainer.broadcast import Broadcaster
 from trainer.lora.adapter_file import load_adapter
-from trainer.lora.multi_lora import export_adapter, peft_state
+from trainer.lora.multi_lora import adapter_of, export_adapter, peft_state
 from trainer.runs import checkpoint
 
 
@@ -28,7 +28,7 @@ def exported(model: Path, directory: Path, config: LoraConfig) -> Path:
     directory.mkdir()
     built, layers = wrapped(model)
     admit(layers, 1, config)
-    export_adapter(built, 1, config, str(model), directory)
+    export_adapter(adapter_of(built, 1), config, str(model), directory)
     return directory
 
 
@@ -39,7 +39,7 @@ def started(output_dir: Path, model: Path, config: LoraConfig, start_from: Path,
 
 
 def first_broadcast(lone: LoneRun, output_dir: Path, model: Path) -> Path:
-    Broadcaster(output_dir, "default", str(model), keep=2).publish(lone.model, None, lone.run)
+    Broadcaster(lone.learner.manager, output_dir, "default", str(model), keep=2).publish(lone.model, None, lone.run)
     return output_dir / "run_default" / "broadcast" / "step_0"
 
 

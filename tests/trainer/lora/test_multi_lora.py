@@ -20,6 +20,7 @@ from trainer.lora.experts import MultiLoraExperts
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from trainer.lora.multi_lora import (
     MultiLoraLinear,
+    adapter_of,
     adapter_spans,
     check_targets,
     export_adapter,
@@ -168,7 +169,7 @@ def test_experts_with_an_adapter_are_experts_with_its_sum(moe_directory: Path, t
     model, layers = wrapped(moe_directory)
     admit(layers, 2, ALL)
     found = values(model, [(2, sum(LENGTHS))])
-    export_adapter(model, 2, ALL, str(moe_directory), tmp_path)
+    export_adapter(adapter_of(model, 2), ALL, str(moe_directory), tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
     assert len(tensors) == LAYERS * 2 * (4 + 3 * EXPERTS)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == sorted(
@@ -201,7 +202,7 @@ def test_an_exported_adapter_gives_the_same_results_in_peft(dense_directory: Pat
     model, layers = wrapped(dense_directory)
     admit(layers, 3, DENSE)
     admit(layers, 1, DENSE)
-    export_adapter(model, 3, DENSE, str(dense_directory), tmp_path)
+    export_adapter(adapter_of(model, 3), DENSE, str(dense_directory), tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 4
     ours_P = values(model, [(3, sum(LENGTHS))])
     peft_model = PeftModel.from_pretrained(load_model(dense_directory, "float32", CPU), tmp_path).eval()
@@ -256,7 +257,7 @@ def test_vllm_reads_the_adapters_of_experts(moe_directory: Path, tmp_path: Path)
         from vllm.lora.peft_helper import PEFTHelper
     model, layers = wrapped(moe_directory)
     admit(layers, 1, ALL)
-    export_adapter(model, 1, ALL, str(moe_directory), tmp_path)
+    export_adapter(adapter_of(model, 1), ALL, str(moe_directory), tmp_path)
     helper = PEFTHelper.from_local_dir(str(tmp_path), None)
     projections = [f"experts.{expert}.{name}_proj" for expert in range(EXPERTS) for name in ("gate", "down", "up")]
     expected = {"q_proj", "k_proj", "v_proj", "o_proj", "experts", *projections}

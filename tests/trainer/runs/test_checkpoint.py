@@ -55,7 +55,7 @@ def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
     dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
-    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=9)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=9)
     synced: list[str] = []
     fsync = os.fsync
 
@@ -80,7 +80,7 @@ def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
 
 def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
-    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=2)
     for step in (1, 2, 3):
         lone.train(make_batch(step))
         checkpoint.save(lone.run, tmp_path, keep=2)
@@ -109,7 +109,7 @@ def test_broken_weights_are_not_published(dense_directory: Path, tmp_path: Path)
     lone = make_lone_run(tmp_path, dense_directory)
     with torch.no_grad():
         next(lone.model.parameters()).fill_(torch.nan)
-    broadcaster = Broadcaster(tmp_path, "default", str(dense_directory), keep=2)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=2)
     with pytest.raises(BrokenWeights, match="version 0: the probe's log-probabilities are not finite"):
         broadcaster.publish(lone.model, lone.learner.replay, lone.run)
     assert list(broadcaster.directory.iterdir()) == []
@@ -118,7 +118,9 @@ def test_broken_weights_are_not_published(dense_directory: Path, tmp_path: Path)
 def test_a_broadcast_carries_the_tokenizer_of_its_model(dense_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
     (dense_directory / "tokenizer.json").write_text("{}")
-    Broadcaster(tmp_path, "default", str(dense_directory), keep=2).publish(lone.model, None, lone.run)
+    Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=2).publish(
+        lone.model, None, lone.run
+    )
     names = {path.name for path in (tmp_path / "run_default" / "broadcast" / "step_0").iterdir()}
     assert {"tokenizer.json", "config.json", "model.safetensors", "probe.json", "STABLE"} <= names
     (dense_directory / "tokenizer.json").unlink()

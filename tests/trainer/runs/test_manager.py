@@ -18,7 +18,8 @@ from run.config import RunConfig
 from tests.trainer.conftest import make_run_config
 from trainer.lora.multi_lora import MultiLoraLinear
 from trainer.runs import control_files
-from trainer.runs.manager import HookError, MultiRunManager
+from trainer.runs import manager as manager_module
+from trainer.runs.manager import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Stage
 from transport.files.atomic import write_atomically
 
@@ -419,6 +420,7 @@ def test_an_adapter_goes_and_the_next_ones_owner_finds_nothing_of_it(tmp_path: P
     write(tmp_path, "a", lora={"rank": 2, "alpha": 8, "target_modules": ["q_proj"]})
     manager.discover_runs()
     manager.reset_run_parameters(0)
+    assert manager.scaling_factors == {0: 4.0}
     parameters = manager.get_named_parameters_for_run(0)
     assert sorted(parameters) == [f"layers.{n}.q_proj.lora_{part}" for n in range(2) for part in "AB"]
     fresh = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -434,3 +436,13 @@ def test_an_adapter_goes_and_the_next_ones_owner_finds_nothing_of_it(tmp_path: P
     again = manager.get_named_parameters_for_run(0)
     assert all(torch.equal(again[name], fresh[name]) for name in fresh)
     assert all(again[name] is not parameters[name] for name in fresh)
+
+
+def test_there_is_one_manager_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "_manager", None)
+    with pytest.raises(RuntimeError, match="call setup_multi_run_manager first"):
+        get_multi_run_manager()
+    manager = setup_multi_run_manager(tmp_path, 2)
+    assert get_multi_run_manager() is manager
+    with pytest.raises(RuntimeError, match="has its multi-run manager"):
+        setup_multi_run_manager(tmp_path, 2)
