@@ -12,10 +12,11 @@ from cluster.launch import die_with_parent
 from cluster.notify import notify, notify_ready
 from trainer.config import TrainerConfig
 from trainer.ranks import inside_torchrun
-from trainer.train import train
 
 
 def _rank_main(file: Path) -> int:
+    from trainer.train import train  # torchrun itself does not need it: 130 MB and seconds of its start
+
     config = TrainerConfig.model_validate_json(file.read_bytes())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     die_with_parent(signal.SIGKILL, os.getppid())

@@ -175,6 +175,13 @@ def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_tog
     assert second[1:] == first
 
 
+def test_torchruns_own_process_does_not_load_the_trainer() -> None:
+    loaded = (
+        "import sys, trainer.rank_process; sys.exit('trainer.train' in sys.modules or 'transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", loaded], check=True)
+
+
 def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.ranks._BUCKET_ELEMENTS", 10)
     tensors = [torch.full((size,), float(index)) for index, size in enumerate((4, 6, 1, 30, 2))]
