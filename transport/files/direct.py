@@ -27,38 +27,40 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 def write_new_file(path: Path, buffers: Sequence[Buffer]) -> None:
     """Writes `buffers`, one after the other, as a new file. Does not flush.
 
-    The page cache is bypassed if the bytes fill a staging area and the file system allows it. Raises `OSError`. Blocks on
-    the disk.
+    The page cache is bypassed if the bytes fill a staging area, and file system and kernel allow it. Raises `OSError`.
+    Blocks on the disk.
     """
     views = [view for view in map(as_bytes_view, buffers) if view.nbytes]
     descriptor = os.open(path, _NEW, 0o666)
     try:
-        if sum(view.nbytes for view in views) < _AREA_BYTES or not _go_direct(path, descriptor):
+        if sum(view.nbytes for view in views) < _AREA_BYTES or not _write_directly(path, descriptor, views):
             write_buffers(descriptor, views)
-        else:
-            _write_directly(descriptor, views)
     finally:
         os.close(descriptor)
 
 
-def _go_direct(path: Path, descriptor: int) -> bool:
-    """Makes the open file bypass the page cache; False where its file system cannot."""
-    try:
-        direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:
-        return False
+def _go_direct(path: Path, descriptor: int) -> None:
+    """Makes the open file bypass the page cache. Raises `OSError` where its file system cannot."""
+    direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
     os.dup2(direct, descriptor, inheritable=False)
     os.close(direct)
-    return True
 
 
-def _write_directly(descriptor: int, views: Sequence[memoryview]) -> None:
+def _write_directly(path: Path, descriptor: int, views: Sequence[memoryview]) -> bool:
+    """Writes past the page cache. Returns False, with nothing written, where the system has no staging areas or no direct writes.
+
+    `vm.memfd_noexec = 2` forbids the areas.
+    """
     size = sum(view.nbytes for view in views)
     with ExitStack() as resources:
-        areas = cycle([resources.enter_context(_Area()) for _ in range(2)])
+        try:
+            areas = [resources.enter_context(_Area()) for _ in range(2)]
+            _go_direct(path, descriptor)
+        except OSError:
+            return False
         disk = resources.enter_context(ThreadPoolExecutor(1, thread_name_prefix="direct write"))
         at_the_disk: Future[None] | None = None
-        for area, portion in zip(areas, _portions(views), strict=False):
+        for area, portion in zip(cycle(areas), _portions(views), strict=False):
             filled = area.fill(portion)
             if at_the_disk is not None:
                 at_the_disk.result()
@@ -66,6 +68,7 @@ def _write_directly(descriptor: int, views: Sequence[memoryview]) -> None:
         if at_the_disk is not None:
             at_the_disk.result()
     os.ftruncate(descriptor, size)  # the last block was written whole
+    return True
 
 
 def _portions(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:

@@ -55,6 +55,18 @@ def test_a_file_system_without_direct_writes_takes_them_through_the_cache(
     assert (tmp_path / "file").read_bytes() == content
 
 
+def test_a_kernel_that_forbids_the_staging_areas_takes_the_bytes_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbid(name: str, flags: int) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "memfd_create", forbid)
+    content = bytes(range(256)) * 16 * 20 + b"end"
+    write_new_file(tmp_path / "file", [content])
+    assert (tmp_path / "file").read_bytes() == content
+
+
 def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     with pytest.raises(FileExistsError):
