@@ -1,7 +1,7 @@
 # Counterpoint's commands, on a machine with Python 3.11+, pip, make and a C compiler.
 #
 #   make demo         train a tiny mixture of experts on real vLLM and show what it learned (ARGS=--fresh or --resume to run it again)
-#   make demo-multi   four runs beside one trainer and one vLLM: one is evicted, one joins, the others must not notice (ARGS=--fresh)
+#   make demo-multi   four runs beside one trainer and one vLLM: one is evicted, one joins, the others must not slow down (ARGS=--fresh)
 #   make demo-sweep   four runs that share a trainer, two workers, one of them killed midway
 #   make test         every test, on two quiet cores in less than half an hour
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in a minute
