@@ -1,4 +1,4 @@
-"""The vocabulary of supervision: what a worker is, what can happen to it, and what is to be done about it.
+"""The vocabulary of supervision: what a worker is, what can happen to it, and what the supervisor then does.
 
 `cluster.lifecycle` is the state machine that turns the events into instructions. `cluster.job` is the shell that receives
 the events and carries out the instructions.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class State(StrEnum):
-    """Of a worker, and of the job."""
+    """The state of a worker, or of the job."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -22,7 +22,7 @@ class State(StrEnum):
     RESTARTING = "restarting"
     RUNNING = "running"
     STUCK = "stuck"
-    """It does not respond and is being killed."""
+    """The worker does not respond and is being killed."""
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -138,7 +138,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class GuestsChanged:
-    """The guests of the job changed: runs that use its services and are no task of it. The services run on for them."""
+    """The guests of the job changed: runs that use its services and are not among its tasks. The services continue for them."""
 
     guests: tuple[str, ...]
     at: float
@@ -199,7 +199,7 @@ class Outcome:
     reason: str
     """For a person."""
     failed_worker: str | None = None
-    """The worker whose output tells more."""
+    """The worker whose output explains the reason."""
 
 
 def describe_exit(code: int) -> str:
