@@ -41,7 +41,9 @@ def expand(grid: Table, zipped: Sequence[Table], listed: Sequence[Table], longes
     lengths, a key given twice, or two targets with the same id.
     """
     if listed and (grid or zipped):
-        raise ValueError("[[targets]] lists them one by one, [grid] and [[zip]] by their values: give one or the other")
+        raise ValueError(
+            "[[targets]] lists single targets, [grid] and [[zip]] list values to combine: use one or the other"
+        )
     if listed:
         settings = [_flat(table, f"targets[{position}]") for position, table in enumerate(listed)]
     else:
@@ -66,7 +68,7 @@ def with_value_at(holder: Any, path: str, value: Any) -> Any:
         table = holder if isinstance(holder, dict) else {}
         return table | {name: with_value_at(table.get(name), rest, value)}
     if not name.isdigit() or int(name) >= len(holder):
-        raise ValueError(f"the list it reaches into has {len(holder)} entries, counted from 0, and none is {name!r}")
+        raise ValueError(f"it names entry {name!r} of a list with {len(holder)} entries, counted from 0")
     position = int(name)
     return [*holder[:position], with_value_at(holder[position], rest, value), *holder[position + 1 :]]
 
@@ -157,4 +159,4 @@ def _text(value: Any) -> str:
 
 
 def _canonical(value: Any) -> str:
-    return json.dumps(value, default=str, separators=(",", ":"))  # TOML's dates are no JSON
+    return json.dumps(value, default=str, separators=(",", ":"))  # JSON has no dates, TOML has
