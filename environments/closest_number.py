@@ -1,4 +1,4 @@
-"""`closest-number`: scores a group at once. The model adds two numbers; a reward is the share of the group that it beats.
+"""`closest-number`: scores a group at once. The model adds two numbers; the reward compares the answers of the group.
 
 A reward that is relative within the group needs no scale: the closest number gets 1, however hard the sum.
 """
@@ -57,5 +57,5 @@ def _share_beaten(distance: int | None, distances: Sequence[int | None]) -> floa
         return 0.0
     if len(distances) == 1:
         return 1.0
-    no_closer = sum(other is None or other >= distance for other in distances) - 1  # it is no closer than itself
+    no_closer = sum(other is None or other >= distance for other in distances) - 1  # without the answer itself
     return no_closer / (len(distances) - 1)
