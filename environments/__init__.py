@@ -17,7 +17,7 @@ _EXPORTS = {
     "Rollout": "transport.records",
     "Turn": "transport.records",
 }
-"""By name, its module, which is imported at first use: reading a configuration needs none of them."""
+"""The module that defines each name. It is imported at the first use, since reading a configuration needs none of them."""
 
 
 def __getattr__(name: str) -> Any:

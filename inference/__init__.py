@@ -1,1 +1,1 @@
-"""Floor 1: vLLM from both sides: the pool of servers a client sees, and the plugin that runs inside each server."""
+"""vLLM from both sides: the pool of servers that an orchestrator uses, and the plugin that runs inside each server."""

@@ -1,1 +1,1 @@
-"""Floor 5: one file to one job: configuration, directory, supervision and state, sweeps of runs, and replays of dumps."""
+"""One file to one job: configuration, directory, supervision and state, sweeps of runs, and replays of dumps."""

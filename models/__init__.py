@@ -1,1 +1,1 @@
-"""Floor 1: tiny models, built offline, and the way from a model's name to its directory."""
+"""Tiny models, built offline, and the way from a model's name to its directory."""

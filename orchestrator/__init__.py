@@ -1,4 +1,4 @@
-"""Floor 2: the daemon: one process, one uvloop loop, from examples to batches."""
+"""The daemon: one process, one uvloop loop, from examples to batches."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

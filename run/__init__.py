@@ -1,1 +1,1 @@
-"""Floor 1: a run's configuration, which orchestrator and trainer share."""
+"""A run's configuration, which orchestrator and trainer share."""

@@ -16,7 +16,7 @@ _EXPORTS = {
     "LossInputs": "trainer.loss",
     "LossOutputs": "trainer.loss",
 }
-"""By name, the module that defines it, imported at its first use, since it imports torch."""
+"""The module that defines each name. It is imported at the first use, since it imports torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""Floor 0: the records that travel between processes, their encoding, and the wires they travel on."""
+"""The records that travel between processes, their encoding, and the wires they travel on."""
