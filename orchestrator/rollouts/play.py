@@ -107,6 +107,7 @@ class PolicyModel:
 
     async def _completion(self, prompt: Int32Array) -> Turn:
         began = time.monotonic()
+        self._unanswered = False
         try:
             with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
                 return await self._pool.generate(
@@ -127,8 +128,8 @@ class PolicyModel:
     def inference_failed(self, rollout_seconds: float) -> bool:
         """Whether a rollout with the deadline `rollout_seconds` failed because of inference.
 
-        That is so if a call got no answer after all retries, or waited for one during more than half of that time. A refused
-        request is the environment's failure.
+        That is so if its newest call got no answer after all retries, or if a call waited for one during more than half of that
+        time. A refused request is the environment's failure.
         """
         return self._unanswered or self._cancelled_after >= _WAITED_SHARE * rollout_seconds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, cast
 
@@ -176,6 +177,29 @@ async def test_a_call_without_an_answer_is_no_failure_of_the_environment(
     await play(load(Calling(), seconds), rollout, PolicyModel(rollout, NO_CHAT, pool, SAMPLING))
     assert rollout.error is not None
     assert rollout.inference_failed == is_inferences
+
+
+async def test_an_unanswered_call_that_a_later_one_made_up_for_excuses_no_environment() -> None:
+    class Flaky(CountingPool):
+        failed = False
+
+        async def generate(self, *arguments: Any, **keywords: Any) -> Turn:
+            if not self.failed:
+                self.failed = True
+                raise InferenceError("no answer after 4 attempts")
+            return await super().generate(*arguments, **keywords)
+
+    class Retrying(Toy):
+        async def rollout(self, example: Any, model: Any, state: dict[str, Any]) -> None:
+            with suppress(InferenceError):
+                await model.generate([1, 2, 3])
+            await model.generate([1, 2, 3])
+            raise KeyError("its own")
+
+    rollout = make_rollout(turns=[], reward=None)
+    await play(load(Retrying(), 30.0), rollout, PolicyModel(rollout, NO_CHAT, Flaky(), SAMPLING))
+    assert rollout.error is not None
+    assert not rollout.inference_failed
 
 
 async def test_a_rollout_takes_no_turn_after_its_end() -> None:
