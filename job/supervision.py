@@ -68,7 +68,8 @@ class SupervisedJob:
         """Runs the job to its end. Calls `show` about twice a second and on each change of a worker's state."""
         self._show = show
         outcome = asyncio.run(self._supervise())
-        self._read_new_steps()
+        self._find_guests()  # one that came since the last look is in the summary, too
+        self._show(self._job.views(), self._read_new_steps())
         return outcome
 
     @property
