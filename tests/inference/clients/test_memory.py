@@ -1,4 +1,4 @@
-"""Mapped memory: as many bytes as asked for, mapped, and used again once nobody holds them."""
+"""Mapped memory: as many bytes as asked for, and there."""
 
 from __future__ import annotations
 
@@ -8,33 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.clients import memory as memory_module
 from inference.clients.memory import AHEAD_BYTES, HUGE_PAGE_BYTES, LargeMemory
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "_kept", {})
-
-
-def whole(length: int) -> LargeMemory:
-    memory = LargeMemory(length)
-    while memory.ready < length:
-        memory.extend()
-    return memory
-
-
-def address_of(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
-
-
 @pytest.mark.parametrize("length", [HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES - 1])
-def test_bytes_that_can_be_written_and_outlive_their_first_view(length: int) -> None:
+def test_bytes_of_zero_that_can_be_written_and_outlive_their_first_view(length: int) -> None:
     memory = LargeMemory(length)
     memory.extend()
     assert memory.view.nbytes == memory.ready == length
     array = np.frombuffer(memory.view, dtype=np.uint8)
     del memory
+    assert array[:: mmap.PAGESIZE].max() == array[-1] == 0
     array.data[length - 1 :] = b"\x07"
     assert array[-1] == 7
     assert array.ctypes.data % mmap.PAGESIZE == 0
@@ -52,35 +36,6 @@ def test_what_is_announced_takes_memory_only_as_it_comes() -> None:
     array = np.frombuffer(memory.view, dtype=np.uint8)
     assert array[:AHEAD_BYTES].min() == 7, "what has come stays"
     assert array[AHEAD_BYTES : memory.ready].max() == 0
-
-
-def test_memory_that_nobody_holds_serves_the_next_answer_of_its_size() -> None:
-    first = whole(2 * HUGE_PAGE_BYTES)
-    address, part = address_of(first.view), first.view[5:9]
-    del first
-    assert address_of(whole(2 * HUGE_PAGE_BYTES).view) != address, "a part of it is held"
-    memory_module._kept.clear()
-    array = np.frombuffer(part, dtype=np.uint8)
-    del part
-    array[:] = 7
-    assert array.max() == 7
-    del array
-    assert address_of(whole(2 * HUGE_PAGE_BYTES - 1000).view) == address
-    assert address_of(whole(HUGE_PAGE_BYTES).view) != address, "half of it would be unused"
-
-
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "KEPT_BYTES", 4 * HUGE_PAGE_BYTES)
-    held = [whole(HUGE_PAGE_BYTES) for _ in range(6)]
-    del held
-    assert sum(size * len(regions) for size, regions in memory_module._kept.items()) == 4 * HUGE_PAGE_BYTES
-
-
-def test_memory_that_is_not_wholly_mapped_is_freed() -> None:
-    memory = LargeMemory(2 * AHEAD_BYTES)
-    memory.extend()
-    del memory
-    assert not memory_module._kept
 
 
 def test_too_much_is_an_error_that_says_how_much() -> None:
