@@ -1,0 +1,73 @@
+"""The messages between master and agent, and between agent and a worker's process of a class.
+
+Master to agent: ZMQ, one msgpack map a message. A worker's process and its agent share a UNIX stream socket, inherited by the
+number in `$CLUSTER_CONTROL_FD`; there each message is a 4-byte big-endian length and one msgpack map. No map is larger than
+`MAX_MESSAGE` bytes. Every map has `kind`, one of the constants below; what else it has stands beside each.
+"""
+
+from __future__ import annotations
+
+MAX_MESSAGE = 4 * 2**20
+"""Bytes of one message; a larger one is refused before it is decoded."""
+
+CONTROL_FD = "CLUSTER_CONTROL_FD"
+DESCRIPTION = "CLUSTER_WORKER"
+"""The variables of a worker's process: the number of its control socket, and its `WorkerOrder.description` as JSON."""
+
+# --- master to agent: all have `epoch`; all but HELLO and ACKNOWLEDGE have an `id`, with which DONE or REFUSED answers ---
+HELLO = "hello"
+"""`epoch, job, lease_seconds`. Answered by WELCOME, or REFUSED after a higher epoch. Repeated as a heartbeat."""
+CREATE = "create"
+"""The fields of `WorkerOrder`."""
+ORDER = "order"
+"""`worker, incarnation, order`: passed on to the worker's process as it is (one of the agent-to-worker messages)."""
+STOP = "stop"
+"""`worker, incarnation`."""
+KILL = "kill"
+"""`worker, incarnation`."""
+PUBLISH = "publish"
+"""`members`: passed on to every worker's process."""
+END = "end"
+"""Kill every worker and end the agent."""
+ACKNOWLEDGE = "acknowledge"
+"""`number`: every report up to this one is in the journal."""
+
+# --- agent to master ---
+WELCOME = "welcome"
+"""`node, workers` (the fields of `LivingWorker`), `epoch` (the highest it has seen)."""
+DONE = "done"
+"""`id`."""
+REFUSED = "refused"
+"""`id, reason, epoch`: the epoch is higher than the master's if it is stale."""
+REPORT = "report"
+"""`number, event` (the event's class name), `fields`: repeated after each HELLO until acknowledged."""
+BEAT = "beat"
+"""`worker, incarnation, status, trouble, pid`: a heartbeat; not numbered."""
+
+# --- agent to worker's process ---
+START = "start"
+CHECK_CHILDREN = "check_children"
+"""`check, children`."""
+FAILOVER = "failover"
+"""`notice, failed`."""
+MEMBERS = "members"
+"""`members`."""
+# STOP, as above, without fields
+
+# --- worker's process to agent ---
+READY = "ready"
+"""`address, server_key`."""
+STARTED = "started"
+FINISHED = "finished"
+FAILED = "failed"
+"""`reason`: a hook raised; the process ends next."""
+ALIVE = "alive"
+"""`status`: a heartbeat."""
+CHILDREN_CHECKED = "children_checked"
+"""`check`."""
+FAILOVER_DONE = "failover_done"
+"""`notice`."""
+REPLACE = "replace"
+"""`worker, incarnation, reason`."""
+STOP_JOB = "stop_job"
+"""`reason, code`."""

@@ -1,0 +1,1 @@
+"""Backends: where workers run. `base` is the contract."""

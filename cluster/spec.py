@@ -1,0 +1,177 @@
+"""What a job is: its roles, how many workers each has, what they need, and how their deaths are handled.
+
+The pure `cluster/manager` decides by it, and a backend places by it. Worker names follow from it: `<role>-<rank>`, and `<role>-master` for a role's SubMaster.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, model_validator
+
+from transport.config import Config, Identifier
+
+RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,47}$")]
+"""A role's name: letters, digits, `_` and `.`; no `-`, which separates it from the rank."""
+
+ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""`package.module:Class`."""
+
+
+class RestartScope(StrEnum):
+    """What is started again when a worker of the role dies."""
+
+    WORKER = "worker"
+    """That worker alone."""
+    ROLE = "role"
+    """Every worker of its role."""
+    JOB = "job"
+    """Every worker of the job."""
+
+
+class Resources(Config):
+    """What one worker needs. A backend reserves it; it does not limit the worker to it."""
+
+    cpu: float = Field(default=0.0, ge=0)
+    """Cores."""
+    gpu: float = Field(default=0.0, ge=0)
+    """Accelerators."""
+    memory_bytes: int = Field(default=0, ge=0)
+    """Bytes of memory."""
+    custom: dict[str, float] = Field(default_factory=dict)
+    """Further resources of the nodes, by name."""
+
+
+class RoleSpec(Config):
+    """One role: a named kind of worker. Exactly one of `worker` and `command` is set."""
+
+    name: RoleName
+    """The role's name, unique in the job."""
+    count: int = Field(default=1, ge=1)
+    """Workers at the start; an elastic role may have between `min_count` and `max_count` later."""
+    min_count: int | None = Field(default=None, ge=1)
+    """Fewest workers the role can go on with. Unset: `count`."""
+    max_count: int | None = Field(default=None, ge=1)
+    """Most workers the role may grow to. Unset: `count`."""
+    worker: ImportPath | None = None
+    """A subclass of `cluster.Worker`."""
+    command: tuple[str, ...] | None = None
+    """Any command. With `ready_timeout_seconds` it must send `READY=1` as systemd's services do."""
+    restart_arguments: tuple[str, ...] = ()
+    """Added to `command` when a worker is started again."""
+    sub_master: ImportPath | None = None
+    """A subclass of `cluster.SubMaster`, of which one worker manages this role."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Given to every worker of the role as `context.config`. JSON values only."""
+    resources: Resources = Resources()
+    """What each worker needs."""
+    collocate: Identifier | None = None
+    """The collocation group: all workers of all roles with the same group are placed on one node, all or none."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables added to each worker's environment."""
+    task: bool = False
+    """True: each worker does a part of the job's work and ends once it is complete; the job ends when all tasks have. False: a
+    service, which runs until then."""
+    after: tuple[RoleName, ...] = ()
+    """Roles, listed earlier, whose workers must be ready before a worker of this role is created."""
+    restart: RestartScope = RestartScope.WORKER
+    """What is started again when one of its workers dies."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often in a row a worker is started again after it died; then it fails for good."""
+    ready_timeout_seconds: float | None = Field(default=120.0, gt=0)
+    """Longest time from the start of a worker's process to its being ready; infinite for one with deadlines of its own. None,
+    for a command only: it does not notify, and is ready once started."""
+    silence_timeout_seconds: float | None = Field(default=15.0, gt=0)
+    """Longest time without a heartbeat; then the worker is suspected, killed, and replaced. None: it sends none."""
+    stop_timeout_seconds: float = Field(default=30.0, gt=0)
+    """Longest time from the request to stop to its end; then it is killed."""
+    nice: int = Field(default=0, ge=0, le=19)
+    """Added to the niceness."""
+    log_file: Path | None = None
+    """Where the output of its workers is appended; only for a role of one worker. Unset: `logs/<worker>.log` in the job's
+    directory."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RoleSpec:
+        if (self.worker is None) == (self.command is None):
+            raise ValueError(f"role {self.name!r} needs exactly one of `worker` (an import path) and `command`")
+        if self.command is not None and not self.command:
+            raise ValueError(f"role {self.name!r}: `command` is empty; expected a program and its arguments")
+        if self.command is not None and self.sub_master is not None:
+            raise ValueError(f"role {self.name!r}: a SubMaster manages workers of a class, not commands")
+        if self.worker is not None and self.ready_timeout_seconds is None:
+            raise ValueError(f"role {self.name!r}: only a command can be ready without a notification")
+        if not self.fewest <= self.count <= self.most:
+            raise ValueError(
+                f"role {self.name!r}: count = {self.count} is not between min_count = {self.fewest} and max_count = {self.most}"
+            )
+        if self.log_file is not None and self.most > 1:
+            raise ValueError(f"role {self.name!r}: log_file is for a role of one worker; leave it out")
+        return self
+
+    @property
+    def fewest(self) -> int:
+        """Fewest workers."""
+        return self.count if self.min_count is None else self.min_count
+
+    @property
+    def most(self) -> int:
+        """Most workers."""
+        return self.count if self.max_count is None else self.max_count
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """The names of the workers at the start, by rank."""
+        return tuple(worker_name(self.name, rank) for rank in range(self.count))
+
+
+class JobSpec(Config):
+    """A job: roles in the order in which they start. Its tasks stop first, then its services, in reverse order."""
+
+    name: Identifier
+    """The job's id."""
+    roles: tuple[RoleSpec, ...] = Field(min_length=1)
+    """The roles."""
+    stay: bool = False
+    """Whether the services run on after all tasks have ended, until a stop request."""
+    lease_seconds: float = Field(default=10.0, ge=2.0)
+    """How long the job goes on without a master: then a standby may take over, and agents stop their workers in order."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        earlier: set[str] = set()
+        for role in self.roles:
+            if role.name in earlier:
+                raise ValueError(f"two roles are called {role.name!r}; give each a name of its own")
+            if unknown := [name for name in role.after if name not in earlier]:
+                raise ValueError(f"role {role.name!r} starts after {unknown}, which must be roles listed before it")
+            earlier.add(role.name)
+        return self
+
+    def role(self, name: str) -> RoleSpec:
+        """Returns the role of that name. Raises `KeyError`."""
+        for role in self.roles:
+            if role.name == name:
+                return role
+        raise KeyError(name)
+
+
+MASTER = "master"
+"""Stands in a SubMaster's name where a worker's has its rank."""
+
+
+def worker_name(role: str, rank: int) -> str:
+    """Returns the name of the role's worker of that rank."""
+    return f"{role}-{rank}"
+
+
+def sub_master_name(role: str) -> str:
+    """Returns the name of the role's SubMaster."""
+    return f"{role}-{MASTER}"
+
+
+def role_of(worker: str) -> str:
+    """Returns the role of a worker or SubMaster."""
+    return worker.rpartition("-")[0]

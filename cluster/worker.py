@@ -1,0 +1,138 @@
+"""What a user writes: subclasses of `Worker` and `SubMaster`, whose hooks the worker's process calls in order.
+
+The stages of a worker are INIT, READY, RUNNING, and FINISH or FAILED. `cluster/worker_process` calls `__init__` and `setup` in
+INIT, then `self_check`; the worker is then READY. Once the whole job is READY, `start` runs and the worker is RUNNING; it is
+FINISH when `start` has returned, and `stop` was called if the job asked for it. A worker whose hook raises, or whose process ends
+otherwise, is FAILED; by its role's restart scope it is created again, with the next incarnation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster.calls import RoleGroup
+
+
+class Stage(StrEnum):
+    """The stage of a worker."""
+
+    INIT = "INIT"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    FINISH = "FINISH"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker of the job, as the others see it."""
+
+    worker: str
+    """Its name."""
+    incarnation: int
+    """0: not created yet."""
+    stage: Stage
+    address: str = ""
+    """Where it takes calls; empty while it does not."""
+    node: str = ""
+    """Where it runs."""
+    server_key: str = ""
+    """The CURVE public key of its address, Z85; empty on loopback."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What a worker's process knows of itself and of its job."""
+
+    job: str
+    role: str
+    rank: int
+    """-1 for a SubMaster."""
+    count: int
+    """Workers of its role when it was created."""
+    worker: str
+    """Its own name."""
+    incarnation: int
+    """1 at first; counts how often it was created."""
+    config: Mapping[str, Any]
+    """The role's `config`."""
+    directory: str
+    """The job's directory, on this node."""
+    node: str
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the worker is to end: `start` should return soon after."""
+
+    def group(self, role: str) -> RoleGroup:
+        """Returns the workers of a role, to be called."""
+        raise NotImplementedError("set by the worker's process")
+
+    def members(self, role: str) -> Sequence[Member]:
+        """Returns the workers of a role as last known here, by rank; its SubMaster is not among them."""
+        raise NotImplementedError("set by the worker's process")
+
+    def replace(self, worker: str, incarnation: int, reason: str) -> None:
+        """Asks the PrimeMaster to kill a worker and create it again. Only a SubMaster may, for its own role.
+
+        Ignored if the worker has another incarnation by now.
+        """
+        raise NotImplementedError("set by the worker's process")
+
+    def stop_job(self, reason: str, code: int = 0) -> None:
+        """Asks the PrimeMaster to stop the job in order, with that exit code."""
+        raise NotImplementedError("set by the worker's process")
+
+
+class Worker:
+    """The base of a role's workers."""
+
+    def __init__(self, context: Context) -> None:
+        """Takes the context. When it raises, the worker is FAILED with the traceback's last line as the reason."""
+        self.context = context
+
+    def setup(self) -> None:
+        """Loads and connects what the worker needs; called once, in INIT. When it raises, the worker is FAILED."""
+
+    def self_check(self) -> None:
+        """Raises if the worker or its node is not fit to run; called after `setup`, before READY. The worker is then FAILED."""
+
+    def status(self) -> str:
+        """Returns one line about what the worker does, for people.
+
+        Called every few seconds, in another thread than `start`. When it raises, the line says so; the worker goes on.
+        """
+        return ""
+
+    def start(self) -> None:
+        """Does the work; called once the whole job is READY, in a thread of its own. When it returns, the worker is FINISH.
+
+        When it raises, the worker is FAILED and is created again within its role's budget. `SystemExit` counts as the end of the
+        process with that code. A service may return at once: it then goes on to answer calls until it is stopped.
+        """
+
+    def stop(self) -> None:
+        """Ends the work in order; called after `context.stop` is set, while `start` may still run, in another thread.
+
+        When it raises, that is logged and the process ends with code 1. After the role's `stop_timeout_seconds` it is killed.
+        """
+
+    def on_failover(self, failed: Sequence[Member]) -> None:
+        """Is told of workers that died and were created again, or left. It must be idempotent: it may be repeated.
+
+        Called in a thread of its own, one call at a time. When it raises, the worker is FAILED.
+        """
+
+
+class SubMaster(Worker):
+    """A worker that manages the workers of one role: `context.role` is theirs."""
+
+    def check_child(self, children: Sequence[Member]) -> None:
+        """Raises unless the workers of its role are fit; called when all of them are READY, before the job is READY.
+
+        Called again after any of them was created again. When it raises, the SubMaster is FAILED; to have a child created again
+        instead, it calls `context.replace`, and is called again once the child is READY.
+        """
