@@ -1,6 +1,7 @@
 """What a job is: its roles, how many workers each has, what they need, and how their deaths are handled.
 
-The pure `cluster/manager` decides by it, and a backend places by it. Worker names follow from it: `<role>-<rank>`, and `<role>-master` for a role's SubMaster.
+The pure `cluster/manager` decides by it, and a backend places by it. Worker names follow from it: `<role>-<rank>`, and
+`<role>-master` for a role's SubMaster.
 """
 
 from __future__ import annotations
