@@ -14,8 +14,8 @@ from pydantic import Field, StringConstraints, model_validator
 
 from transport.config import Config, Identifier
 
-RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]{0,47}$")]
-"""A role's name: letters, digits, `_` and `.`; no `-`, which separates it from the rank."""
+RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
+"""A role's name: letters, digits, `_`, `.`, `-`, 96 characters at most. A worker's rank follows the last `-` of its name."""
 
 ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:Class`."""
