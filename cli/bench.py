@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from cli.display.console import console_for
-from job.errors import UserError
 from perf.bench.cases import CASES, CHAOS, CaseFailed, measure_case, run_chaos, undecided_noise
 from perf.bench.command import Size, add_arguments, size_of
 from perf.figures import Case
+from transport.errors import UserError
 
 PIPE_WIDTH = 120
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 from cli.main import COMMANDS
-from job.errors import UserError
+from transport.errors import UserError
 
 USAGE = """usage: counterpoint completion bash|zsh|fish
 

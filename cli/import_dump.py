@@ -9,11 +9,11 @@ from pathlib import Path
 
 from cli.display.dump_line import describe_dump
 from cli.display.progress_bar import progress_bar
-from job.errors import UserError
 from job.replay.import_dump import ImportedRollouts
 from job.replay.new_dump import check_absent
 from job.replay.restricted_pickle import PickleError
 from orchestrator.rollouts.dump import DumpError, write_dump
+from transport.errors import UserError
 
 SHOWN = 5
 """Number of unreadable rollouts whose reasons are printed."""

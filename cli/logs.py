@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from job.errors import UserError
 from job.inspection.log_files import appended, last_bytes, log_files_in
+from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError
 
 POLL_SECONDS = 0.2

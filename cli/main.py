@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-from job.errors import INTERRUPTED, UserError
+from transport.errors import INTERRUPTED, UserError
 from transport.printable import printable
 
 COMMANDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from job.errors import UserError
+from transport.errors import UserError
 
 USAGE = """usage: counterpoint make-model NAME...
 

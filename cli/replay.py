@@ -9,10 +9,10 @@ from pathlib import Path
 from cli.arguments.replay import add_arguments, settings_of
 from cli.display.console import console_for
 from cli.display.replay_tables import print_replay, print_whole_step
-from job.errors import UserError
 from job.replay.replay import replay_dump
 from job.replay.trusted_dump import open_trusted
 from job.replay.whole_step import whole_step
+from transport.errors import UserError
 
 PICTURES = (".png", ".svg", ".pdf")
 PIPE_WIDTH = 120

@@ -20,11 +20,11 @@ from job.check import check_ports, check_runs, check_templates
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
-from job.errors import UserError
 from job.resolve_model import resolve_model
 from job.supervision import SupervisedJob
 from job.workers import is_done, needs_servers, workers_of
 from job.write_job import write_job
+from transport.errors import UserError
 
 PIPE_WIDTH = 130
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cli.display.console import console_for
 from cli.display.rollouts import print_rollout, rollout_table
-from job.errors import UserError
 from job.inspection.rollout_records import best_record, find_run, find_step, read_records, record_of, worst_record
+from transport.errors import UserError
 
 PIPE_WIDTH = 240
 """Keeps each row of the table on one line."""

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from job.directory import orchestrator_of, steps_of
-from job.errors import UserError
 from job.inspection.history import History
 from job.number_format import duration
 from job.stop_run import await_end, await_orchestrator, check_run_exists, stop_timeout, terminate
 from trainer.runs.control_files import evict
+from transport.errors import UserError
 from transport.files.lock import Holder
 
 USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cli.arguments.command import log_to_stderr, parse
 from cluster.notify import notify_ready
-from job.errors import UserError
 from job.resolve_model import resolve_model
 from trainer.config import TrainerConfig
+from transport.errors import UserError
 
 
 def main(arguments: list[str]) -> int:

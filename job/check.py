@@ -17,9 +17,9 @@ from cluster.events import describe_exit
 from cluster.process import guarded
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
-from job.errors import Obstructed, UserError
 from job.sections import ServersConfig
 from run.config import RunConfig
+from transport.errors import Obstructed, UserError
 from transport.process.permanent_errors import is_permanent
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}

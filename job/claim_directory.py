@@ -14,9 +14,9 @@ from pathlib import Path
 
 from job.config import JobConfig
 from job.directory import JOB_FILE, JOB_LOCK, living_runs, own_runs, read_json
-from job.errors import Obstructed, UserError
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
+from transport.errors import Obstructed, UserError
 from transport.files.lock import take_lock
 from transport.process.permanent_errors import is_permanent
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from job.errors import UserError
 from trainer.runs.control_files import MAX_CONFIG_BYTES
 from transport.config import IDENTIFIER_PATTERN
+from transport.errors import UserError
 from transport.files.lock import Holder, holder_of
 from transport.files.untrusted import UntrustedFileError, read_toml
 

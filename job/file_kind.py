@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from job.configuration.load import read_toml
-from job.errors import UserError
+from transport.configuration.toml_file import read_toml
+from transport.errors import UserError
 
 
 def other_kind(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from job.configuration.load import validate
 from job.derive import check_fits
 from job.directory import JOB_FILE, is_running, own_runs, read_json
-from job.errors import UserError
 from job.sections import ServersConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
+from transport.configuration.explain import validate
+from transport.errors import UserError
 
 FROM_THE_JOB = ("model", "served_model", "transport", "inference")
 """Keys that a run takes from its job, besides the directory, unless its own file sets them: from another machine, paths and

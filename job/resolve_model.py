@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from cluster.process import SYSTEMD_VARIABLES, guarded
-from job.errors import UserError
+from transport.errors import UserError
 
 
 def resolve_model(name: str) -> Path:

@@ -22,11 +22,11 @@ from job.directory import (
     run_ids_in,
     written_config,
 )
-from job.errors import UserError
 from job.number_format import duration
 from job.processes_file import read_workers
 from run.config import RunConfig
 from transport.config import IDENTIFIER_PATTERN
+from transport.errors import UserError
 from transport.files.lock import Holder
 
 GRACE_SECONDS = 30.0

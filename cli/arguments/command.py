@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Generic
 
 from cli.arguments.help_text import help_of, usage_of
-from job.configuration.layers import Table, flag_path
-from job.configuration.load import Model, load, to_toml
-from job.configuration.schema import Key, keys_of
-from job.errors import UserError
+from job.configuration.layers import flag_path
+from job.configuration.load import load, to_toml
 from job.file_kind import other_kind
+from transport.configuration.explain import Model
+from transport.configuration.schema import Key, keys_of
+from transport.configuration.toml_file import Table
+from transport.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from job.errors import UserError
 from job.replay.replay import Settings
+from transport.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

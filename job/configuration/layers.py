@@ -15,16 +15,14 @@ from typing import Any, cast
 from pydantic import BaseModel, create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, SettingsError
 
-from job.configuration.schema import ITEM, Key, is_known, nearest, pattern_of
-from job.errors import UserError
+from transport.configuration.schema import ITEM, Key, is_known, nearest, pattern_of, typed
+from transport.configuration.toml_file import Table
+from transport.errors import UserError
 
 ENVIRONMENT_PREFIX = "COUNTERPOINT_"
 NESTED_DELIMITER = "__"
 NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE"})
 """Variables with our prefix that name no key. `make-model` keeps its models in the directory COUNTERPOINT_CACHE."""
-
-Table = dict[Any, Any]
-"""Values by name; by position if the table overrides entries of a list."""
 
 
 def forget_environment() -> None:
@@ -90,12 +88,6 @@ def flag_path(word: str, keys: dict[str, Key], switches: Iterable[str] = ()) -> 
     if not near and (key := nearest(pattern_of(path, keys), keys)):
         near = [typed(key, path)]
     raise UserError(f"{word}: there is no key {path}" + (f"; did you mean --{near[0]}?" if near else ""))
-
-
-def typed(pattern: str, like: str) -> str:
-    """Returns a key as written in a flag, with the positions in lists from the path `like`, or 0."""
-    numbers = iter([part for part in like.split(".") if part.isdigit()])
-    return ".".join(next(numbers, "0") if part == ITEM else part for part in pattern.split("."))
 
 
 def variable(path: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from job.directory import run_ids_in
-from job.errors import UserError
+from transport.errors import UserError
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from job.directory import JOB_FILE, is_running, own_steps, run_ids_in, steps_of
-from job.errors import UserError
 from job.inspection.history import History
 from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
 from job.processes_file import read_workers
 from job.run_state import current_state, exclusion_of
 from orchestrator.rollouts.failures import sum_failures
 from orchestrator.step.phases import sum_phases
+from transport.errors import UserError
 
 SHIPPED_METRICS = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
 TRAINED_METRICS = ("mismatch_kl",)

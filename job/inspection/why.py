@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from job.directory import run_ids_in
-from job.errors import UserError
 from orchestrator.decisions import DECISIONS_FILE, Decision
+from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
 
 Line = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from job.errors import UserError
+from transport.errors import UserError
 
 
 def check_absent(directory: Path) -> None:

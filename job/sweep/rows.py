@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from job.configuration.load import load
-from job.errors import UserError
 from job.sweep.result import Result, result_of
 from job.sweep.targets import SweepConfig, Target, targets_of
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import UnsafeStoreError
+from transport.errors import UserError
 
 SETTLED = frozenset({"SUCCESS", "FAILED", "UNREADABLE"})
 """The states that no worker changes."""

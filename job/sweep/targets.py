@@ -16,16 +16,17 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from job.check import check_run
 from job.config import JobConfig
-from job.configuration.layers import Table
-from job.configuration.load import merge, read_toml, validate
-from job.configuration.schema import ITEM, keys_of, nearest
+from job.configuration.load import merge
 from job.directory import JOB_LOCK, is_running, orchestrator_of, run_ids_in
-from job.errors import UserError
 from job.join import check_joins, values_of_job
 from job.sweep.grid import Point, describe_values, expand, with_value_at
 from run.config import RunConfig
 from sweep.lease import Terms
 from transport.config import Config
+from transport.configuration.explain import validate
+from transport.configuration.schema import ITEM, keys_of, nearest
+from transport.configuration.toml_file import Table, read_toml
+from transport.errors import UserError
 from transport.files.lock import holder_of
 
 LONGEST_RUN_ID = 64

@@ -10,7 +10,6 @@ import logging
 import signal
 from collections.abc import Sequence
 
-from job.errors import UserError
 from job.sweep.target_process import run_target
 from job.sweep.targets import SweepConfig, Target
 from sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
@@ -18,6 +17,7 @@ from sweep.lock import Claim, PreviousTaskFailed
 from sweep.open_store import open_store
 from sweep.record import RecordError
 from sweep.store import UnsafeStoreError
+from transport.errors import UserError
 from transport.process.stop_requests import StopRequests
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,6 @@ from cli.display.summary_tables import print_summary
 from cli.stop import main as stop
 from cluster.process import last_lines
 from job.directory import orchestrator_of, run_ids_in, steps_of, written_config
-from job.errors import UserError
 from job.inspection.history import History
 from job.inspection.metrics_lines import CHUNK_BYTES
 from job.inspection.status import read_status
@@ -33,6 +32,7 @@ from job.run_state import exclusion_of
 from job.stop_run import GRACE_SECONDS, stop_timeout
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line
+from transport.errors import UserError
 from transport.files.lock import take_lock
 
 NAMES = st.sampled_from(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cli.logs import main as logs
-from job.errors import UserError
 from job.inspection.log_files import appended, log_files_in
 from tests.support.past_jobs import make_job
+from transport.errors import UserError
 
 
 @pytest.fixture

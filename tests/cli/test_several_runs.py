@@ -18,9 +18,9 @@ from cli.orchestrator import main as orchestrator
 from cli.status import main as status
 from cli.stop import main as stop
 from job.directory import is_running, orchestrator_of
-from job.errors import UserError
 from tests.support.polling import wait_until
 from tests.support.ports import free_port
+from transport.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ import pytest
 
 from cli.show import main
 from environments.chat import Chat
-from job.errors import UserError
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.step.records import write_records
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.rollouts import make_rollout, make_turn
+from transport.errors import UserError
 from transport.files.atomic import publish_directory
 from transport.printable import printable
 from transport.records import Rollout

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cli.status import main as status
-from job.errors import UserError
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import make_job, write_discarded
+from transport.errors import UserError
 from transport.files.lock import take_lock
 
 

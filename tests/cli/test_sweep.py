@@ -25,7 +25,6 @@ from cli.sweep_status import main as status_of
 from job.config import JobConfig
 from job.configuration.load import load
 from job.directory import orchestrator_of
-from job.errors import UserError
 from job.sweep.rows import Row
 from job.sweep.targets import SweepConfig, Target, targets_of
 from sweep.lock import step_lock
@@ -33,6 +32,7 @@ from sweep.open_store import open_store
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import StoreError
 from tests.support.polling import wait_until
+from transport.errors import UserError
 from transport.files.lock import take_lock
 from transport.process.stop_requests import REPETITION_SECONDS
 

@@ -12,9 +12,9 @@ import job.check
 from job.check import check_imports, check_templates
 from job.config import JobConfig
 from job.configuration.load import load
-from job.errors import UserError
 from run.config import RunConfig
 from tests.orchestrator.toy_model import make_toy_model
+from transport.errors import UserError
 
 
 @pytest.mark.slow

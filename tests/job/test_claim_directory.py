@@ -11,9 +11,9 @@ import job.write_job
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.load import load
-from job.errors import UserError
 from job.write_job import write_job
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from transport.errors import UserError
 from transport.files.atomic import write_atomically
 
 

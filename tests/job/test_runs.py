@@ -10,8 +10,8 @@ from inference.config import InferenceConfig
 from job.check import check_ports
 from job.config import JobConfig
 from job.configuration.load import load, to_toml
-from job.errors import UserError
 from job.workers import sections_of, workers_of
+from transport.errors import UserError
 
 RUNS = """
 output_dir = "{output_dir}"

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tomli_w
-from hypothesis import given
-from hypothesis import strategies as st
 
 from inference.config import InferenceConfig
 from job.config import JobConfig
-from job.configuration.lines import Lines
 from job.configuration.load import load, to_toml
-from job.errors import UserError
 from run.config import RunConfig
 from trainer.config import TrainerConfig
+from transport.errors import UserError
 
 
 def edited(job_file: Path, old: str, new: str) -> Path:
@@ -118,35 +112,6 @@ def test_the_line_of_what_is_wrong_is_told(job_file: Path, old: str, new: str, p
     message = complaint(edited(job_file, old, new))
     assert f"{job_file}:{place}: " in message
     assert f"    {place.partition(':')[0]} | {line}\n" in message
-
-
-names = st.text("ab.[ =", min_size=1, max_size=3)
-values = st.recursive(
-    st.integers(-5, 5) | st.text("a[]=\"'# \n\u2028\x85", max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
-    max_leaves=12,
-)
-
-
-@given(st.dictionaries(names, values, max_size=4))
-def test_every_value_of_a_file_has_a_line(table: dict[str, Any]) -> None:
-    """Whatever its keys and texts look like: one of those that mention it."""
-    lines = Lines(text := tomli_w.dumps(table))
-    for location in _leaves(table):
-        found = lines.of(location)
-        assert found is not None
-        assert text.split("\n")[found.number - 1] == found.text
-        name = next(part for part in reversed(location) if isinstance(part, str))
-        assert name in found.text
-
-
-def _leaves(content: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for name, value in entries:
-        if isinstance(value, dict | list):
-            yield from _leaves(value, (*above, name))
-        else:
-            yield (*above, name)
 
 
 def test_all_errors_come_at_once(job_file: Path) -> None:

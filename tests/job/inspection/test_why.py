@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from cli import status
-from job.errors import UserError
 from job.inspection.why import describe_decision, explain
 from orchestrator.decisions import DECISIONS_FILE
+from transport.errors import UserError
 
 
 def write(directory: Path, lines: list[Any], run_id: str = "a", name: str = DECISIONS_FILE) -> None:

@@ -42,7 +42,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
         models = _models_in(annotation)
         free = not models and _mentions(annotation, dict)
         found[path] = Key(path, _type_name(field), _default(field), field.description or "", bool(models), free)
-        inner = f"{path}.{ITEM}." if _mentions(annotation, list) else f"{path}."
+        inner = f"{path}.{ITEM}." if _is_list(annotation) else f"{path}."
         for nested in models:
             for key in keys_of(nested, inner).values():
                 found[key.path] = _either(found[key.path], key) if key.path in found else key
@@ -71,6 +71,12 @@ def is_known(path: str, keys: dict[str, Key]) -> bool:
     parts = pattern.split(".")
     above = [".".join(parts[:length]) for length in range(1, len(parts))]
     return pattern in keys or any(key in keys and keys[key].is_free for key in above)
+
+
+def typed(pattern: str, like: str) -> str:
+    """Returns a key as written in a flag, with the positions in lists from the path `like`, or 0."""
+    numbers = iter([part for part in like.split(".") if part.isdigit()])
+    return ".".join(next(numbers, "0") if part == ITEM else part for part in pattern.split("."))
 
 
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
@@ -115,6 +121,10 @@ def _mentions(annotation: Any, container: type) -> bool:
     return origin is container or any(_mentions(argument, container) for argument in typing.get_args(annotation))
 
 
+def _is_list(annotation: Any) -> bool:
+    return _mentions(annotation, list) or _mentions(annotation, tuple)
+
+
 def _type_name(field: FieldInfo) -> str:
     annotation = field.annotation
     if typing.get_origin(annotation) is typing.Literal:
@@ -129,8 +139,7 @@ def _type_name(field: FieldInfo) -> str:
         for member in members
     ]
     text = " | ".join(dict.fromkeys(names))
-    is_list = _mentions(annotation, list) or _mentions(annotation, tuple)
-    return (f"list of {text}s" if text == "table" else f"list of {text}") if is_list else text
+    return (f"list of {text}s" if text == "table" else f"list of {text}") if _is_list(annotation) else text
 
 
 def _default(field: FieldInfo) -> str:
