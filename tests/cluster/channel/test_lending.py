@@ -1,0 +1,322 @@
+"""The promises of `cluster.channel.lending`, against arbitrary events, and single cases of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cluster.channel import lending
+from cluster.channel.lending import Lending, LendingState
+from cluster.channel.lending_events import (
+    Acknowledged,
+    Confirm,
+    ConsumerJoined,
+    Drop,
+    Event,
+    Finish,
+    Forget,
+    Grant,
+    Instruction,
+    Left,
+    Lend,
+    ProducerEnded,
+    ProducerJoined,
+    Put,
+    Refuse,
+    Renewed,
+    Skipped,
+    Store,
+    TimePassed,
+    Wanted,
+)
+from cluster.channel.positions import PositionSet
+
+PRODUCERS = ("source-0", "source-1")
+CONSUMERS = ("trainer-0", "trainer-1")
+LEASE = 10.0
+
+
+class ChannelMachine(RuleBasedStateMachine):
+    """Producers and consumers that come, die, are silent, send things twice; and a host that is killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capacity = 4
+        self.lending = Lending(self.capacity, PRODUCERS, LEASE)
+        self.now = 0.0
+        self.last_session = 0
+        self.producers: dict[int, str] = {}
+        self.consumers: dict[int, tuple[str, int, bool]] = {}
+        self.credit: dict[int, int] = {}
+        self.records: dict[int, tuple[str, int]] = {}
+        self.lent: dict[int, int] = {}
+        """Which living session holds each record, by the instructions."""
+        self.owners: dict[int, str] = {}
+        self.acknowledged: set[int] = set()
+        self.first_lent = -1
+        self.finished: set[int] = set()
+
+    def apply(self, event: Event) -> list[Instruction]:
+        done = self.lending.handle(event)
+        for instruction in done:
+            match instruction:
+                case Store(sequence, origin, position):
+                    assert sequence not in self.records
+                    assert (origin, position) not in self.records.values(), "a position is stored once"
+                    self.records[sequence] = (origin, position)
+                case Lend(session, sequence, note_for):
+                    assert session in self.consumers
+                    assert sequence in self.records
+                    assert sequence not in self.acknowledged
+                    assert sequence not in self.lent, "lent to two at once"
+                    name, credit, sticky = self.consumers[session]
+                    assert self.owners.get(sequence, name) == name, "a sticky consumer's record went to another"
+                    assert (note_for == name) == (sticky and sequence not in self.owners)
+                    if note_for:
+                        self.owners[sequence] = name
+                    self.lent[sequence] = session
+                    assert sum(holder == session for holder in self.lent.values()) <= credit
+                    assert sequence <= self.first_lent + 1, "records are lent first in the order of their numbers"
+                    self.first_lent = max(self.first_lent, sequence)
+                case Forget(sequence):
+                    self.acknowledged.add(sequence)
+                    self.lent.pop(sequence, None)
+                case Grant(session, count):
+                    self.credit[session] += count
+                case Finish(session):
+                    assert self.acknowledged == set(self.records)
+                    assert set(PRODUCERS) <= self.lending.state.ended
+                    self.finished.add(session)
+                case Drop(session):
+                    self.gone(session)
+                case _:
+                    pass
+        return done
+
+    def gone(self, session: int) -> None:
+        self.producers.pop(session, None)
+        self.consumers.pop(session, None)
+        self.credit.pop(session, None)
+        self.lent = {sequence: holder for sequence, holder in self.lent.items() if holder != session}
+
+    def session(self) -> int:
+        self.last_session += 1
+        return self.last_session
+
+    @rule(name=st.sampled_from(PRODUCERS))
+    def join_producer(self, name: str) -> None:
+        session = self.session()
+        self.producers[session] = name
+        self.credit[session] = 0
+        self.apply(ProducerJoined(session, name, self.now))
+
+    @rule(name=st.sampled_from(CONSUMERS), credit=st.integers(1, 3), sticky=st.booleans())
+    def join_consumer(self, name: str, credit: int, sticky: bool) -> None:
+        session = self.session()
+        earlier = [each for each, (other, *_) in self.consumers.items() if other == name]
+        for each in earlier:
+            self.gone(each)
+        self.consumers[session] = (name, credit, sticky)
+        self.apply(ConsumerJoined(session, name, credit, sticky, self.now))
+
+    @precondition(lambda self: self.producers or self.consumers)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from([*self.producers, *self.consumers]))
+        self.gone(session)
+        self.apply(Left(session))
+
+    @precondition(lambda self: self.producers)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def want(self, data: st.DataObject, count: int) -> None:
+        self.apply(Wanted(data.draw(st.sampled_from([*self.producers])), count))
+
+    @precondition(lambda self: self.producers)
+    @rule(data=st.data(), origin=st.sampled_from(PRODUCERS), position=st.integers(0, 12))
+    def put(self, data: st.DataObject, origin: str, position: int) -> None:
+        session = data.draw(st.sampled_from([*self.producers]))
+        known = position in self.lending.state.positions.get(origin, ())
+        ended = self.producers[session] in self.lending.state.ended
+        credit = self.credit[session]
+        answers = [each for each in self.apply(Put(session, 7, origin, position)) if isinstance(each, Confirm | Refuse)]
+        if credit:
+            self.credit[session] -= 1
+        expected = Confirm if credit and (known or not (ended or self.lending.finished)) else Refuse
+        assert [type(each) for each in answers] == [expected]
+
+    @precondition(lambda self: self.producers)
+    @rule(data=st.data(), origin=st.sampled_from(PRODUCERS), position=st.integers(0, 12))
+    def skip(self, data: st.DataObject, origin: str, position: int) -> None:
+        self.apply(Skipped(data.draw(st.sampled_from([*self.producers])), 7, origin, position))
+
+    @precondition(lambda self: self.producers)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.apply(ProducerEnded(data.draw(st.sampled_from([*self.producers]))))
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from([*self.lent]))
+        self.apply(Acknowledged(self.lent[sequence], sequence))
+        assert sequence in self.acknowledged
+
+    @precondition(lambda self: self.records and self.consumers)
+    @rule(data=st.data())
+    def acknowledge_anything(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from([*self.records]))
+        session = data.draw(st.sampled_from([*self.consumers]))
+        allowed = self.lent.get(sequence) == session or self.owners.get(sequence) == self.consumers[session][0]
+        known = sequence in self.lending.state.kept
+        assert (Forget(sequence) in self.apply(Acknowledged(session, sequence))) == (allowed and known)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0]), data=st.data())
+    def pass_time(self, seconds: float, data: st.DataObject) -> None:
+        self.now += seconds
+        for session in [*self.producers, *self.consumers]:
+            if data.draw(st.booleans()):
+                self.apply(Renewed(session, self.now))
+        self.apply(TimePassed(self.now))
+
+    @rule()
+    def kill_host(self) -> None:
+        """Everything but the state is lost: sessions, credit, who holds what."""
+        old = self.lending.state
+        state = LendingState(
+            old.next_sequence,
+            {origin: PositionSet(each.watermark, each.above) for origin, each in old.positions.items()},
+            set(old.ended),
+            dict(old.kept),
+            dict(old.owners),
+        )
+        self.lending = Lending(self.capacity, PRODUCERS, LEASE, state)
+        self.producers.clear()
+        self.consumers.clear()
+        self.credit.clear()
+        self.lent.clear()
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        assert set(self.lending.state.kept) == set(self.records) - self.acknowledged
+
+    @invariant()
+    def bounded(self) -> None:
+        assert len(self.lending.state.kept) + self.lending.outstanding <= self.capacity
+        assert self.lending.outstanding == sum(self.credit.values())
+
+    @invariant()
+    def whatever_can_be_lent_is(self) -> None:
+        for session, (name, credit, _) in self.consumers.items():
+            if sum(holder == session for holder in self.lent.values()) < credit:
+                waiting = set(self.lending.state.kept) - set(self.lent)
+                assert all(self.owners.get(sequence, name) != name for sequence in waiting if sequence in self.owners)
+                assert all(sequence in self.owners for sequence in waiting)
+
+    @invariant()
+    def the_end_is_told(self) -> None:
+        if self.lending.finished:
+            assert set(self.consumers) <= self.finished
+
+    @invariant()
+    def the_floor_is_the_lowest_record(self) -> None:
+        assert self.lending.floor == min(self.lending.state.kept, default=self.lending.state.next_sequence)
+
+
+ChannelMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestChannelMachine = pytest.mark.slow(ChannelMachine.TestCase)
+
+
+def joined(capacity: int = 8, **consumers: bool) -> Lending:
+    """A channel with the producer `source-0` as session 1, with credit for everything, and sticky or other consumers."""
+    channel = Lending(capacity, ["source-0"], LEASE)
+    channel.handle(ProducerJoined(1, "source-0", 0.0))
+    channel.handle(Wanted(1, capacity))
+    for session, (name, sticky) in enumerate(consumers.items(), 2):
+        channel.handle(ConsumerJoined(session, name, 2, sticky, 0.0))
+    return channel
+
+
+def lent(instructions: list[Instruction]) -> list[tuple[int, int]]:
+    return [(each.session, each.sequence) for each in instructions if isinstance(each, Lend)]
+
+
+def test_a_dead_consumers_records_go_to_another_with_their_numbers_before_new_ones() -> None:
+    channel = joined(first=False)
+    for position in range(4):
+        channel.handle(Put(1, position, "source-0", position))
+    assert lent(channel.handle(ConsumerJoined(3, "second", 4, False, 0.0))) == [(3, 2), (3, 3)]
+    assert lent(channel.handle(Left(2))) == [(3, 0), (3, 1)]
+
+
+def test_a_sticky_consumers_records_wait_for_its_name() -> None:
+    channel = joined(trainer=True, other=True)
+    for position in range(2):
+        channel.handle(Put(1, position, "source-0", position))
+    assert lent(channel.handle(Left(2))) == []
+    assert lent(channel.handle(ConsumerJoined(4, "trainer", 2, True, 1.0))) == [(4, 0)]
+
+
+def test_a_silent_consumer_loses_its_lease_and_its_late_acknowledgement_does_not_count() -> None:
+    channel = joined(first=False)
+    channel.handle(Put(1, 0, "source-0", 0))
+    channel.handle(ConsumerJoined(3, "second", 1, False, 0.0))
+    channel.handle(Renewed(1, 9.0))
+    channel.handle(Renewed(3, 9.0))
+    done = channel.handle(TimePassed(11.0))
+    assert Drop(2, replaced=False) in done
+    assert lent(done) == [(3, 0)]
+    assert channel.handle(Acknowledged(2, 0)) == []
+    assert Forget(0) in channel.handle(Acknowledged(3, 0))
+
+
+def test_credit_of_a_dead_producer_goes_to_another() -> None:
+    channel = Lending(1, PRODUCERS, LEASE)
+    for session, name in enumerate(PRODUCERS, 1):
+        channel.handle(ProducerJoined(session, name, 0.0))
+    assert channel.handle(Wanted(1, 1)) == [Grant(1, 1)]
+    assert channel.handle(Wanted(2, 1)) == []
+    assert channel.handle(Left(1)) == [Grant(2, 1)]
+
+
+def test_producers_take_turns_for_credit() -> None:
+    channel = Lending(2 * lending.CREDIT_AT_ONCE, PRODUCERS, LEASE)
+    for session, name in enumerate(PRODUCERS, 1):
+        channel.handle(ProducerJoined(session, name, 0.0))
+    channel.handle(Wanted(1, 2 * lending.CREDIT_AT_ONCE))
+    for position in range(lending.CREDIT_AT_ONCE):
+        channel.handle(Put(1, position, "source-0", position))
+    channel.handle(Wanted(1, 100))
+    channel.handle(Wanted(2, 100))
+    channel.handle(ConsumerJoined(3, "trainer", 100, False, 0.0))
+    granted = [each.session for n in range(4) for each in channel.handle(Acknowledged(3, n)) if isinstance(each, Grant)]
+    assert set(granted) == {1, 2}
+
+
+def test_a_position_too_far_ahead_is_refused_and_the_missing_one_named() -> None:
+    channel = joined()
+    refused, *_ = channel.handle(Put(1, 3, "source-0", lending.MAX_AHEAD + 1))
+    assert isinstance(refused, Refuse)
+    assert "position 0, which is missing" in refused.reason
+
+
+def test_the_end_comes_after_the_last_acknowledgement_and_is_told_to_whoever_joins_later() -> None:
+    channel = joined(trainer=False)
+    channel.handle(Put(1, 0, "source-0", 0))
+    assert Finish(2) not in channel.handle(ProducerEnded(1))
+    assert channel.handle(Acknowledged(2, 0))[-1] == Finish(2)
+    assert channel.handle(ConsumerJoined(3, "late", 1, False, 0.0)) == [Finish(3)]
+    refused, *_ = channel.handle(Put(1, 9, "source-0", 1))
+    assert isinstance(refused, Refuse)
+
+
+def test_a_position_set_forgets_what_lies_below_its_floor() -> None:
+    positions = PositionSet(2, [4, 5, 9])
+    assert 1 in positions
+    assert 3 not in positions
+    assert not positions.add(4)
+    positions.fill_below(4)
+    assert (positions.watermark, positions.above) == (6, [9])
+    positions.fill_below(20)
+    assert (positions.watermark, positions.above) == (20, [])
