@@ -34,6 +34,8 @@ from sweep.store import Conflict, Store, Stored, StoreError
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
+_CHANCE = random.SystemRandom()
+"""Not the global generator, which the worker's program may have seeded and counts on while heartbeats go on in a thread."""
 CLAIM_SECONDS = 10.0
 """How long one claim is tried. There are many more chances, and a worker cannot be interrupted meanwhile."""
 
@@ -139,7 +141,7 @@ def write_until_known(record: Record, version: str | None, clocks: Clocks, give_
                 raise Superseded(stored)
         if clocks.monotonic() >= give_up:
             raise StoreError(f"{record.target_id}: not written in time: {trouble}") from trouble
-        yield Pause(pause * random.uniform(0.5, 1.0))
+        yield Pause(pause * _CHANCE.uniform(0.5, 1.0))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 

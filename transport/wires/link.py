@@ -28,6 +28,8 @@ LINGER_SECONDS = 2.0
 """How long a closing end waits for what is queued. The rest is in the durable record, and is sent again."""
 
 _BACKOFF_SECONDS = (0.1, 5.0)
+_CHANCE = random.SystemRandom()
+"""Not the global generator, which an environment may have seeded and counts on while the link's thread runs."""
 _DISPLACEMENTS = 3
 """How often a link that was replaced connects again. Its own earlier `Hello`, read late, may have replaced it. If another
 orchestrator of the run did, the link gives up after these attempts."""
@@ -199,7 +201,7 @@ class ThreadedLink:
             case Lost(reason):
                 self._connected, self._session = False, None
                 first, longest = _BACKOFF_SECONDS
-                delay = min(longest, first * 2**self._failures) * random.uniform(0.5, 1.0)
+                delay = min(longest, first * 2**self._failures) * _CHANCE.uniform(0.5, 1.0)
                 self._failures = min(self._failures + 1, 16)
                 self._reopen_at = time.monotonic() + delay
                 logger.warning("lost %s: %s; trying again in %.1f s", self._connection.peer, reason, delay)
