@@ -23,6 +23,7 @@ import tomli_w
 
 from cluster.launch import descendants
 from cluster.process import guarded, last_lines
+from perf.chaos import batch_copies
 from perf.chaos.witness import Witness
 
 LOOK_SECONDS = 0.1
@@ -39,12 +40,17 @@ class ChaosError(RuntimeError):
     """The job ended or stood still; the message names what was waited for and quotes the job's output."""
 
 
-def settings(output_dir: Path) -> dict[str, Any]:
-    """Returns the job's configuration: two tasks, one of several turns, and different learning rates, ranks and intervals."""
+def settings(output_dir: Path, notes: Path) -> dict[str, Any]:
+    """Returns the job's configuration: two tasks, one of several turns, and different learning rates, ranks and intervals.
+
+    Its orchestrators keep what they delete in the witness's `notes`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    guess = [{"name": "guess", "kind": "guess-number"}]
+    module, keep = batch_copies.__name__, {"notes": str(notes)}
+    guess = [{"name": "guess", "kind": f"{module}:KeptGuessNumber", "args": keep}]
+    reverse = [{"name": "reverse", "kind": f"{module}:KeptReverseText", "args": keep}]
     return {
         "output_dir": str(output_dir),
         "model": "tiny-dense",
@@ -57,7 +63,7 @@ def settings(output_dir: Path) -> dict[str, Any]:
             "schedule": {"group_size": 4, "rollouts_per_step": 16, "max_inflight_rollouts": 24},
             "filters": [],
             "training": {"learning_rate": 1e-4, "checkpoint_interval": 3, "lora": {"rank": 8}},
-            "environments": [{"name": "reverse", "kind": "reverse-text"}],
+            "environments": reverse,
         },
         "runs": [
             {"run_id": "first"},
@@ -92,7 +98,7 @@ class ChaosJob:
         self.witness = Witness(self.output_dir, self.notes)
         self._file = directory / "job.toml"
         self._log = directory / "job.log"
-        self._settings = settings(self.output_dir)
+        self._settings = settings(self.output_dir, self.notes)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

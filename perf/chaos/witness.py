@@ -2,11 +2,12 @@
 
 A job deletes a batch once it is durable, and a metrics line once its step is to be trained again. The notes keep them, and
 `perf/chaos/audit.py` compares them with the directory in the end. The witness only reads, and makes a hard link to each batch's
-file.
+file. A batch that is deleted before the witness comes to look has its link from its orchestrator (`perf/chaos/batch_copies.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -19,7 +20,7 @@ COMMITTED, TRAINED = "committed.jsonl", "trained.jsonl"
 
 
 class Witness:
-    """Reads a job's directory at each `look`: so often that no batch is committed, trained and deleted in between."""
+    """Reads a job's directory at each `look`. Between two looks any number of steps may be committed and trained."""
 
     def __init__(self, job: Path, notes: Path) -> None:
         notes.mkdir(parents=True, exist_ok=True)
@@ -39,19 +40,21 @@ class Witness:
 
     def _look_at_commits(self, run_id: str) -> None:
         run = self._job / f"run_{run_id}"
+        seen = self.committed.get(run_id, 0)
+        # Never back: while the directory is read, newer checkpoints may replace all that it listed.
         newest = max(published(run / "checkpoints"), default=0)
-        for step in range(self.committed.get(run_id, 0) + 1, newest + 1):
+        for step in range(seen + 1, newest + 1):
             records = run / "rollouts" / f"step_{step}"
             line = {"run_id": run_id, "step": step, "records": _digest_if_there(records / "rollouts.jsonl")}
             copy = self.copy_of(self._notes, run_id, step)
             copy.parent.mkdir(exist_ok=True)
-            try:
+            with contextlib.suppress(
+                FileExistsError, FileNotFoundError
+            ):  # its orchestrator deletes it, and has kept it
                 os.link(records / "batch.bin", copy)
-                line["batch"] = digest(copy)
-            except FileNotFoundError:
-                line["batch"] = None
+            line["batch"] = _digest_if_there(copy)
             self._note(COMMITTED, line)
-        self.committed[run_id] = newest
+        self.committed[run_id] = max(seen, newest)
 
     def _look_at_trainer(self) -> None:
         self.trained = {}
