@@ -43,6 +43,9 @@ class GoogleStore:
             self._client: Any = storage.Client()
         except (GoogleAuthError, OSError) as error:  # the latter for a project that is not set
             raise StoreError(f"{self.root} cannot be opened: {error}") from error
+        # For traces that nobody asked for, the client looks up the bucket in a thread: a right that a worker need not have and,
+        # where the storage cannot be reached, two minutes of retries in the process of the body.
+        self._client._bucket_metadata_cache = None
         self._bucket: Any = self._client.bucket(bucket)
 
     def read(self, key: str) -> Stored | None:

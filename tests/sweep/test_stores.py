@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,20 @@ def test_a_store_that_cannot_be_reached_says_where(s3_bucket: str, monkeypatch: 
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match=r"gs://bucket/sweep/\.probe-\w+ cannot be written"):
         prove(GoogleStore("bucket", "sweep"))
+
+
+def test_a_google_storage_that_cannot_be_reached_leaves_no_thread_that_goes_on_trying(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    before = set(threading.enumerate())
+    store = GoogleStore("bucket", "sweep")
+    read, write = functools.partial(store.read, "a"), functools.partial(store.write, "a", b"", None)
+    uses: list[Callable[[], object]] = [store.keys, read, write, functools.partial(store.discard, "a")]
+    for use in uses:
+        with pytest.raises(StoreError, match="gs://bucket/sweep/"):
+            use()
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_sweep(s3_bucket: str) -> None:
