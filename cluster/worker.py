@@ -11,38 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from cluster.member import Member, Stage
 
 if TYPE_CHECKING:
     from cluster.calls import RoleGroup
 
-
-class Stage(StrEnum):
-    """The stage of a worker."""
-
-    INIT = "INIT"
-    READY = "READY"
-    RUNNING = "RUNNING"
-    FINISH = "FINISH"
-    FAILED = "FAILED"
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A worker of the job, as the others see it."""
-
-    worker: str
-    """Its name."""
-    incarnation: int
-    """0: not created yet."""
-    stage: Stage
-    address: str = ""
-    """Where it takes calls; empty while it does not."""
-    node: str = ""
-    """Where it runs."""
-    server_key: str = ""
-    """The CURVE public key of its address, Z85; empty on loopback."""
+__all__ = ["Context", "Member", "Stage", "SubMaster", "Worker"]
 
 
 @dataclass(slots=True)
