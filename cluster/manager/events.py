@@ -45,9 +45,12 @@ class MasterChanged:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """A bundle has a place."""
+    """A bundle has a place. `attempt`: of the `Allocate` that this answers."""
 
     bundle: str
+    attempt: int
+    node: str
+    """Where; empty if the backend learns it only when a worker is created there."""
     at: float
 
 
@@ -56,6 +59,7 @@ class AllocationFailed:
     """A bundle could not be placed now. `final`: it never can."""
 
     bundle: str
+    attempt: int
     reason: str
     final: bool
     at: float
@@ -205,7 +209,8 @@ class NodeLost:
 class StopRequested:
     """The job is to stop; a second request at least a second later kills it.
 
-    `code` is its exit code if everything ends cleanly before its work is complete. `by`: the worker that asked, or empty.
+    `code` is its exit code if everything ends cleanly before its work is complete. `by`: the worker that asked, or empty; the
+    requests of workers never kill.
     """
 
     reason: str
@@ -262,6 +267,8 @@ class Allocate:
     """Find a place for a bundle: answered by `Allocated` or `AllocationFailed`."""
 
     bundle: str
+    attempt: int
+    """Counts from 1 for each bundle; an answer to an earlier attempt is stale."""
     workers: tuple[str, ...]
     avoid: tuple[str, ...] = ()
     """Nodes that are set aside because they failed several times."""

@@ -1,0 +1,223 @@
+"""The PrimeManager: every decision about a job, without clock or I/O. Events in, instructions out.
+
+Its state is the fold of the events it was given, so whoever journals these can have it again (`state` for a snapshot). It
+neither waits nor asks: when something is due it says so by `deadline`, and is given a `Tick`. An event costs the same in a job
+of ten workers and of ten thousand; what concerns many workers costs as much as those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.manager.events import (
+    Allocated,
+    AllocationFailed,
+    Begin,
+    ChildrenChecked,
+    Created,
+    CreateFailed,
+    EndAnnounced,
+    Event,
+    ExtensionRequested,
+    FailoverDone,
+    GuestsChanged,
+    Instruction,
+    ManagerStage,
+    MasterChanged,
+    NodeLost,
+    Outcome,
+    ReplaceRequested,
+    ScaleRequested,
+    StopRequested,
+    Tick,
+    WorkerExited,
+    WorkerReady,
+    WorkerSilent,
+    WorkerStarted,
+    WorkFinished,
+)
+from cluster.manager.ledger import Ledger
+from cluster.manager.outstanding import outstanding
+from cluster.manager.placement import allocate, allocation_failed
+from cluster.manager.restarts import (
+    create_failed,
+    end_announced,
+    exited,
+    extension_requested,
+    kill_stuck,
+    node_lost,
+    overdue,
+    replace_requested,
+    silent,
+)
+from cluster.manager.scaling import scale
+from cluster.manager.starting import (
+    allocated,
+    became_ready,
+    begin,
+    children_checked,
+    created,
+    failover_done,
+    finished,
+    started,
+)
+from cluster.manager.state import BundleRecord, JobState, Phase, Place, RoleRecord, WorkerRecord, first_state
+from cluster.manager.stopping import stop, stop_requested, stop_when_idle
+from cluster.spec import JobSpec
+from cluster.worker import Member
+
+TAKEOVER_SECONDS = 10.0
+"""After a change of masters nothing is overdue for so long: answers that were given meanwhile come first."""
+
+
+class PrimeManager:
+    """The state machine of one job."""
+
+    def __init__(self, spec: JobSpec, snapshot: Mapping[str, Any] | None = None) -> None:
+        """Takes the job, and the `snapshot` of an earlier manager of it, if there is one.
+
+        Raises `TypeError`, `KeyError` or `ValueError` if the snapshot is none.
+        """
+        self._ledger = Ledger(spec, first_state(spec) if snapshot is None else JobState.from_dict(snapshot))
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job."""
+        return self._ledger.spec
+
+    @property
+    def state(self) -> JobState:
+        """All that the manager knows, to be read."""
+        return self._ledger.state
+
+    @property
+    def stage(self) -> ManagerStage:
+        """The stage of the job as a whole."""
+        return self.state.stage
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None while it has not."""
+        return self.state.outcome
+
+    @property
+    def deadline(self) -> float | None:
+        """When `Tick` is due, on the events' clock; None if nothing is."""
+        return self._ledger.deadline
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns the state as JSON values."""
+        return self.state.to_dict()
+
+    def outstanding(self) -> list[Instruction]:
+        """Returns every instruction that is not answered."""
+        return outstanding(self.state)
+
+    def take_changes(self) -> list[Member]:
+        """Returns the members that have changed since the last call, for `publish`; all of them at first."""
+        changed = [member(self.state, name) for name in self._ledger.changes]
+        self._ledger.changes.clear()
+        return changed
+
+    def is_stale(self, event: Event) -> bool:
+        """Whether the event is about a worker that has ended, or has another incarnation: it changes nothing."""
+        incarnation = getattr(event, "incarnation", None)
+        return incarnation is not None and self._ledger.current(event.worker, incarnation) is None  # type: ignore[union-attr]
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Returns the instructions for one event, in order."""
+        ledger = self._ledger
+        if isinstance(event, MasterChanged):
+            return self._master_changed(event)
+        if self.outcome is not None:
+            return self._late(event)
+        match event:
+            case Begin():
+                return [] if self.state.begun else begin(ledger)
+            case Allocated():
+                return allocated(ledger, event)
+            case AllocationFailed():
+                return self._allocation_failed(event)
+            case Created():
+                return created(ledger, event)
+            case CreateFailed():
+                return create_failed(ledger, event)
+            case WorkerReady():
+                return became_ready(ledger, event)
+            case WorkerStarted():
+                return started(ledger, event)
+            case WorkFinished():
+                return finished(ledger, event)
+            case EndAnnounced():
+                return end_announced(ledger, event)
+            case ExtensionRequested():
+                return extension_requested(ledger, event)
+            case WorkerExited():
+                return exited(ledger, event)
+            case WorkerSilent():
+                return silent(ledger, event)
+            case ChildrenChecked():
+                return children_checked(ledger, event)
+            case FailoverDone():
+                return failover_done(ledger, event)
+            case ReplaceRequested():
+                return replace_requested(ledger, event)
+            case ScaleRequested():
+                return scale(ledger, event)
+            case NodeLost():
+                return node_lost(ledger, event)
+            case StopRequested():
+                return stop_requested(ledger, event)
+            case GuestsChanged():
+                self.state.guests = list(event.guests)
+                return stop_when_idle(ledger, event.at)
+            case Tick():
+                return self._tick(event.at)
+
+    def _late(self, event: Event) -> list[Instruction]:
+        """After the end, only a place that was found too late is given back."""
+        return allocated(self._ledger, event) if isinstance(event, Allocated) else []
+
+    def _master_changed(self, event: MasterChanged) -> list[Instruction]:
+        if event.epoch <= self.state.epoch:
+            return []
+        self.state.epoch = event.epoch
+        ledger, earliest = self._ledger, event.at + TAKEOVER_SECONDS
+        answered = [worker for worker in self.state.workers.values() if worker.phase is not Phase.RESTARTING]
+        timed: list[WorkerRecord | RoleRecord] = [*answered, *self.state.roles.values()]
+        for record in timed:
+            if record.deadline is not None:
+                ledger.set_deadline(record, max(record.deadline, earliest))
+        ledger.changes.update(dict.fromkeys(self.state.workers))
+        return self.outstanding()
+
+    def _allocation_failed(self, event: AllocationFailed) -> list[Instruction]:
+        bundle = self.state.bundles.get(event.bundle)
+        if bundle is None or bundle.attempt != event.attempt or bundle.place is not Place.ALLOCATING:
+            return []
+        outcome = allocation_failed(self._ledger, bundle, event)
+        return [] if outcome is None else stop(self._ledger, outcome, event.at)
+
+    def _tick(self, at: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        while (record := self._ledger.take_due(at)) is not None:
+            if isinstance(record, BundleRecord):
+                instructions += allocate(self._ledger, record)
+            elif isinstance(record, RoleRecord):
+                instructions += self._check_overdue(record, at)
+            else:
+                instructions += overdue(self._ledger, record, at)
+        return instructions
+
+    def _check_overdue(self, role: RoleRecord, at: float) -> list[Instruction]:
+        sub_master = self._ledger.sub_master(role.name)
+        assert sub_master is not None
+        seconds = self._ledger.roles[role.name].ready_timeout_seconds
+        return kill_stuck(self._ledger, sub_master, f"did not check its workers within {seconds:g} s", at)
+
+
+def member(state: JobState, worker: str) -> Member:
+    """Returns a worker as the others see it."""
+    record = state.workers[worker]
+    return Member(worker, record.incarnation, record.stage, record.address, record.node, record.server_key)

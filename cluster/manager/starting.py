@@ -1,0 +1,260 @@
+"""From a place to work: workers are created in the order of `after`, checked by their SubMaster, and started with the whole job.
+
+`advance` is called whenever a role may have become ready; it does all that follows: it creates the workers of roles that waited
+for it, tells of those that were created again, has the SubMaster check them, and starts those that may start.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cluster.manager.events import (
+    Allocated,
+    CheckChildren,
+    ChildrenChecked,
+    Create,
+    Created,
+    Failover,
+    FailoverDone,
+    Instruction,
+    ManagerStage,
+    Release,
+    Start,
+    WorkerReady,
+    WorkerStarted,
+    WorkFinished,
+)
+from cluster.manager.ledger import Ledger
+from cluster.manager.placement import allocate
+from cluster.manager.state import WELL, Phase, Place, RoleRecord, WorkerRecord
+from cluster.spec import RestartScope
+
+ANSWER_SECONDS = 120.0
+"""Longest time for a worker's process to be created, and for `start` to be called; else it is killed."""
+
+
+def begin(ledger: Ledger) -> list[Instruction]:
+    """Asks for every bundle's place at once, so that a job that does not fit is known before anything runs."""
+    ledger.state.begun = True
+    return [instruction for bundle in ledger.state.bundles.values() for instruction in allocate(ledger, bundle)]
+
+
+def allocated(ledger: Ledger, event: Allocated) -> list[Instruction]:
+    """Creates the workers that waited for the place."""
+    bundle = ledger.state.bundles.get(event.bundle)
+    if bundle is None or bundle.attempt != event.attempt or bundle.place is Place.ALLOCATED:
+        return []
+    if bundle.place is Place.RELEASED:  # it is not needed any more, and was given back too early to be given back
+        return [Release(bundle.name)]
+    bundle.place, bundle.failures = Place.ALLOCATED, 0
+    ledger.set_deadline(bundle, None)
+    ledger.set_node(bundle, event.node)
+    workers = (ledger.state.workers.get(name) for name in bundle.workers)
+    return [
+        create for worker in workers if worker is not None for create in create_if_possible(ledger, worker, event.at)
+    ]
+
+
+# --- creating ---
+
+
+def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
+    """Creates a waiting worker if its bundle has a place, and it need not wait for other roles."""
+    if worker.phase is not Phase.WAITING or ledger.state.bundles[worker.bundle].place is not Place.ALLOCATED:
+        return []
+    if not worker.unblocked and any(ledger.unready[role] for role in ledger.spec_of(worker).after):
+        return []
+    worker.incarnation += 1
+    worker.unblocked = True
+    worker.launched = worker.ending = worker.killed = False
+    worker.stuck = worker.node = ""
+    worker.pid = 0
+    ledger.set_phase(worker, Phase.CREATING, at + ANSWER_SECONDS)
+    return [creation(worker)]
+
+
+def creation(worker: WorkerRecord) -> Create:
+    """Returns the request for the worker's process."""
+    return Create(worker.name, worker.incarnation, worker.bundle, again=worker.incarnation > 1)
+
+
+def created(ledger: Ledger, event: Created) -> list[Instruction]:
+    """Notes where the process is; a command that does not notify is ready."""
+    worker = ledger.current(event.worker, event.incarnation)
+    if worker is None or worker.pid:
+        return []
+    worker.node, worker.pid = event.node, event.pid
+    ledger.set_node(ledger.state.bundles[worker.bundle], event.node)
+    ledger.changes[worker.name] = None
+    if worker.phase is not Phase.CREATING:
+        return []
+    timeout = ledger.spec_of(worker).ready_timeout_seconds
+    if timeout is None:
+        return _ready(ledger, worker, event.at)
+    ledger.set_phase(worker, Phase.INITIALIZING, event.at + timeout if math.isfinite(timeout) else None)
+    return []
+
+
+def became_ready(ledger: Ledger, event: WorkerReady) -> list[Instruction]:
+    """Notes a worker's address, and what follows from its being ready."""
+    worker = ledger.current(event.worker, event.incarnation)
+    if worker is None or worker.phase not in (Phase.CREATING, Phase.INITIALIZING) or worker.ending or ledger.stops:
+        return []  # sent twice, or too late
+    worker.address, worker.server_key = event.address, event.server_key
+    return _ready(ledger, worker, event.at)
+
+
+def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
+    worker.ready_since = at
+    if ledger.spec_of(worker).command is None:
+        ledger.set_phase(worker, Phase.READY)
+    else:
+        worker.launched = True
+        ledger.set_phase(worker, Phase.RUNNING)
+    return advance(ledger, worker.role, at)
+
+
+# --- a role that is ready ---
+
+
+def advance(ledger: Ledger, role: str, at: float) -> list[Instruction]:
+    """Does what may follow from a worker of the role having become ready, or having ended."""
+    if ledger.stops:
+        return []
+    instructions: list[Instruction] = []
+    if ledger.unready[role] == 0:
+        for dependent in ledger.dependents[role]:
+            for worker in ledger.in_order(ledger.waiting[dependent]):
+                instructions += create_if_possible(ledger, worker, at)
+        instructions += _tell_of_changes(ledger, ledger.state.roles[role])
+        instructions += _check(ledger, ledger.state.roles[role], at)
+    return instructions + start_ready(ledger, role, at)
+
+
+def _tell_of_changes(ledger: Ledger, role: RoleRecord) -> list[Instruction]:
+    """Tells the SubMaster of those that were created again or left; after a role's restart, those that start after it, too."""
+    changed, role.changed = role.changed, []
+    if not changed or ledger.state.stage is ManagerStage.INIT:
+        return []
+    sub_master = ledger.sub_master(role.name)
+    concerned = [] if sub_master is None else [sub_master]
+    if ledger.roles[role.name].restart is RestartScope.ROLE:
+        for dependent in ledger.dependents[role.name]:
+            if ledger.roles[dependent].command is None:
+                concerned += ledger.in_order(ledger.members[dependent])
+    return [notice for worker in concerned for notice in _notify(worker, changed)]
+
+
+def _notify(worker: WorkerRecord, failed: list[str]) -> list[Instruction]:
+    """One notice at a time: what happens before it is answered is told with the next one."""
+    if worker.phase not in WELL or worker.phase is Phase.INITIALIZING or worker.ending:
+        return []
+    worker.to_notice += failed
+    return [] if worker.noticed else _next_notice(worker)
+
+
+def _next_notice(worker: WorkerRecord) -> list[Instruction]:
+    worker.noticed, worker.to_notice = list(dict.fromkeys(worker.to_notice)), []
+    if not worker.noticed:
+        return []
+    worker.notice += 1
+    return [notice(worker)]
+
+
+def notice(worker: WorkerRecord) -> Failover:
+    """Returns the notice that the worker has not answered."""
+    return Failover(worker.name, worker.incarnation, worker.notice, tuple(worker.noticed))
+
+
+def failover_done(ledger: Ledger, event: FailoverDone) -> list[Instruction]:
+    """Sends the next notice, if there is one."""
+    worker = ledger.current(event.worker, event.incarnation)
+    if worker is None or event.notice != worker.notice or not worker.noticed:
+        return []
+    return _next_notice(worker)
+
+
+def _check(ledger: Ledger, role: RoleRecord, at: float) -> list[Instruction]:
+    sub_master = ledger.sub_master(role.name)
+    if sub_master is None or role.checked or role.checking or sub_master.phase not in WELL or sub_master.ending:
+        return []
+    role.check += 1
+    role.checking = True
+    timeout = ledger.roles[role.name].ready_timeout_seconds
+    ledger.set_deadline(role, at + timeout if timeout is not None and math.isfinite(timeout) else None)
+    return [CheckChildren(sub_master.name, sub_master.incarnation, role.check)]
+
+
+def children_checked(ledger: Ledger, event: ChildrenChecked) -> list[Instruction]:
+    """Starts the workers that waited for the check; void if one of them has died meanwhile."""
+    worker = ledger.current(event.worker, event.incarnation)
+    if worker is None or worker.rank >= 0:
+        return []
+    role = ledger.state.roles[worker.role]
+    if not role.checking or event.check != role.check:
+        return []
+    role.checking, role.checked = False, True
+    ledger.set_deadline(role, None)
+    ledger.review(role.name)
+    return start_ready(ledger, role.name, event.at)
+
+
+# --- starting ---
+
+
+def start_ready(ledger: Ledger, role: str, at: float) -> list[Instruction]:
+    """Starts the whole job once it is ready; later, those workers of the role that may start."""
+    state = ledger.state
+    if ledger.stops:
+        return []
+    if state.stage is not ManagerStage.INIT:
+        instructions = _start_role(ledger, role, at)
+    elif ledger.not_passed:
+        return []
+    else:
+        state.stage = ManagerStage.READY
+        instructions = [start for name in ledger.roles for start in _start_role(ledger, name, at)]
+    _note_running(ledger)
+    return instructions
+
+
+def _start_role(ledger: Ledger, name: str, at: float) -> list[Instruction]:
+    role = ledger.roles[name]
+    alone = role.restart is RestartScope.WORKER and role.sub_master is None
+    if name in ledger.not_passed and not alone:
+        return []
+    instructions: list[Instruction] = []
+    for worker in ledger.in_order(ledger.to_start[name]):
+        worker.launched = True
+        ledger.set_phase(worker, Phase.STARTING, worker.deadline if worker.ending else at + ANSWER_SECONDS)
+        instructions.append(Start(worker.name, worker.incarnation))
+    return instructions
+
+
+def started(ledger: Ledger, event: WorkerStarted) -> list[Instruction]:
+    """Notes that a worker works."""
+    worker = ledger.current(event.worker, event.incarnation)
+    if worker is not None and worker.phase is Phase.STARTING:
+        ledger.set_phase(worker, Phase.RUNNING, worker.deadline if worker.ending else None)
+        _note_running(ledger)
+    return []
+
+
+def finished(ledger: Ledger, event: WorkFinished) -> list[Instruction]:
+    """Notes that a worker's `start` returned by itself. A task's process ends next: it has as long as after a request."""
+    worker = ledger.current(event.worker, event.incarnation)
+    if worker is None or worker.phase not in (Phase.STARTING, Phase.RUNNING):
+        return []
+    deadline = worker.deadline if worker.ending else None
+    if worker.task:
+        worker.settled = True
+        deadline = deadline or event.at + ledger.spec_of(worker).stop_timeout_seconds
+        worker.ending = True
+    ledger.set_phase(worker, Phase.FINISHED, deadline)
+    _note_running(ledger)
+    return []
+
+
+def _note_running(ledger: Ledger) -> None:
+    if ledger.state.stage is ManagerStage.READY and ledger.not_running == 0:
+        ledger.state.stage = ManagerStage.RUNNING

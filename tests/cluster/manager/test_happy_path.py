@@ -1,0 +1,68 @@
+"""A job from its beginning to its end, when nothing goes wrong but what may."""
+
+from __future__ import annotations
+
+from cluster.manager.events import Outcome
+from tests.cluster.manager.driver import Driver, command, managed, role
+
+
+def test_a_place_comes_before_a_process_and_all_are_ready_before_any_starts() -> None:
+    job = Driver(role("actor", count=2), role("learner", task=True, after=("actor",)), answers=False)
+    assert job.begin(0.0) == ["allocate actor-0", "allocate actor-1", "allocate learner-0"]
+    assert job.place("actor-0") == ["create actor-0"]
+    assert job.place("learner-0") == [], "it starts after the actors"
+    assert job.place("actor-1") == ["create actor-1"]
+    assert job.ready("actor-0") == []
+    assert job.ready("actor-1") == ["create learner-0"]
+    assert job.stage == "INIT"
+    assert job.ready("learner-0") == ["start actor-0", "start actor-1", "start learner-0"]
+    assert job.stage == "READY"
+    for name in ("actor-0", "actor-1", "learner-0"):
+        job.started(name)
+    assert job.stage == "RUNNING"
+    assert job.deadline is None
+
+
+def test_a_job_of_a_class_ends_when_its_tasks_have_finished() -> None:
+    job = Driver(role("actor"), managed("learner", count=2, task=True, after=("actor",))).running()
+    job.finished("learner-0", 5.0)
+    assert job["learner-0"].stage == "FINISH"
+    assert job.exit("learner-0") == []
+    job.finished("learner-1", 6.0)
+    assert job.exit("learner-1") == ["stop learner-master"]
+    assert job.exit("learner-master") == ["stop actor-0"]
+    assert job.stage == "STOPPING"
+    job.exit("actor-0")
+    assert (job.stage, job.outcome) == ("STOPPED", Outcome(0, "done"))
+
+
+def test_the_sub_master_checks_its_children_before_the_job_is_ready() -> None:
+    job = Driver(managed("rank", count=2, task=True))
+    assert job.begin(0.0) == ["create rank-master", "create rank-0", "create rank-1"]
+    assert job.ready("rank-0") == job.ready("rank-1") == []
+    assert job.ready("rank-master") == ["check rank-master"]
+    assert job.stage == "INIT"
+    assert job.checked("rank") == ["start rank-master", "start rank-0", "start rank-1"]
+    assert job.stage == "READY"
+
+
+def test_a_worker_that_dies_is_created_again_and_started_alone() -> None:
+    job = Driver(managed("rank", count=2, task=True), role("actor")).running()
+    assert job.exit("rank-1", 1, 10.0, "ValueError: x") == []
+    assert job.deadline == 11.0
+    assert job.tick() == ["create rank-1 again"]
+    assert job.ready("rank-1") == ["tell rank-master of rank-1", "check rank-master"]
+    assert job.checked("rank") == ["start rank-1"]
+    job.started("rank-1")
+    assert (job["rank-1"].phase.value, job["rank-1"].incarnation) == ("running", 2)
+    assert job["rank-0"].incarnation == job["rank-master"].incarnation == job["actor-0"].incarnation == 1
+
+
+def test_places_are_given_back_with_the_last_worker_in_them() -> None:
+    job = Driver(command("server"), command("task", task=True), answers=False)
+    job.begin(0.0)
+    for name in ("server-0", "task-0"):
+        job.place(name)
+        job.ready(name)
+    assert job.exit("task-0") == ["release task-0", "stop server-0"]
+    assert job.exit("server-0") == ["release server-0"]
