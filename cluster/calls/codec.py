@@ -9,7 +9,7 @@ present before memory is allocated for it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import numpy as np
 from transport.arrays import MAX_ELEMENTS, AnyArray, CodecError
 from transport.files.atomic import Buffer, as_bytes_view
 
-__all__ = ["CodecError", "decode", "encode"]
+__all__ = ["CodecError", "decode", "encode", "encode_parts"]
 
 MAX_DEPTH = 32
 """Most containers inside each other."""
@@ -62,14 +62,25 @@ _TUPLE_MARK = msgpack.ExtType(_TUPLE, b"")
 def encode(value: object, name: str) -> list[Buffer]:
     """Returns the frames of a value: the tree, then one for each array and each long string of bytes, by reference.
 
-    Raises `TypeError` that names the part that cannot travel, with its path from `name`, such as `args[0]['config']`. Whoever
+    Raises `TypeError` that names the part that cannot travel, with its path from `name`, such as `result[0]['config']`. Whoever
     changes an array before its frames have been sent changes what is sent.
     """
+    return _frames({name: value}, alone=True)
+
+
+def encode_parts(parts: Mapping[str, object]) -> list[Buffer]:
+    """Returns the frames of the list of these values. See `encode`; a path begins with the name of its part."""
+    return _frames(parts, alone=False)
+
+
+def _frames(parts: Mapping[str, object], *, alone: bool) -> list[Buffer]:
     sidecars: list[Buffer] = []
+    name = next(iter(parts))
     try:
-        tree: bytes = msgpack.packb(_tree(value, sidecars, name, 0))
+        trees = [_tree(value, sidecars, name, 0) for name, value in parts.items()]
+        tree: bytes = msgpack.packb(trees[0] if alone else trees)
     except (ValueError, OverflowError) as error:  # an int of more than 64 bits, a lone surrogate, a string above 4 GiB
-        raise TypeError(f"{_unpackable(value, name)} cannot be sent: {error}") from None
+        raise TypeError(f"{_unpackable(parts)} cannot be sent: {error}") from None
     if len(tree) > MAX_TREE_BYTES:
         raise TypeError(f"{name}: {len(tree)} bytes without its arrays; at most {MAX_TREE_BYTES} travel: send arrays")
     if len(sidecars) > MAX_FRAMES:
@@ -141,20 +152,27 @@ def _hint(kind: type) -> str:
     return _ALLOWED
 
 
-def _unpackable(value: object, path: str) -> str:
-    """Returns the path of the first value that msgpack refuses. Slow: only for an error's message."""
-    if isinstance(value, dict):
-        parts = [(f"{path}[{key!r:.40}]", part) for key, item in value.items() for part in (key, item)]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-    else:
-        parts = []
-    for inner, part in parts:
+def _unpackable(parts: Mapping[str, object]) -> str:
+    """Returns the path of the first value that msgpack refuses, and the value. Slow: only for an error's message."""
+    for path, value in parts.items():
         try:
-            msgpack.packb(_tree(part, [], inner, 0))
+            msgpack.packb(_tree(value, [], path, 0))
         except (ValueError, OverflowError):
-            return _unpackable(part, inner)
-    return f"{path}: {value!r:.80}"
+            if isinstance(value, dict):
+                keys = {f"{path}: the key": key for key in value if _is_refused(key)}
+                return _unpackable(keys or {f"{path}[{key!r:.40}]": item for key, item in value.items()})
+            if isinstance(value, list | tuple):
+                return _unpackable({f"{path}[{index}]": item for index, item in enumerate(value)})
+            return f"{path}: {value!r:.80}"
+    return next(iter(parts))
+
+
+def _is_refused(key: object) -> bool:
+    try:
+        msgpack.packb(key)
+    except (ValueError, OverflowError):
+        return True
+    return False
 
 
 def decode(frames: Sequence[Buffer]) -> Any:

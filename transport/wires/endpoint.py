@@ -44,7 +44,7 @@ def resolve_address(config: TransportConfig, output_dir: Path) -> str:
     without keys; `PermissionError` when the fallback directory is another user's.
     """
     if config.address is None:
-        return IPC + str(_default_path(output_dir.resolve()))
+        return IPC + str(socket_path(output_dir.resolve(), SOCKET_NAME))
     if config.address.startswith(IPC):
         path = config.address.removeprefix(IPC)
         if not path or path.startswith("@") or len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
@@ -105,15 +105,13 @@ def load_authorized_keys(config: TransportConfig, keys: CurveKeys) -> frozenset[
     return frozenset(keys_by_name)
 
 
-def _load(field: str, load: Callable[[Path], _Loaded], path: Path) -> _Loaded:
-    try:
-        return load(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"transport.{field}: {path} cannot be read as a CURVE certificate: {error}") from error
+def socket_path(directory: Path, name: str) -> Path:
+    """Returns the path of the UNIX socket `name` of the job in `directory`, which is absolute.
 
-
-def _default_path(output_dir: Path) -> Path:
-    path = output_dir / SOCKET_NAME
+    A path that would be too long for a socket is replaced by one in the temporary directory. Raises `PermissionError` when the
+    directory for those is another user's.
+    """
+    path = directory / name
     if len(os.fsencode(path)) <= zmq.IPC_PATH_MAX_LEN:
         return path
     private = Path(tempfile.gettempdir()) / f"counterpoint-{os.getuid()}"
@@ -123,4 +121,12 @@ def _default_path(output_dir: Path) -> Path:
         raise PermissionError(
             f"{private} must be a directory of this user with mode 0700; remove it or set transport.address"
         )
-    return private / f"{hashlib.sha256(os.fsencode(output_dir)).hexdigest()[:32]}.sock"
+    named = directory if name == SOCKET_NAME else path
+    return private / f"{hashlib.sha256(os.fsencode(named)).hexdigest()[:32]}.sock"
+
+
+def _load(field: str, load: Callable[[Path], _Loaded], path: Path) -> _Loaded:
+    try:
+        return load(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"transport.{field}: {path} cannot be read as a CURVE certificate: {error}") from error

@@ -1,0 +1,133 @@
+"""The workers of a role as one object to call: what users of calls see. `caller.py` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from cluster.calls import split
+from cluster.calls.call import Call, Calls
+from cluster.calls.codec import encode_parts
+from cluster.member import Member
+from transport.files.atomic import Buffer
+
+DEFAULT_TIMEOUT_SECONDS = 300.0
+"""The deadline of a call that states none. Death and silence of the callee end it much earlier."""
+
+
+class Sender(Protocol):
+    """What a group needs of the process's `Caller`."""
+
+    def members(self, role: str) -> Sequence[Member]:
+        """Returns the workers of a role, by rank."""
+
+    def send(
+        self, role: str, worker: str, fixed: bool, method: str, frames: Sequence[Buffer], timeout: float
+    ) -> Call[Any]:
+        """Sends a call to `worker`, or if it is not `fixed` or empty to any of the role."""
+
+    def wait_until_callable(self, role: str, timeout: float) -> None:
+        """Blocks until every worker of the role takes calls."""
+
+
+class RoleGroup:
+    """The workers of a role, to be called. `context.group(role)` makes one; it may be used from any thread.
+
+    Each call returns at once with a `Call`: `await group.call("step", x)` in async code, `group.call("step", x).result()` in
+    a thread. Only methods marked `@remote` can be called. Arguments are encoded before it returns: one that cannot travel is
+    a `TypeError` here, with its path. Arrays are sent by reference, so they must not be written to until the call has ended.
+
+    A call ends in one of these ways, the errors all `errors.CallError`s:
+
+    - the method's result;
+    - `RemoteError`: the method raised, or there is no such method;
+    - `ActorDied`: the callee died or fell silent while the call was in flight, and nobody knows whether the method ran; or it
+      has finished, or has left the job;
+    - `ActorRestarting`: the callee is being started (again) or cannot be reached; the method was not sent;
+    - `CallTimeout`: no answer within `timeout` seconds. The method may still run.
+
+    Death is noticed at once, silence within two heartbeats. A method marked `@remote(idempotent=True)` is different: its calls
+    are sent again, to the next incarnation or to another worker of the role, until the deadline, and end with `ActorDied` only
+    when there is nobody left. No other method is sent twice.
+    """
+
+    def __init__(self, role: str, sender: Sender) -> None:
+        self.role = role
+        self._sender = sender
+
+    def __repr__(self) -> str:
+        return f"RoleGroup({self.role!r}, {len(self)} workers)"
+
+    def __len__(self) -> int:
+        """How many workers the role has, as last known here."""
+        return len(self.members())
+
+    def members(self) -> Sequence[Member]:
+        """Returns the workers of the role as last known here, by rank."""
+        return self._sender.members(self.role)
+
+    def call(
+        self,
+        method: str,
+        /,
+        *args: Any,
+        rank: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        **kwargs: Any,
+    ) -> Call[Any]:
+        """Calls a method of the worker of that rank; without one, of the workers that take calls in turn."""
+        worker = "" if rank is None else f"{self.role}-{rank}"
+        return self._send(worker, rank is not None, method, args, kwargs, timeout)
+
+    def call_rank0(
+        self, method: str, /, *args: Any, timeout: float = DEFAULT_TIMEOUT_SECONDS, **kwargs: Any
+    ) -> Call[Any]:
+        """Calls a method of the worker of rank 0."""
+        return self._send(f"{self.role}-0", True, method, args, kwargs, timeout)
+
+    def call_all(
+        self, method: str, /, *args: Any, timeout: float = DEFAULT_TIMEOUT_SECONDS, **kwargs: Any
+    ) -> Calls[list[Any]]:
+        """Calls a method of every worker with the same arguments; its result is the list of theirs, by rank.
+
+        It fails with the first error, as soon as there is one; `Calls.each` has every worker's.
+        """
+        frames = encode_parts({"args": [*args], "kwargs": kwargs})
+        send = partial(self._sender.send, self.role, fixed=True, method=method, frames=frames, timeout=timeout)
+        workers = [member.worker for member in self.members()] or [""]  # nobody: the call says so
+        return Calls([send(worker=worker) for worker in workers], list)
+
+    def call_batch(
+        self, method: str, /, *args: Any, timeout: float = DEFAULT_TIMEOUT_SECONDS, **kwargs: Any
+    ) -> Calls[Any]:
+        """Splits the arguments over the workers that take calls; its result is theirs joined, in the order of the arguments.
+
+        Each positional argument is a list, a tuple or an array, all of one length; each worker gets consecutive items of
+        each. Keyword arguments go to every worker as they are. The method returns one item for each that it got, as a list
+        or an array, or as a dict or a tuple of such. Raises `ValueError` when the arguments cannot be split, and its result
+        when the answers cannot be joined.
+        """
+        callable_members = [member for member in self.members() if member.address] or self.members()
+        parts = split.split(args, max(1, len(callable_members)))
+        if not parts:
+            raise ValueError("call_batch: the arguments are empty")
+        lengths = [length for _, length in parts]
+        calls = [
+            self._send(callable_members[index].worker if callable_members else "", False, method, part, kwargs, timeout)
+            for index, (part, _) in enumerate(parts)
+        ]
+        return Calls(calls, lambda results: split.join(results, lengths))
+
+    def wait_until_callable(self, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+        """Blocks until every worker of the role takes calls, such as after an `ActorDied`.
+
+        Raises `CallTimeout`, naming the workers that do not.
+        """
+        self._sender.wait_until_callable(self.role, timeout)
+
+    def _send(
+        self, worker: str, fixed: bool, method: str, args: Sequence[Any], kwargs: dict[str, Any], timeout: float
+    ) -> Call[Any]:
+        frames = encode_parts({"args": [*args], "kwargs": kwargs})
+        return self._sender.send(self.role, worker, fixed, method, frames, timeout)

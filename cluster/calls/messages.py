@@ -1,0 +1,105 @@
+"""The messages between a caller and a server of calls: `[kind, header, value...]`, with a value's frames by `codec.py`.
+
+A caller says HELLO when it has connected, and gets METHODS. Each CALL gets one RESULT, RAISED or REFUSED, by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from transport.arrays import CodecError
+from transport.files.atomic import Buffer, as_bytes_view
+
+HELLO, METHODS = b"HELLO", b"METHODS"
+CALL, RESULT, RAISED, REFUSED = b"CALL", b"RESULT", b"RAISED", b"REFUSED"
+
+MAX_HEADER_BYTES = 2**17
+"""Longest header: a traceback, or the methods of a class."""
+
+LONGEST_MESSAGE, LONGEST_TRACEBACK = 2_000, 16_000
+"""Characters of an exception that travel: the beginning of its message, the end of its traceback."""
+
+_LONGEST_NAME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CallHeader:
+    """The header of a CALL."""
+
+    caller: bytes
+    """Random; with the number, it names the call, also when it is sent again."""
+    number: int
+    worker: str
+    incarnation: int
+    """The worker that is meant; another one refuses."""
+    method: str
+    seconds: float
+    """How long the caller will wait; a call that was not begun by then is dropped."""
+
+    def pack(self) -> bytes:
+        """Returns it as bytes."""
+        fields = [self.caller, self.number, self.worker, self.incarnation, self.method, self.seconds]
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+    @classmethod
+    def unpack(cls, header: Buffer) -> CallHeader:
+        """Returns the header of these bytes. Raises `CodecError` for anything else."""
+        match unpack(header):
+            case [bytes(caller), int(number), str(worker), int(incarnation), str(method), float(seconds)] if (
+                len(caller) == 16
+                and number >= 0
+                and max(len(worker), len(method)) <= _LONGEST_NAME
+                and seconds == seconds
+            ):
+                return cls(caller, number, worker, incarnation, method, seconds)
+            case other:
+                raise CodecError(f"{other!r:.80} is no header of a call")
+
+
+def pack(*values: object) -> bytes:
+    """Returns a header."""
+    packed: bytes = msgpack.packb(values)
+    return packed
+
+
+def unpack(header: Buffer) -> list[object]:
+    """Returns the values of a header. Raises `CodecError` for anything else."""
+    data = as_bytes_view(header)
+    if data.nbytes > MAX_HEADER_BYTES:
+        raise CodecError(f"a header of {data.nbytes} bytes; at most {MAX_HEADER_BYTES} travel")
+    try:
+        values = msgpack.unpackb(data, max_array_len=8, max_map_len=2048, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CodecError(f"the header is not msgpack: {error or type(error).__name__}") from error
+    if not isinstance(values, list):
+        raise CodecError(f"{values!r:.80} is no header")
+    return values
+
+
+def methods_message(worker: str, incarnation: int, idempotent: Mapping[str, bool]) -> list[Buffer]:
+    """Returns the METHODS of a worker: whether each is idempotent."""
+    return [METHODS, pack(worker, incarnation, dict(idempotent))]
+
+
+def read_methods(frames: Sequence[Buffer]) -> tuple[str, int, dict[str, bool]]:
+    """Returns worker, incarnation and methods of METHODS. Raises `CodecError` for anything else."""
+    match unpack(frames[1]) if len(frames) == 2 else None:
+        case [str(worker), int(incarnation), dict(methods)] if all(
+            type(name) is str and type(idempotent) is bool for name, idempotent in methods.items()
+        ):
+            return worker, incarnation, methods
+        case other:
+            raise CodecError(f"{other!r:.80} are no methods")
+
+
+def read_number(frames: Sequence[Buffer]) -> tuple[int, list[object]]:
+    """Returns the number of an answer, and what else its header holds. Raises `CodecError` for anything else."""
+    match unpack(frames[1]) if len(frames) >= 2 else None:
+        case [int(number), *others]:
+            return number, others
+        case other:
+            raise CodecError(f"{other!r:.80} is no header of an answer")
