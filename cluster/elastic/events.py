@@ -55,6 +55,9 @@ class Activity(StrEnum):
     """One of them failed, and the others were ended."""
 
 
+HAS_RANKS = frozenset({Activity.JOINING, Activity.TRAINING})
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """When a round starts, and how often one may fail."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cluster.elastic.check import NodeCheck
 from cluster.elastic.events import (
+    HAS_RANKS,
     Activity,
     Begin,
     End,
@@ -34,8 +35,6 @@ from cluster.elastic.events import (
     WorkerId,
     WorkerUp,
 )
-
-HAS_RANKS = frozenset({Activity.JOINING, Activity.TRAINING})
 
 
 def _rank(worker: WorkerId) -> tuple[int, str]:

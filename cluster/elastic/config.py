@@ -1,0 +1,75 @@
+"""The `config` of an elastic role: what to train, on how many workers, and how carefully their nodes are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from cluster.elastic.events import Rules
+from cluster.elastic.ranks import LOOPBACK, python_command
+from transport.config import Config
+
+
+class ElasticConfig(Config):
+    """Given to the ElasticMaster and its ElasticWorkers alike. Exactly one of `script` and `module` is set."""
+
+    script: str = ""
+    """A Python file, run once a rank with torchrun's environment variables."""
+    module: str = ""
+    """A Python module to run instead, as with `python -m`."""
+    arguments: tuple[str, ...] = ()
+    """Its arguments."""
+    local_ranks: int = Field(default=1, ge=1)
+    """Ranks on each worker; with GPUs, as many as it has."""
+    min_workers: int | None = Field(default=None, ge=1)
+    """Fewest workers to train with. Unset: the role's count."""
+    max_workers: int | None = Field(default=None, ge=1)
+    """Most workers to train with; others wait as spares. Unset: the role's count."""
+    check: bool = True
+    """Whether nodes are checked before each round."""
+    check_seconds: float = Field(default=60.0, gt=0)
+    """Longest time of each check, of a node or of a pair, the start of torch included."""
+    join_seconds: float = Field(default=30.0, gt=0)
+    """How long enough workers wait for more of them; also, how long ranks may take to find one another."""
+    settle_seconds: float = Field(default=2.0, ge=0)
+    """After a worker joined during training, this passes before all ranks are restarted with it."""
+    stop_seconds: float = Field(default=30.0, gt=0)
+    """How long ranks may take to end after SIGTERM; then they are killed."""
+    max_restarts: int = Field(default=10, ge=0)
+    """How often in a row the script may fail. The deaths of workers are not counted here, but by their role."""
+    host: str = LOOPBACK
+    """The address on its node at which a worker's stores listen; `{node}` stands for the node's name. torch's stores and gloo ask
+    for no key: beyond loopback, the network must be trusted."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ElasticConfig:
+        python_command(self.script, self.module)
+        return self
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Each rank's command."""
+        return python_command(self.script, self.module, self.arguments)
+
+    def rules(self, count: int) -> Rules:
+        """Returns the rules for a role of so many workers. Raises `ValueError` where the limits contradict each other."""
+        most = self.max_workers or max(count, self.min_workers or 1)
+        fewest = self.min_workers or min(count, most)
+        if fewest > most:
+            raise ValueError(f"min_workers = {fewest} is more than max_workers = {most}")
+        return Rules(
+            min_workers=fewest,
+            max_workers=most,
+            join_seconds=self.join_seconds,
+            settle_seconds=self.settle_seconds,
+            stop_seconds=self.stop_seconds + 10,
+            max_restarts=self.max_restarts,
+            check=self.check,
+        )
+
+
+def elastic_config(config: Mapping[str, Any]) -> ElasticConfig:
+    """Returns a role's `config`, validated."""
+    return ElasticConfig.model_validate(dict(config))

@@ -1,0 +1,186 @@
+"""Starts the ranks of one node as a child process that runs torch's elastic agent (`torch_agent`), and says how they fare.
+
+The child runs under a guardian (`cluster.launch`), so that no rank is left when it ends, or when this process dies. This module
+does not import torch. `elastic_worker` uses it for each round; a process that is alone on its node uses `alone`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from ipaddress import ip_address
+from typing import Any
+
+from cluster.agent.protocol import CONTROL_FD
+from cluster.process import SYSTEMD_VARIABLES, guarded
+
+LOOPBACK = "127.0.0.1"
+
+MAX_MESSAGES = 2**20
+"""Most bytes that the child may send in all; what is beyond is ignored."""
+
+LONGEST_REASON = 2000
+"""Characters of a failure's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksOrder:
+    """What `torch_agent` is to run."""
+
+    run_id: str
+    """The rendezvous of that name, which every node of the round joins."""
+    host: str
+    port: int
+    """Where its store listens."""
+    nodes: int
+    """How many nodes join."""
+    local_ranks: int
+    """How many ranks this node has."""
+    command: tuple[str, ...]
+    """Each rank's command; torchrun's variables tell it its rank."""
+    directory: str
+    """Where ranks may leave files that explain their failure."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to each rank's environment."""
+    join_seconds: float = 120.0
+    """How long the nodes may take to join."""
+    stop_seconds: float = 30.0
+    """How long ranks may take to end after SIGTERM."""
+    exit_seconds: float = 300.0
+    """How long this node's ranks, having succeeded, wait for those of the others."""
+
+
+def python_command(script: str = "", module: str = "", arguments: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the command that runs a script or a module. Raises `ValueError` unless exactly one is given."""
+    if bool(script) == bool(module):
+        raise ValueError(f"expected exactly one of script and module, not script = {script!r}, module = {module!r}")
+    return (sys.executable, "-u", *((script,) if script else ("-m", module)), *arguments)
+
+
+def listen(host: str = LOOPBACK) -> socket.socket:
+    """Returns a socket that listens on a free port of this address alone, for a torch store.
+
+    By itself, torch's store would listen on every interface. It asks nobody for a key, so beyond loopback the network must be
+    trusted.
+    """
+    listener = socket.create_server((host, 0), backlog=1024)
+    listener.set_inheritable(False)
+    return listener
+
+
+def interfaces(host: str) -> dict[str, str]:
+    """Returns the variables that keep gloo and NCCL on the loopback interface, if the store's address is there."""
+    with suppress(ValueError):
+        if ip_address(host).is_loopback:
+            return {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    return {}
+
+
+def child_environment() -> dict[str, str]:
+    """Returns this process's environment without what concerns itself alone."""
+    return {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES | {CONTROL_FD}}
+
+
+class RanksProcess:
+    """The child of one round. Start it from a thread that outlives it: the kernel ties its life to that thread."""
+
+    def __init__(self, order: RanksOrder, listener: socket.socket | None) -> None:
+        """Starts it. `listener`: this node has the store, at that socket, which is closed here. Raises `OSError`."""
+        self.order = order
+        self.joined = False
+        """Whether the rendezvous is complete, and the ranks have been started."""
+        self.failure: str | None = None
+        """Why a rank failed, once one did."""
+        self.succeeded = False
+        self._received = bytearray()
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self._messages = read_end
+        descriptors = [write_end] if listener is None else [write_end, listener.fileno()]
+        command = [sys.executable, "-P", "-m", "cluster.elastic.torch_agent", *map(str, descriptors)]
+        try:
+            self.process = subprocess.Popen(
+                guarded(command),
+                stdin=subprocess.PIPE,
+                pass_fds=descriptors,
+                env=child_environment(),
+                process_group=0,
+            )
+        except OSError:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+            if listener is not None:
+                listener.close()
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin as stdin:
+            stdin.write(json.dumps(asdict(order)).encode())
+
+    def poll(self) -> int | None:
+        """Reads what the child said; returns its exit code, None while it runs. 0: every rank of every node succeeded."""
+        code = self.process.poll()  # before reading: what it said last is there once it has ended
+        with suppress(BlockingIOError):
+            while len(self._received) < MAX_MESSAGES and (data := os.read(self._messages, 65536)):
+                self._received += data
+        *lines, rest = self._received.split(b"\n")
+        self._received = bytearray(rest)
+        for line in lines:
+            self._take(json.loads(line))
+        if code is not None and not self.succeeded and self.failure is None:
+            self.failure = f"torch's agent ended with exit code {code}; its output tells more"
+        return code
+
+    def _take(self, message: dict[str, Any]) -> None:
+        self.joined |= "joined" in message
+        self.succeeded |= "succeeded" in message
+        if "failed" in message and self.failure is None:
+            self.failure = str(message["failed"])[:LONGEST_REASON]
+
+    def terminate(self) -> None:
+        """Asks all ranks to end by SIGTERM; torch's agent kills them after `stop_seconds`."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kills everything."""
+        self._send(signal.SIGHUP)
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def close(self) -> None:
+        """Kills what still runs, waits for it, and frees the descriptor and the order's directory."""
+        self.kill()
+        self.process.wait()
+        if self._messages >= 0:
+            os.close(self._messages)
+            self._messages = -1
+        shutil.rmtree(self.order.directory, ignore_errors=True)
+
+
+def alone(command: Sequence[str], local_ranks: int, environment: Mapping[str, str] | None = None) -> RanksProcess:
+    """Starts ranks that have this node for themselves; their store listens on loopback only."""
+    listener = listen()
+    host, port = listener.getsockname()
+    order = RanksOrder(
+        run_id=f"alone-{os.getpid()}",
+        host=host,
+        port=port,
+        nodes=1,
+        local_ranks=local_ranks,
+        command=tuple(command),
+        directory=tempfile.mkdtemp(prefix="counterpoint-ranks-"),
+        environment=interfaces(host) | dict(environment or {}),
+    )
+    return RanksProcess(order, listener)

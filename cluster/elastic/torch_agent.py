@@ -1,0 +1,140 @@
+"""The child of `ranks.RanksProcess` (`python -m cluster.elastic.torch_agent PIPE [LISTENER]`): torch's elastic agent.
+
+It joins torch's c10d rendezvous, starts this node's ranks with torchrun's variables, and monitors them. It never starts ranks
+again: a round has fixed members, and `rounds.Rounds` decides what follows a failure. The rendezvous's store also serves the
+ranks, at an address that is bound before (`ranks.listen`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+
+from cluster.elastic.ranks import RanksOrder
+
+MONITOR_SECONDS = 0.1
+"""How often the agent looks at its ranks."""
+
+
+class StoreRendezvous:
+    """torch's rendezvous handler, whose own store serves the ranks as well.
+
+    By itself the handler would start a second store for them, which would listen on every interface.
+    """
+
+    use_agent_store = True
+
+    def __init__(self, handler: Any, order: RanksOrder, pipe: int) -> None:
+        self._handler = handler
+        self._order = order
+        self._pipe = pipe
+
+    def next_rendezvous(self) -> Any:
+        """Waits for all nodes."""
+        info = self._handler.next_rendezvous()
+        say(self._pipe, {"joined": info.rank})
+        address = RendezvousStoreInfo(self._order.host, self._order.port)
+        return RendezvousInfo(info.store, info.rank, info.world_size, address)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
+
+
+def say(pipe: int, message: dict[str, Any]) -> None:
+    """Sends the parent a line; it may have died."""
+    try:
+        os.write(pipe, json.dumps(message).encode() + b"\n")
+    except BrokenPipeError:
+        logging.getLogger(__name__).warning("nobody reads %s", message)
+
+
+def first_failure(failures: dict[int, Any]) -> str:
+    """Says which rank failed first, and how. The agent itself ends the others by SIGTERM."""
+    rank, failure = min(
+        failures.items(), key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp, item[0])
+    )
+    code = failure.exitcode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    data = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
+    text = data["message"] if isinstance(data, dict) else data
+    return f"rank {rank} {how}" + (f": {text}" if text and text != "<NONE>" else "")
+
+
+def make_agent(order: RanksOrder, pipe: int, listener: int | None) -> LocalElasticAgent:
+    """Returns the agent; the node with the listener has the store."""
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the handler is to start no second store
+    store = dist.TCPStore(
+        order.host,
+        order.port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=order.join_seconds),
+        **({} if listener is None else {"master_listen_fd": listener}),
+    )
+    handler = DynamicRendezvousHandler.from_backend(
+        order.run_id,
+        store,
+        C10dRendezvousBackend(store, order.run_id),
+        min_nodes=order.nodes,
+        max_nodes=order.nodes,
+        local_addr=order.host,
+        timeout=RendezvousTimeout(join=timedelta(seconds=order.join_seconds)),
+    )
+    spec = WorkerSpec(
+        role="ranks",
+        local_world_size=order.local_ranks,
+        rdzv_handler=StoreRendezvous(handler, order, pipe),
+        entrypoint=order.command[0],
+        args=order.command[1:],
+        max_restarts=0,
+        monitor_interval=MONITOR_SECONDS,
+        local_addr=order.host,
+    )
+    return LocalElasticAgent(
+        spec,
+        DefaultLogsSpecs(log_dir=order.directory),
+        exit_barrier_timeout=order.exit_seconds,
+        shutdown_timeout=int(order.stop_seconds),
+    )
+
+
+def main(pipe: int, listener: int | None) -> int:
+    """Runs the ranks until all nodes' have succeeded, or one of this node's failed; returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    order = RanksOrder(**json.loads(sys.stdin.buffer.read()))
+    for descriptor in (pipe, listener):  # not for the ranks
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+    os.environ.update(order.environment)
+    if order.local_ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    try:
+        result = make_agent(order, pipe, listener).run()
+    except SignalException as error:
+        say(pipe, {"failed": f"ended by {signal.Signals(error.sigval).name}"})
+        return 128 + int(error.sigval)
+    except (RendezvousConnectionError, dist.DistError) as error:
+        say(pipe, {"failed": f"the store of {order.run_id} at {order.host}:{order.port} does not answer: {error}"})
+        return 1
+    if result.is_failed():
+        say(pipe, {"failed": first_failure(result.failures)})
+        return 1
+    say(pipe, {"succeeded": order.run_id})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None))
