@@ -1,1 +1,23 @@
-"""DataChannel: a named, bounded queue between the roles of a job, with leases, redelivery and an end of stream."""
+"""DataChannel: a named, bounded queue between the roles of a job, with leases, redelivery and an end of stream.
+
+`lending.py` decides, `host.py` executes and `journal.py` stores; `producer.py` and `consumer.py` are the two ends that a worker
+uses. `docs/channel.md` says what is promised, and why a record is committed exactly once.
+"""
+
+from cluster.channel.config import ChannelConfig
+from cluster.channel.consumer import ChannelConsumer, Item
+from cluster.channel.exactly_once import CommitFile, CommittedPositions
+from cluster.channel.host import ChannelHost
+from cluster.channel.link import ChannelError
+from cluster.channel.producer import ChannelProducer
+
+__all__ = [
+    "ChannelConfig",
+    "ChannelConsumer",
+    "ChannelError",
+    "ChannelHost",
+    "ChannelProducer",
+    "CommitFile",
+    "CommittedPositions",
+    "Item",
+]

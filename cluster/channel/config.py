@@ -1,0 +1,65 @@
+"""What a channel is: its name, its bounds, and who puts into it. A role's `config` may hold one as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from transport.config import Config, Identifier, TransportConfig
+from transport.wires.endpoint import CurveKeys, load_keys, resolve_address
+
+
+class ChannelConfig(Config):
+    """One channel. Its host and its peers use the same values, except for their secret keys."""
+
+    name: Identifier
+    """The channel's name, unique in the job."""
+
+    producers: tuple[str, ...] = Field(min_length=1)
+    """The names of all workers that put into the channel. The stream ends when every one of them has ended."""
+
+    capacity: int = Field(default=1024, ge=1)
+    """Most records in the channel, from the credit for them to their acknowledgement."""
+
+    max_record_bytes: int = Field(default=64 * 2**20, gt=0)
+    """Largest record. The host takes memory for `capacity` of them at most."""
+
+    lease_seconds: float = Field(default=10.0, gt=0)
+    """A peer that is silent for so long is counted as dead. One whose connection breaks is so at once."""
+
+    directory: Path | None = None
+    """Where the host keeps its journal, so that its own death loses nothing. Unset: it keeps the records in memory only."""
+
+    sync: bool = False
+    """Whether a record counts as stored only when it is on the disk, so that it survives the machine's crash, too. Without, it
+    survives the death of any process."""
+
+    address: str | None = None
+    """`ipc://PATH` or `tcp://HOST:PORT`. Unset: a socket of the channel's name in the job's directory."""
+
+    server_public_key_file: Path | None = None
+    """CURVE public key of the host. Required at both ends for a `tcp://` address that is not loopback."""
+
+    secret_key_file: Path | None = None
+    """This end's CURVE secret key, likewise."""
+
+    authorized_keys_directory: Path | None = None
+    """The host's end: a directory with the CURVE public key (`*.key`) of every peer that may connect. Required with keys."""
+
+    def transport(self) -> TransportConfig:
+        """Returns what `transport.wires.endpoint` needs of it."""
+        return TransportConfig(
+            address=self.address,
+            server_public_key_file=self.server_public_key_file,
+            secret_key_file=self.secret_key_file,
+            authorized_keys_directory=self.authorized_keys_directory,
+        )
+
+    def endpoint(self, job_directory: Path) -> tuple[str, CurveKeys | None]:
+        """Returns the address, and this end's keys. Raises `ValueError` for an address or keys that cannot be."""
+        transport = self.transport()
+        place = job_directory / "channels" / self.name
+        if self.address is None:
+            place.mkdir(parents=True, exist_ok=True)
+        return resolve_address(transport, place), load_keys(transport)

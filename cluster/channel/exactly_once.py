@@ -1,0 +1,107 @@
+"""What makes at-least-once delivery exactly once: a consumer stores which records it has committed together with its state.
+
+`CommittedPositions` is a value to be kept in the consumer's own checkpoint, if that is written atomically; `CommitFile` is such
+a checkpoint for consumers that have none. `docs/channel.md` has the argument.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from cluster.channel.positions import PositionSet
+from transport.files.atomic import write_atomically
+from transport.files.lock import take_lock
+from transport.files.untrusted import read_bytes
+
+MAX_COMMIT_BYTES = 2**30
+
+
+class CommittedPositions:
+    """The sequence numbers that one consumer has committed, of each channel that it reads. Usable from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channels: dict[str, tuple[str, PositionSet]] = {}
+        """By channel: its generation, and the numbers."""
+
+    def begin(self, channel: str, generation: str) -> None:
+        """Is told which generation of a channel is read. Numbers of another one mean other records, and are forgotten."""
+        with self._lock:
+            if channel not in self._channels or self._channels[channel][0] != generation:
+                self._channels[channel] = (generation, PositionSet())
+
+    def contains(self, channel: str, sequence: int) -> bool:
+        """Whether a record is committed."""
+        with self._lock:
+            return channel in self._channels and sequence in self._channels[channel][1]
+
+    def add(self, channel: str, sequence: int) -> bool:
+        """Adds a record to what the next commit contains. Returns whether it was missing."""
+        with self._lock:
+            return self._channels[channel][1].add(sequence)
+
+    def forget_below(self, channel: str, floor: int) -> None:
+        """Is told that no record below `floor` will come again, so that nothing is kept for each of them."""
+        with self._lock:
+            self._channels[channel][1].fill_below(floor)
+
+    def as_dict(self) -> dict[str, list[Any]]:
+        """Returns plain values for a checkpoint."""
+        with self._lock:
+            return {
+                name: [generation, numbers.watermark, numbers.above]
+                for name, (generation, numbers) in self._channels.items()
+            }
+
+    @classmethod
+    def of_dict(cls, values: Mapping[str, list[Any]]) -> CommittedPositions:
+        """Returns what `as_dict` returned."""
+        positions = cls()
+        for name, (generation, watermark, above) in values.items():
+            positions._channels[name] = (generation, PositionSet(watermark, above))
+        return positions
+
+
+class CommitFile:
+    """One file with a consumer's state and its committed positions, replaced as a whole by each commit.
+
+    Held by one process at a time, so that one that was stopped and replaced cannot commit beside its successor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there. Raises `OSError` while another process holds the file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._lock = take_lock(
+            path.with_name(path.name + ".lock"), f"another process commits to {path}; it must end first"
+        )
+        self.state: Any = None
+        """What was committed last; None before."""
+        self.positions = CommittedPositions()
+        try:
+            if path.exists():
+                content = msgpack.unpackb(read_bytes(path, MAX_COMMIT_BYTES), strict_map_key=False)
+                self.state, self.positions = content["state"], CommittedPositions.of_dict(content["positions"])
+        except BaseException:
+            self.close()
+            raise
+
+    def commit(self, state: Any, durable: bool = True) -> None:
+        """Replaces the file by `state` (msgpack values) and `positions` as they are. Acknowledge afterwards.
+
+        Without `durable` the commit survives the death of the process, but not the machine's. Raises `OSError`; the file is
+        then as it was.
+        """
+        packed: bytes = msgpack.packb({"state": state, "positions": self.positions.as_dict()})
+        write_atomically(self._path, packed, durable=durable)
+        self.state = state
+
+    def close(self) -> None:
+        """Lets another process hold the file."""
+        os.close(self._lock)

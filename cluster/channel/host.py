@@ -1,0 +1,338 @@
+"""The host of a channel: a thread with a ROUTER, which stores what producers put and lends it to consumers.
+
+`lending.py` decides; this module executes: it keeps the records' frames, writes the journal, and talks. One pass reads what
+has come, decides, flushes the journal once, and only then answers, so that nobody is told of what a death could still undo. A
+host may live in a worker of its own, or in any other, such as the only producer: records then reach it by reference.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from cluster.channel import lending_events as events
+from cluster.channel import protocol
+from cluster.channel.config import ChannelConfig
+from cluster.channel.journal import Journal
+from cluster.channel.lending import Lending
+from cluster.channel.protocol import Hello
+from cluster.channel.sessions import Peer
+from cluster.channel.sockets import RouterSocket
+from transport.arrays import CodecError
+from transport.files.atomic import Buffer, as_bytes_view
+from transport.rate_limited_log import RateLimitedLog
+from transport.wires.endpoint import load_authorized_keys
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_A_PASS = 256
+PASS_SECONDS = 0.05
+MAX_PEERS = 4096
+DISK_RETRY_SECONDS = 0.5
+DISK_PATIENCE_SECONDS = 600.0
+"""How long a full disk may hold the channel up before the host gives up."""
+
+
+class ChannelHost:
+    """Hosts one channel from `start` to `close`."""
+
+    def __init__(self, config: ChannelConfig, job_directory: Path) -> None:
+        """Takes the address, and what an earlier host left in `config.directory`.
+
+        Raises `ValueError` for a configuration that cannot be, `OSError` when another process hosts the channel,
+        `JournalError` for a damaged journal.
+        """
+        self.config = config
+        self.address, keys = config.endpoint(job_directory)
+        self.garbage = 0
+        """Messages that were dropped because they were not of the protocol."""
+        self.failure: BaseException | None = None
+        """Why the thread ended, if it did before `close`."""
+        self.trouble = ""
+        """What keeps the host from its work, such as a full disk; empty if nothing does."""
+        self.ended = threading.Event()
+        """Set when the stream has ended."""
+        authorized = load_authorized_keys(config.transport(), keys) if keys is not None else frozenset()
+        self._socket = RouterSocket(self.address, keys, authorized, config.max_record_bytes)
+        try:
+            self._journal = Journal(config.directory, config.sync) if config.directory is not None else None
+        except BaseException:
+            self._socket.close()
+            raise
+        state = self._journal.state if self._journal is not None else None
+        self._lending = Lending(config.capacity, config.producers, config.lease_seconds, state)
+        self._generation = self._journal.generation if self._journal is not None else os.urandom(8).hex()
+        self._records = self._journal.records if self._journal is not None else {}
+        self._sessions: dict[bytes, int] = {}
+        self._peers: dict[int, Peer] = {}
+        self._names: dict[tuple[str, str], int] = {}
+        self._last_session = 0
+        self._touched: dict[int, None] = {}
+        self._forgotten: list[int] = []
+        self._arriving: Sequence[Buffer] = ()
+        self._rejections: list[tuple[bytes, list[Buffer]]] = []
+        self._log = RateLimitedLog(logger)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name=f"channel-{config.name}", daemon=True)
+        self._closing = False
+
+    def start(self) -> None:
+        """Begins to serve. Once only."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops serving and frees everything. With a journal, another host can go on."""
+        self._closing = True
+        os.write(self._wake_writer, b"x")
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._socket.close()
+        if self._journal is not None:
+            self._journal.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def __enter__(self) -> ChannelHost:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            poller = zmq.Poller()
+            for waited in (self._socket.socket, self._socket.monitor, self._wake_reader):
+                poller.register(waited, zmq.POLLIN)
+            tick = min(0.5, self.config.lease_seconds / 4)
+            ticked = time.monotonic()
+            while not self._closing:
+                poller.poll(0 if self._touched else int(tick * 1000))
+                now = time.monotonic()
+                self._read(now)
+                if now - ticked >= tick:
+                    ticked = now
+                    self._do(self._lending.handle(events.TimePassed(now)))
+                self._flush()
+                self._answer()
+        except BaseException as error:  # kept for the owner, and the thread ends
+            self.failure = error
+            logger.exception("the host of channel %s failed", self.config.name)
+
+    def _read(self, now: float) -> None:
+        for _ in range(MESSAGES_A_PASS):
+            received = self._socket.receive()
+            if received is None or time.monotonic() - now > PASS_SECONDS:
+                if received is not None:
+                    self._take(*received, now)
+                break
+            self._take(*received, now)
+        for routing_id in self._socket.broken():
+            self._leave(routing_id)
+
+    def _take(self, routing_id: bytes, frames: Sequence[Buffer], now: float) -> None:
+        session = self._sessions.get(routing_id)
+        try:
+            kind, header, rest = protocol.unpack(frames)
+            if kind == protocol.HELLO:
+                self._welcome(routing_id, protocol.hello_of(header), now)
+            elif session is None:
+                self._rejections.append((routing_id, protocol.pack(protocol.RESET)))
+            else:
+                self._lending.handle(events.Renewed(session, now))
+                self._take_from(session, kind, header, rest)
+        except CodecError as error:
+            self.garbage += 1
+            sender = self._peers[session] if session is not None else "a peer that has not said hello"
+            self._log.note(logging.WARNING, f"channel {self.config.name}: dropped a message of {sender}: {error}")
+
+    def _take_from(self, session: int, kind: bytes, header: object, frames: Sequence[Buffer]) -> None:
+        is_producer = self._peers[session].hello.kind == protocol.PRODUCER
+        match kind:
+            case protocol.PUT if is_producer:
+                for head, own in protocol.records_of(header, frames)[1]:
+                    self._arriving = own
+                    if reason := self._too_large(own):
+                        self._refuse(session, head.number, reason)
+                        continue
+                    self._do(self._lending.handle(events.Put(session, head.number, head.origin, head.position)))
+            case protocol.WANT if is_producer and protocol.number(header):
+                assert isinstance(header, int)
+                self._do(self._lending.handle(events.Wanted(session, header)))
+            case protocol.SKIP if is_producer:
+                for head, _ in protocol.records_of(header, frames)[1]:
+                    self._do(self._lending.handle(events.Skipped(session, head.number, head.origin, head.position)))
+            case protocol.END if is_producer and protocol.number(header):
+                assert isinstance(header, int)
+                self._do(self._lending.handle(events.ProducerEnded(session)))
+                self._do([events.Confirm(session, header)])
+            case protocol.ACKNOWLEDGE if not is_producer:
+                for sequence in protocol.numbers_of(header):
+                    self._do(self._lending.handle(events.Acknowledged(session, sequence)))
+            case protocol.PING:
+                self._rejections.append((self._peers[session].routing_id, protocol.pack(protocol.PONG)))
+            case protocol.BYE:
+                self._leave(self._peers[session].routing_id)
+            case protocol.PROBE:
+                pass
+            case _:
+                raise CodecError(f"kind {kind!r} with header {header!r:.80} is not for a host")
+
+    def _too_large(self, frames: Sequence[Buffer]) -> str:
+        size = sum(as_bytes_view(frame).nbytes for frame in frames)
+        limit = self.config.max_record_bytes
+        return (
+            f"a record of {size} bytes; max_record_bytes of channel {self.config.name} is {limit}"
+            if size > limit
+            else ""
+        )
+
+    # --- sessions ---
+
+    def _welcome(self, routing_id: bytes, hello: Hello, now: float) -> None:
+        if reason := self._objection(hello):
+            self._log.note(
+                logging.WARNING, f"channel {self.config.name}: refused {hello.kind} {hello.name!r}: {reason}"
+            )
+            self._rejections.append((routing_id, protocol.pack(protocol.REJECTED, reason[: protocol.MAX_REASON])))
+            return
+        self._leave(routing_id)
+        self._last_session += 1
+        session = self._last_session
+        earlier = self._names.get((hello.kind, hello.name))
+        if earlier is not None and self._peers[earlier].hello.started == hello.started:
+            self._leave(self._peers[earlier].routing_id)  # the same end, which has connected again
+        self._sessions[routing_id] = self._names[hello.kind, hello.name] = session
+        self._peers[session] = Peer(routing_id, hello)
+        self._touched[session] = None
+        if hello.kind == protocol.PRODUCER:
+            self._do(self._lending.handle(events.ProducerJoined(session, hello.name, now)))
+        else:
+            joined = events.ConsumerJoined(session, hello.name, hello.credit, hello.sticky, now)
+            self._do(self._lending.handle(joined))
+
+    def _objection(self, hello: Hello) -> str:
+        if hello.kind == protocol.PRODUCER and hello.name not in self.config.producers:
+            return f"{hello.name} is not among the channel's producers: {', '.join(self.config.producers)}"
+        current = self._names.get((hello.kind, hello.name))
+        if current is not None and hello.age < self._peers[current].hello.age:
+            return f"a later process of the name {hello.name} is connected; this one is out of date and must end"
+        if current is None and len(self._peers) >= MAX_PEERS:
+            return f"{len(self._peers)} peers are connected; at most {MAX_PEERS} are served"
+        return ""
+
+    def _leave(self, routing_id: bytes) -> None:
+        session = self._sessions.get(routing_id)
+        if session is not None:
+            self._forget_peer(session)
+            self._do(self._lending.handle(events.Left(session)))
+
+    def _forget_peer(self, session: int) -> Peer:
+        peer = self._peers.pop(session)
+        self._touched.pop(session, None)
+        del self._sessions[peer.routing_id]
+        if self._names.get((peer.hello.kind, peer.hello.name)) == session:
+            del self._names[peer.hello.kind, peer.hello.name]
+        return peer
+
+    # --- instructions ---
+
+    def _do(self, instructions: Sequence[events.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case events.Store(sequence, origin, position):
+                    self._records[sequence] = (origin, position, self._arriving)
+                    if self._journal is not None:
+                        self._journal.put(sequence, origin, position, self._arriving)
+                case events.Forget(sequence):
+                    self._records.pop(sequence, None)
+                    self._forgotten.append(sequence)
+                case events.NoteSkip(origin, position):
+                    if self._journal is not None:
+                        self._journal.skip(origin, position)
+                case events.NoteEnd(name):
+                    if self._journal is not None:
+                        self._journal.end(name)
+                case events.Confirm(session, number):
+                    self._told(session).confirmed.append(number)
+                case events.Refuse(session, number, reason):
+                    self._refuse(session, number, reason)
+                case events.Grant(session, count):
+                    self._told(session).granted += count
+                case events.Lend(session, sequence, note_for):
+                    if note_for is not None and self._journal is not None:
+                        self._journal.own(note_for, sequence)
+                    self._told(session).lent.append(sequence)
+                case events.Finish(session):
+                    self._told(session).finished = True
+                case events.Drop(session, replaced):
+                    peer = self._forget_peer(session)
+                    if replaced:
+                        reason = f"a later process of the name {peer.hello.name} has connected"
+                        rejection = protocol.pack(protocol.REJECTED, reason[: protocol.MAX_REASON])
+                        self._rejections.append((peer.routing_id, rejection))
+                    else:
+                        self._log.note(logging.WARNING, f"channel {self.config.name}: {peer} was silent for its lease")
+
+    def _refuse(self, session: int, number: int, reason: str) -> None:
+        self._told(session).refused.append((number, reason[: protocol.MAX_REASON]))
+        self._log.note(
+            logging.WARNING, f"channel {self.config.name}: refused a record of {self._peers[session]}: {reason}"
+        )
+
+    def _told(self, session: int) -> Peer:
+        self._touched[session] = None
+        return self._peers[session]
+
+    # --- the end of a pass ---
+
+    def _flush(self) -> None:
+        """Writes the journal; waits while the disk is full, and the channel with it."""
+        if self._journal is None:
+            self._forgotten.clear()
+            return
+        if self._forgotten:
+            self._journal.acknowledge(self._forgotten)
+            self._forgotten = []
+        deadline = time.monotonic() + DISK_PATIENCE_SECONDS
+        while True:
+            try:
+                self._journal.flush()
+            except OSError as error:
+                self.trouble = (
+                    f"cannot write the journal in {self.config.directory}: {error.strerror}; free space there"
+                )
+                self._log.note(logging.ERROR, f"channel {self.config.name}: {self.trouble}")
+                if self._closing or time.monotonic() > deadline:
+                    raise
+                time.sleep(DISK_RETRY_SECONDS)
+                continue
+            self.trouble = ""
+            return
+
+    def _answer(self) -> None:
+        for routing_id, frames in self._rejections:
+            self._socket.send(routing_id, frames)
+        self._rejections.clear()
+        touched, self._touched = self._touched, {}
+        lost = []
+        for session in touched:
+            peer = self._peers[session]
+            if not all(self._socket.send(peer.routing_id, frames) for frames in self._told_to(peer)):
+                lost.append(peer.routing_id)
+        for routing_id in lost:  # afterwards: what follows from it has to be written down before it is told
+            self._leave(routing_id)
+        if self._lending.finished:
+            self.ended.set()
+
+    def _told_to(self, peer: Peer) -> list[list[Buffer]]:
+        welcome = [self._generation, self._lending.next_position(peer.hello.name), self.config.lease_seconds]
+        return peer.take_messages(welcome, self._records, self._lending.floor)

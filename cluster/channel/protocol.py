@@ -1,0 +1,163 @@
+"""The messages between the host of a channel and its peers: `[kind, header, frame...]`, and how each is checked.
+
+The header is a flat msgpack list; the frames are those of records, which only the ends decode (`cluster/calls/codec.py`). What
+does not fit is a `CodecError`, before anything is made of it. A connection begins with an empty frame, which ZMQ sends by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from transport.arrays import CodecError
+from transport.files.atomic import Buffer, as_bytes_view
+
+PROTOCOL = 1
+
+HELLO, WANT, PUT, SKIP, END, ACKNOWLEDGE, PING, BYE = (
+    b"HELLO",
+    b"WANT",
+    b"PUT",
+    b"SKIP",
+    b"END",
+    b"ACK",
+    b"PING",
+    b"BYE",
+)
+WELCOME, RESET, GRANT, CONFIRM, REFUSE, DELIVER, FINISH, REJECTED, PONG = (
+    *(b"WELCOME", b"RESET", b"GRANT", b"CONFIRM", b"REFUSE"),
+    *(b"DELIVER", b"FINISH", b"REJECTED", b"PONG"),
+)
+
+PROBE = b""
+"""What ZMQ sends first on a connection."""
+
+PRODUCER, CONSUMER = "producer", "consumer"
+
+MAX_HEADER_BYTES = 2**20
+MAX_RECORDS = 2**12
+"""Records of one message."""
+MAX_NAME = 128
+MAX_REASON = 1000
+MAX_NUMBER = 2**62
+
+RECORDS_AT_ONCE, BYTES_AT_ONCE = 256, 2**20
+"""A sender begins another message after so many records or bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who a peer is. Of two with one name the later one counts: first by incarnation, then by the time of its start."""
+
+    kind: str
+    name: str
+    incarnation: int
+    started: int
+    """`time.time_ns()` when the end was made."""
+    credit: int
+    sticky: bool
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Rises from one process of a name to the next."""
+        return self.incarnation, self.started
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """What is said of a record beside its frames. `number` is the sender's: the producer's count, or the sequence number."""
+
+    number: int
+    origin: str
+    position: int
+    frames: int
+
+
+def pack(kind: bytes, header: object = None, frames: Sequence[Buffer] = ()) -> list[Buffer]:
+    """Returns the frames of a message."""
+    return [kind, msgpack.packb(header), *frames]
+
+
+def unpack(frames: Sequence[Buffer]) -> tuple[bytes, Any, Sequence[Buffer]]:
+    """Returns kind, header and further frames. Raises `CodecError`."""
+    if len(frames) == 1 and not as_bytes_view(frames[0]).nbytes:
+        return PROBE, None, ()
+    if len(frames) < 2:
+        raise CodecError(f"{len(frames)} frames are no message; expected a kind and a header")
+    kind, header = as_bytes_view(frames[0]), as_bytes_view(frames[1])
+    if kind.nbytes > 16 or header.nbytes > MAX_HEADER_BYTES:
+        raise CodecError(
+            f"a kind of {kind.nbytes} bytes and a header of {header.nbytes}; at most 16 and {MAX_HEADER_BYTES}"
+        )
+    try:
+        # A list claims at most as many elements as it has bytes, or unpacking fails before it is made.
+        value = msgpack.unpackb(header, max_array_len=5 * MAX_RECORDS, max_map_len=0, max_ext_len=0, max_bin_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CodecError(f"the header is not msgpack: {error or type(error).__name__}") from error
+    return bytes(kind), value, frames[2:]
+
+
+def pack_hello(hello: Hello) -> list[Buffer]:
+    """Returns the frames of a hello."""
+    named = [hello.kind, hello.name, hello.incarnation, hello.started, hello.credit, hello.sticky]
+    return pack(HELLO, [PROTOCOL, *named])
+
+
+def hello_of(header: object) -> Hello:
+    """Reads a hello. Raises `CodecError`."""
+    match header:
+        case [int(protocol), *_] if protocol != PROTOCOL:
+            raise CodecError(f"protocol {protocol}; this host speaks {PROTOCOL}")
+        case [int(), str(kind), str(name), int(incarnation), int(started), int(credit), bool(sticky)] if (
+            kind in (PRODUCER, CONSUMER)
+            and 0 < len(name) <= MAX_NAME
+            and min(incarnation, started) >= 0
+            and 0 < credit <= MAX_RECORDS
+        ):
+            return Hello(kind, name, incarnation, started, credit, sticky)
+    raise CodecError(f"{header!r:.80} is no hello")
+
+
+def pack_records(kind: bytes, records: Sequence[tuple[RecordHead, Sequence[Buffer]]], floor: int = 0) -> list[Buffer]:
+    """Returns the frames of a message of records. `floor` is the host's lowest unacknowledged sequence number."""
+    header: list[object] = [floor]
+    frames: list[Buffer] = []
+    for head, own in records:
+        header += (head.number, head.origin, head.position, len(own))
+        frames += own
+    return pack(kind, header, frames)
+
+
+def records_of(header: object, frames: Sequence[Buffer]) -> tuple[int, list[tuple[RecordHead, Sequence[Buffer]]]]:
+    """Reads the floor and the records of a message. Raises `CodecError`."""
+    if not isinstance(header, list) or len(header) % 4 != 1 or not number(header[0]):
+        raise CodecError(f"{header!r:.80} describes no records")
+    records: list[tuple[RecordHead, Sequence[Buffer]]] = []
+    taken = 0
+    for index in range(1, len(header), 4):
+        match header[index : index + 4]:
+            case [int(count), str(origin), int(position), int(size)] if (
+                number(count) and number(position) and 0 < len(origin) <= MAX_NAME and 0 < size <= len(frames) - taken
+            ):
+                records.append((RecordHead(count, origin, position, size), frames[taken : taken + size]))
+                taken += size
+            case other:
+                raise CodecError(f"{other!r:.80} describes no record of the {len(frames) - taken} frames that are left")
+    if taken != len(frames):
+        raise CodecError(f"the header describes {taken} frames, {len(frames)} are present")
+    return header[0], records
+
+
+def numbers_of(header: object) -> list[int]:
+    """Reads a list of whole numbers. Raises `CodecError`."""
+    if not isinstance(header, list) or not all(map(number, header)):
+        raise CodecError(f"{header!r:.80} is no list of numbers from 0 on")
+    return header
+
+
+def number(value: object) -> bool:
+    """Whether it is a number that counts something."""
+    return type(value) is int and 0 <= value <= MAX_NUMBER

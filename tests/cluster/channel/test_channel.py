@@ -1,0 +1,265 @@
+"""A channel over real sockets: threads, event loops, processes that are killed, and peers that send garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from cluster.channel import protocol
+from cluster.channel.config import ChannelConfig
+from cluster.channel.consumer import ChannelConsumer
+from cluster.channel.host import ChannelHost
+from cluster.channel.link import ChannelError
+from cluster.channel.producer import ChannelProducer
+from tests.cluster.channel.actors import DEADLINE_SECONDS, actor, first_line, wait_for
+
+
+def config_of(tmp_path: Path, **fields: object) -> ChannelConfig:
+    return ChannelConfig.model_validate({"name": "records", "producers": ("source-0",), "capacity": 16, **fields})
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
+    """A DEALER to the host of the channel `records`, over its UNIX socket."""
+    address, _ = config_of(tmp_path).endpoint(tmp_path)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.rcvtimeo = int(DEADLINE_SECONDS * 1000)
+        socket.connect(address)
+        yield socket
+
+
+async def test_records_arrive_in_order_with_their_arrays_and_the_stream_ends(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    value: dict[str, Any] = {
+        "ids": np.arange(100_000, dtype=np.int32).reshape(2, -1),
+        "name": "x",
+        "mask": np.zeros(0, bool),
+    }
+    received = []
+    with ChannelHost(config, tmp_path):
+
+        async def produce() -> None:
+            async with ChannelProducer(config, tmp_path, "source-0") as producer:
+                for _ in range(40):
+                    await producer.put(value)
+                await producer.end()
+
+        async with (
+            ChannelConsumer(config, tmp_path, "trainer-0", credit=3) as consumer,
+            asyncio.timeout(DEADLINE_SECONDS),
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(produce())
+            async for item in consumer:
+                received.append((item.sequence, item.origin, item.position))
+                assert np.array_equal(item.value["ids"], value["ids"])
+                assert item.value["mask"].dtype == bool
+                item.acknowledge()
+    assert received == [(number, "source-0", number) for number in range(40)]
+
+
+def test_a_full_channel_holds_its_producer_up(tmp_path: Path) -> None:
+    config = config_of(tmp_path, capacity=4)
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0", window=8).blocking as producer:
+        sent = [producer.send(number, timeout=DEADLINE_SECONDS) for number in range(8)]
+        for stored in sent[:4]:
+            stored.result(DEADLINE_SECONDS)
+        for number in range(4):
+            producer.send(number, timeout=DEADLINE_SECONDS)
+        with pytest.raises(TimeoutError, match="the channel is full"):
+            producer.send(9, timeout=0.05)
+        assert not any(stored.done() for stored in sent[4:])
+        with ChannelConsumer(config, tmp_path, "trainer-0", credit=2) as consumer:
+            for number in range(8):
+                item = consumer.get(DEADLINE_SECONDS)
+                assert item is not None
+                assert item.value == number
+                item.acknowledge()
+        for stored in sent:
+            stored.result(DEADLINE_SECONDS)
+
+
+def test_a_value_that_cannot_travel_is_refused_where_it_is_put(tmp_path: Path) -> None:
+    config = config_of(tmp_path, max_record_bytes=1000)
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        with pytest.raises(TypeError, match="record"):
+            producer.put({"a": object()})
+        with pytest.raises(ValueError, match="max_record_bytes of channel records is 1000"):
+            producer.put(np.zeros(10_000))
+        producer.put("fits", timeout=DEADLINE_SECONDS)
+
+
+def test_a_producer_that_the_channel_does_not_expect_is_told_so(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    producer = ChannelProducer(config, tmp_path, "stranger").blocking
+    with ChannelHost(config, tmp_path):
+        with pytest.raises(ChannelError, match="not among the channel's producers: source-0"):
+            producer.open(DEADLINE_SECONDS)
+        producer.close()
+
+
+def test_an_older_process_of_a_name_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with ChannelHost(config, tmp_path), ChannelConsumer(config, tmp_path, "trainer-0", incarnation=1) as old:
+        assert old._link.opened.wait(DEADLINE_SECONDS)
+        with ChannelConsumer(config, tmp_path, "trainer-0", incarnation=2) as new:
+            assert new._link.opened.wait(DEADLINE_SECONDS)
+            with pytest.raises(ChannelError, match="later process"):
+                old.get(DEADLINE_SECONDS)
+            with (
+                ChannelConsumer(config, tmp_path, "trainer-0", incarnation=1) as late,
+                pytest.raises(ChannelError, match="out of date"),
+            ):
+                late.get(DEADLINE_SECONDS)
+            with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+                producer.put(1, timeout=DEADLINE_SECONDS)
+            assert new.get(DEADLINE_SECONDS) is not None
+
+
+def test_garbage_is_counted_and_harms_nobody(tmp_path: Path, raw: zmq.Socket[bytes]) -> None:
+    config = config_of(tmp_path)
+    hello = protocol.Hello(protocol.PRODUCER, "source-0", 0, 0, 1, False)
+    garbage: list[list[bytes]] = [
+        [b"x"],
+        [b"HELLO", b"\xc1"],
+        [b"HELLO", b"\xdd\xff\xff\xff\xff"],  # a list of 4 billion, with none of them
+        [b"HELLO", b"\x90"],
+        [b"K" * 1000, b""],
+        [b"HELLO", b"\x81" * 10_000],
+    ]
+    in_session: list[list[bytes]] = [
+        [b"PUT", b"\x90"],
+        [b"PUT", b"\x95\x00\x00\xa1a\x00\x09", b"one frame"],
+        [b"PUT", b"\x95\x00\xff\xa1a\x00\x01", b"a negative number"],
+        [b"ACK", b"\x91\x00"],
+        [b"WANT", b"\xc0"],
+        [b"SKIP", b"\xc0"],
+        [b"NOTHING", b"\xc0"],
+    ]
+    with ChannelHost(config, tmp_path) as host:
+        for frames in garbage:
+            raw.send_multipart(frames)
+        wait_for(lambda: host.garbage == len(garbage), "all garbage to be counted")
+        raw.send_multipart([bytes(frame) for frame in protocol.pack_hello(hello)])
+        for frames in in_session:
+            raw.send_multipart(frames)
+        raw.send_multipart([b"PUT", b"\x95\x00\x07\xa1a\x00\x01", b"without credit"])
+        kinds = [raw.recv_multipart()[0] for _ in range(2)]
+        assert kinds == [b"WELCOME", b"REFUSE"]
+        assert host.garbage == len(garbage) + len(in_session)
+        with (
+            ChannelProducer(config, tmp_path, "source-0").blocking as producer,
+            ChannelConsumer(config, tmp_path, "trainer-0") as consumer,
+        ):
+            producer.put("good", timeout=DEADLINE_SECONDS)
+            item = consumer.get(DEADLINE_SECONDS)
+        assert item is not None
+        assert item.value == "good"
+
+
+def test_a_record_that_no_consumer_can_decode_is_dropped_and_the_next_one_comes(
+    tmp_path: Path, raw: zmq.Socket[bytes]
+) -> None:
+    config = config_of(tmp_path, producers=("source-0", "source-1"))
+    hello = protocol.Hello(protocol.PRODUCER, "source-1", 0, 0, 1, False)
+    with ChannelHost(config, tmp_path):
+        raw.send_multipart([bytes(frame) for frame in protocol.pack_hello(hello)])
+        raw.send_multipart([bytes(frame) for frame in protocol.pack(protocol.WANT, 1)])
+        assert [raw.recv_multipart()[0] for _ in range(2)] == [b"WELCOME", b"GRANT"]
+        raw.send_multipart([b"PUT", b"\x95\x00\x07\xa1a\x00\x01", b"\xc1 is no msgpack"])
+        assert raw.recv_multipart()[0] == b"CONFIRM"
+        with (
+            ChannelProducer(config, tmp_path, "source-0").blocking as producer,
+            ChannelConsumer(config, tmp_path, "trainer-0") as consumer,
+        ):
+            producer.put("good", timeout=DEADLINE_SECONDS)
+            item = consumer.get(DEADLINE_SECONDS)
+            assert item is not None
+            assert (item.sequence, item.value, consumer.poisoned) == (1, "good", 1)
+
+
+def test_a_frame_above_the_limit_ends_only_its_own_connection(tmp_path: Path, raw: zmq.Socket[bytes]) -> None:
+    config = config_of(tmp_path, max_record_bytes=2**20)
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        raw.send_multipart([b"PUT", b"\x90", bytes(2**21)])
+        producer.put("good", timeout=DEADLINE_SECONDS)
+
+
+@pytest.mark.slow
+def test_the_death_of_a_consumer_returns_its_records_at_once(tmp_path: Path) -> None:
+    config = config_of(tmp_path, lease_seconds=600.0)
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        for number in range(3):
+            producer.put(number, timeout=DEADLINE_SECONDS)
+        with actor("holder", config, tmp_path, "victim") as process:
+            assert first_line(process) == "0 1"
+            with ChannelConsumer(config, tmp_path, "other") as consumer:
+                item = consumer.get(DEADLINE_SECONDS)
+                assert item is not None
+                assert item.sequence == 2
+                process.kill()
+                again = [consumer.get(DEADLINE_SECONDS) for _ in range(2)]
+        assert [(each.sequence, each.value) for each in again if each is not None] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.slow
+def test_a_stopped_consumer_loses_its_lease(tmp_path: Path) -> None:
+    config = config_of(tmp_path, lease_seconds=1.0)
+    with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        for number in range(2):
+            producer.put(number, timeout=DEADLINE_SECONDS)
+        with actor("holder", config, tmp_path, "victim") as process:
+            assert first_line(process) == "0 1"
+            os.kill(process.pid, signal.SIGSTOP)
+            with ChannelConsumer(config, tmp_path, "other") as consumer:
+                again = [consumer.get(DEADLINE_SECONDS) for _ in range(2)]
+        assert [each.sequence for each in again if each is not None] == [0, 1]
+
+
+@pytest.mark.slow
+def test_the_death_of_the_host_loses_nothing_and_its_peers_go_on(tmp_path: Path) -> None:
+    config = config_of(tmp_path, directory=tmp_path / "journal")
+    received: list[int] = []
+    killed = threading.Event()
+
+    def produce(producer: ChannelProducer) -> None:
+        with producer.blocking as blocking:
+            for number in range(60):
+                if number == 30:
+                    killed.wait(DEADLINE_SECONDS)
+                blocking.send(number, timeout=DEADLINE_SECONDS)
+            blocking.end(DEADLINE_SECONDS)
+
+    thread = threading.Thread(target=produce, args=[ChannelProducer(config, tmp_path, "source-0")])
+    with ChannelConsumer(config, tmp_path, "trainer-0", credit=4) as consumer:
+        with actor("host", config, tmp_path) as host:
+            first_line(host)
+            thread.start()
+            for _ in range(20):
+                item = consumer.get(DEADLINE_SECONDS)
+                assert item is not None
+                received.append(item.value)
+                item.acknowledge()
+            held = [consumer.get(DEADLINE_SECONDS) for _ in range(2)]
+        with actor("host", config, tmp_path):
+            killed.set()
+            for item in held:
+                assert item is not None
+                received.append(item.value)
+                item.acknowledge()
+            while (item := consumer.get(DEADLINE_SECONDS)) is not None:
+                received.append(item.value)
+                item.acknowledge()
+            thread.join(DEADLINE_SECONDS)
+    assert set(received) == set(range(60))
+    assert received[-1] == 59
