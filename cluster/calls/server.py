@@ -81,6 +81,8 @@ class CallServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: list[threading.Thread] = []
         self._closing = False
+        self.address = ""
+        """Where it listens, once it was started."""
 
     def start(self) -> str:
         """Listens; returns the address to connect to.
@@ -88,10 +90,11 @@ class CallServer:
         Raises `OSError` when it cannot listen, `ValueError` for an address that other machines reach, without keys.
         """
         self._socket = ServerSocket(self._address, self._keys, self._max_frame_bytes)
+        self.address = self._socket.address
         self._waker = Waker()
         self._start_thread(self._serve, "calls")
         self._start_thread(self._run_plain, "calls-run")
-        return self._socket.address
+        return self.address
 
     def authorize(self, public_keys: Sequence[bytes]) -> None:
         """Lets exactly the peers with these keys connect from now on. Without keys of its own, it lets everyone."""

@@ -61,6 +61,10 @@ class Callee:
         await asyncio.sleep(seconds)
         return "rested"
 
+    @remote(idempotent=True)
+    async def nap_again(self, seconds: float) -> str:
+        return await self.nap(seconds)
+
     @remote
     def fail(self, message: str) -> None:
         raise LookupError(message)

@@ -35,7 +35,7 @@ class Fleet:
         self.members = [
             member(server.start(), callee.name) for server, callee in zip(self.servers, self.callees, strict=True)
         ]
-        self.caller = Caller()
+        self.caller = Caller(heartbeat_seconds=30.0)
         self.caller.update(self.members)
         self.group: RoleGroup = self.caller.group("callee")
 
