@@ -1,11 +1,14 @@
 """The guardian of one worker: a small process between the supervisor and a command, after which no process is left.
 
-It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE COMMAND...`), and imports only the standard library,
-so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and waits. It passes
-SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any reason, it kills the
-command and everything below it. When the command ends, the guardian also kills all processes that the command left: as a
-*subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the command's, or 128 + the
-signal that ended the command. `cluster.process` is the other end.
+It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE FENCE COMMAND...`), and imports only the standard
+library, so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and waits.
+It passes SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any reason, it
+kills the command and everything below it. When the command ends, the guardian also kills all processes that the command
+left: as a *subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the command's, or
+128 + the signal that ended the command. `cluster.process` is the other end.
+
+With a `FENCE` above 0 it also kills everything when the supervisor has not sent `SIGNAL_OF_LIFE` for so many seconds: a
+supervisor that is stopped, or whose machine slept, may have been replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -17,13 +20,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 TRACKER_SECONDS = 1.0
 """How long Python's resource trackers may clean up after all other processes were killed."""
+
+SIGNAL_OF_LIFE = signal.SIGURG
+"""What a supervisor sends its guardians; ignored by a process that does not wait for it yet."""
+
+WAKE_SECONDS = 5.0
+"""How often a guardian with a fence looks at the clock: the kernel's timer stands still while the machine sleeps."""
 
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
@@ -143,10 +152,20 @@ def kill_orphans(guardians: Sequence[int]) -> None:
 
     The ports and the memory of their workers are needed again.
     """
+    kill_all(orphans(guardians))
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """Kills those of the processes that live and that this process may kill."""
+    for pid in pids:
+        _send(pid, signal.SIGKILL)
+
+
+def orphans(guardians: Sequence[int]) -> set[int]:
+    """Returns everything below this subreaper but `guardians` and their descendants."""
     children = _children()  # once: a child that a worker starts between two reads would seem to be an orphan
     guarded = {pid for guardian in guardians for pid in (guardian, *_below(guardian, children))}
-    for pid in set(_below(os.getpid(), children)) - guarded:
-        _send(pid, signal.SIGKILL)
+    return set(_below(os.getpid(), children)) - guarded
 
 
 def _send(pid: int, number: int) -> bool:
@@ -195,9 +214,14 @@ def _announce(pid: int) -> None:
             sender.sendto(f"MAINPID={pid}".encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
-def guard(command: list[str], nice: int, parent: int) -> int:
+def alive_clock() -> float:
+    """Returns seconds by a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def guard(command: list[str], nice: int, parent: int, fence_seconds: float = 0.0) -> int:
     """Runs `command` as the module describes; returns its exit code."""
-    watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+    watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, SIGNAL_OF_LIFE}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     become_subreaper()
     die_with_parent(signal.SIGHUP, parent)
@@ -206,17 +230,34 @@ def guard(command: list[str], nice: int, parent: int) -> int:
     if worker == 0:
         _execute(command, nice, guardian)
     _announce(worker)
+    heard = alive_clock()
     while True:
-        number = signal.sigwait(watched)
-        if number == signal.SIGHUP:
+        number = _wait(watched, heard + fence_seconds if fence_seconds > 0 else None)
+        if number is None:
+            os.write(2, f"killed: nothing was heard of the supervisor for {fence_seconds:g} s\n".encode())
+        if number is None or number == signal.SIGHUP:
             _kill_leftovers()
             return 128 + signal.SIGKILL
+        if number == SIGNAL_OF_LIFE:
+            heard = alive_clock()
+            continue
         codes = dict(reap())  # before forwarding, so that a signal never goes to a recycled pid
         if worker in codes:
             _kill_leftovers()
             return codes[worker]
         if number != signal.SIGCHLD:
             _send(worker, number)
+
+
+def _wait(watched: set[signal.Signals], until: float | None) -> int | None:
+    """Returns the next signal; None once the clock is past `until`, whatever signal waits."""
+    if until is None:
+        return signal.sigwait(watched)
+    while (left := until - alive_clock()) > 0:
+        received = signal.sigtimedwait(watched, min(left, WAKE_SECONDS))
+        if received is not None and alive_clock() < until:
+            return received.si_signo
+    return None
 
 
 def _kill_leftovers() -> None:
@@ -226,4 +267,4 @@ def _kill_leftovers() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guard(sys.argv[3:], nice=int(sys.argv[2]), parent=int(sys.argv[1])))
+    sys.exit(guard(sys.argv[4:], int(sys.argv[2]), int(sys.argv[1]), float(sys.argv[3])))

@@ -21,24 +21,36 @@ from transport.files.untrusted import UntrustedFileError, open_regular
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 """For the supervisor itself when systemd runs it; a worker gets its own."""
 
+INHERITED = 3
+"""The number under which a worker finds a descriptor that it inherits."""
+
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
 
 
-def guarded(command: Sequence[str], nice: int = 0) -> list[str]:
-    """Returns the command that runs `command` under a guardian which dies with this process."""
-    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(nice), *command]
+def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0) -> list[str]:
+    """Returns the command that runs `command` under a guardian which dies with this process.
+
+    With a fence this process must send each guardian `launch.SIGNAL_OF_LIFE` more often than that.
+    """
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(nice), f"{fence_seconds:g}", *command]
 
 
 class Process:
     """A started worker. Start it from the main thread: the kernel ties its life to the thread that started it."""
 
-    def __init__(self, worker: Worker, again: bool = False) -> None:
-        """Starts it, `again` with its `restart_arguments`.
+    def __init__(
+        self, worker: Worker, again: bool = False, *, inherited: int | None = None, fence_seconds: float = 0.0
+    ) -> None:
+        """Starts it, `again` with its `restart_arguments`; it finds the `inherited` descriptor as `INHERITED`.
+
+        `fence_seconds`: as of `guarded`.
 
         Raises `OSError` when the log file cannot be opened, or the system lacks memory, processes or descriptors; then
         nothing is left of the attempt.
         """
         self.worker = worker
+        self._inherited = inherited
+        self._fence_seconds = fence_seconds
         self._command = [*worker.command, *(worker.restart_arguments if again else ())]
         self.main_pid: int | None = None
         """The command's own process, once the guardian has sent its pid."""
@@ -69,9 +81,10 @@ class Process:
             environment["WATCHDOG_USEC"] = str(int(worker.silence_timeout_seconds * 1e6))
         return os.posix_spawn(
             sys.executable,
-            guarded(self._command, worker.nice),
+            guarded(self._command, worker.nice, self._fence_seconds),
             environment,
             file_actions=[
+                *([] if self._inherited is None else [(os.POSIX_SPAWN_DUP2, self._inherited, INHERITED)]),
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(worker.log_file), flags, 0o644),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
@@ -91,6 +104,10 @@ class Process:
         self._note_log_end()
         self._signal(signal.SIGHUP)
         self._signal(signal.SIGCONT)  # a guardian may have been stopped with its worker
+
+    def show_life(self) -> None:
+        """Shows the guardian that this process lives."""
+        self._signal(launch.SIGNAL_OF_LIFE)
 
     def _note_log_end(self) -> None:
         if self.log_until is None:

@@ -1,0 +1,129 @@
+"""One worker's process as its agent has it: the guarded process, its notifications and, of a class, its control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cluster.agent import protocol
+from cluster.agent.control import ControlSocket
+from cluster.backends.base import WorkerOrder
+from cluster.events import Worker
+from cluster.log_rotation import rotate_if_full
+from cluster.process import INHERITED, Process
+
+logger = logging.getLogger(__name__)
+
+Hear = Callable[[str, int, Mapping[str, Any]], None]
+"""Takes a worker, its incarnation, and a message of its process (`protocol`)."""
+
+
+class OwnedProcess:
+    """A started worker. Start it from the main thread, on the event loop."""
+
+    def __init__(self, order: WorkerOrder, hear: Hear, fence_seconds: float) -> None:
+        """Starts it. Raises `OSError` as `Process` does, and leaves nothing then."""
+        self.order = order
+        self._hear = partial(hear, order.worker, order.incarnation)
+        self._loop = asyncio.get_running_loop()
+        self._control = ControlSocket(order.worker, self._on_message) if order.description else None
+        self.status = ""
+        environment = dict(order.environment)
+        if self._control is not None:
+            environment[protocol.CONTROL_FD] = str(INHERITED)
+        worker = Worker(
+            order.worker,
+            order.command,
+            Path(order.log_file),
+            silence_timeout_seconds=order.silence_timeout_seconds,
+            nice=order.nice,
+            environment=environment,
+        )
+        inherited = None if self._control is None else self._control.other.fileno()
+        try:
+            self._process = Process(worker, inherited=inherited, fence_seconds=fence_seconds)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the command or the environment
+            if self._control is not None:
+                self._control.close()
+            raise OSError(f"{order.worker}: {error}") from error
+        if self._control is not None:
+            self._control.other.close()
+        self._loop.add_reader(self._process.notifications.fileno(), self._read_notifications)
+
+    @property
+    def guardian_pid(self) -> int:
+        """The process to reap."""
+        return self._process.guardian_pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message to the process of a class; kills one that has not read for long."""
+        if self._control is not None and not self._control.send(message):
+            logger.warning("%s does not read its control socket; it is killed", self.order.worker)
+            self._hear({"kind": protocol.FAILED, "reason": "it did not read its control socket"})
+            self.kill()
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        if self._control is None:
+            self._process.terminate()
+        else:
+            self.send({"kind": protocol.STOP})
+
+    def kill(self) -> None:
+        """Kills it and everything below it."""
+        self._process.kill()
+
+    def show_life(self) -> None:
+        """Shows its guardian that the agent lives."""
+        self._process.show_life()
+
+    def beat(self) -> dict[str, Any]:
+        """Returns its heartbeat, for the master."""
+        return {
+            "kind": protocol.BEAT,
+            "worker": self.order.worker,
+            "incarnation": self.order.incarnation,
+            "status": (self.status or self._process.status)[:200],
+            "trouble": self._process.trouble[:200],
+            "pid": self._process.main_pid or 0,
+        }
+
+    def rotate_log(self) -> None:
+        """Keeps its output bounded. May copy for long: not for an event loop. Raises `OSError`."""
+        rotate_if_full(Path(self.order.log_file))
+
+    def read_rest(self) -> None:
+        """Reads what it sent before it ended."""
+        if self._control is not None:
+            self._control.read()
+        self._read_notifications()
+
+    def close(self) -> None:
+        """Frees its sockets."""
+        self._loop.remove_reader(self._process.notifications.fileno())
+        self._process.close()
+        if self._control is not None:
+            self._control.close()
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message["kind"] == protocol.ALIVE:
+            self.status = str(message.get("status", ""))
+        self._hear(message)
+
+    def _read_notifications(self) -> None:
+        """Turns systemd's notifications into the messages of a class's process."""
+        before = self._process.main_pid, self._process.status, self._process.trouble
+        received = self._process.read_notifications()
+        if self._control is None:
+            for word, kind in (("READY", protocol.READY), ("STOPPING", protocol.ENDING)):
+                if word in received:
+                    self._hear({"kind": kind})
+            if (seconds := self._process.take_extension()) > 0:
+                self._hear({"kind": protocol.EXTEND, "seconds": seconds})
+        changed = before != (self._process.main_pid, self._process.status, self._process.trouble)
+        if "WATCHDOG" in received or "READY" in received or changed:
+            self._hear({"kind": protocol.ALIVE})

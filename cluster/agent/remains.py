@@ -1,0 +1,62 @@
+"""Finds and ends what an agent left: normally nothing, since each guardian kills everything below it when the agent dies.
+
+All processes of an agent, itself included, carry its mark in the environment with which they were started. What began a new life
+without that environment is still below a guardian, which ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from cluster.agent.protocol import MARK
+from cluster.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
+
+
+def start_of(pid: int) -> float | None:
+    """Returns when a living process started, in clock ticks since boot; None if there is none, or only its zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else float(fields[19])
+
+
+def marked(mark: str) -> list[int]:
+    """Returns the living processes of this user that carry the mark, this one excluded."""
+    wanted = f"{MARK}={mark}".encode()
+    return [pid for pid, *_ in live_processes() if pid != os.getpid() and wanted in _environment(pid)]
+
+
+def kill_steps(mark: str, seconds: float) -> Iterator[list[int]]:
+    """Kills everything with the mark; yields what still lives, until nothing does or `seconds` have passed.
+
+    The caller waits a moment after each step. Python's resource trackers are killed last: each removes the shared memory and the
+    semaphores of the processes that were killed.
+    """
+    began = time.monotonic()
+    while (found := marked(mark)) and time.monotonic() - began < seconds:
+        others = [pid for pid in found if not is_resource_tracker(pid)]
+        for pid in others if time.monotonic() - began < TRACKER_SECONDS else found:
+            with suppress(ProcessLookupError, PermissionError):  # it has just ended; or it became another user's
+                os.kill(pid, signal.SIGKILL)
+        yield found
+
+
+def kill_marked(mark: str, seconds: float = 10.0) -> list[int]:
+    """Kills everything with the mark, and waits; returns what could not be killed."""
+    for _ in kill_steps(mark, seconds):
+        time.sleep(0.005)
+    return marked(mark)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:  # it has ended, or belongs to somebody else
+        return []

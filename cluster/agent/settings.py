@@ -1,0 +1,92 @@
+"""What an agent is started with, and what it then announces of itself.
+
+The starter writes the settings as JSON into the agent's command line (`main.py`); the agent writes its endpoint, whole or not
+at all, to `<directory>/<node>.json`, where its starter, and any later master on the machine, finds it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from transport.config import Config, Identifier
+from transport.files.untrusted import UntrustedFileError, read_json
+
+MAX_ENDPOINT_BYTES = 64 * 1024
+
+
+class AgentSettings(Config):
+    """One agent."""
+
+    agent: Identifier
+    """Its own id, new for every agent."""
+    job: Identifier
+    """The job's id."""
+    node: Identifier
+    """The node's name."""
+    directory: Path
+    """Where its endpoint, its lock and its log are; on this machine, and this user's."""
+    lease_seconds: float = Field(default=10.0, ge=1.0)
+    """How long it goes on without a master."""
+    listen: str = "ipc"
+    """`ipc`, or `tcp://HOST`: it then takes any free port. Beyond loopback it needs `master_key`."""
+    master_key: str = Field(default="", pattern=r"^(.{40})?$")
+    """The CURVE public key of the master, Z85, which alone may connect. Empty: anyone who can reach the socket."""
+    parent: int = Field(default=0, ge=0)
+    """A process with which the agent dies, and everything below it. 0: none; it survives its starter."""
+
+    @property
+    def mark(self) -> str:
+        """What all its processes have in their environment (`protocol.MARK`)."""
+        return mark_of(self.directory, self.node)
+
+    @property
+    def endpoint_file(self) -> Path:
+        """Where it announces itself."""
+        return endpoint_file(self.directory, self.node)
+
+    @property
+    def lock_file(self) -> Path:
+        """What it holds while it lives: there is one agent of a node at a time."""
+        return self.directory / f"{self.node}.lock"
+
+    @property
+    def log_file(self) -> Path:
+        """Its own log."""
+        return self.directory / f"{self.node}.log"
+
+
+class AgentEndpoint(Config):
+    """Where an agent takes commands."""
+
+    agent: Identifier
+    """Its id."""
+    node: Identifier
+    """The node's name."""
+    pid: int = Field(gt=0)
+    """Its process, on its own machine."""
+    started: float = Field(ge=0)
+    """When that process started (`remains.start_of`), which no other process of the same id has."""
+    address: str
+    """A ZMQ address."""
+    server_key: str = Field(default="", pattern=r"^(.{40})?$")
+    """Its CURVE public key, Z85; empty without keys."""
+
+
+def mark_of(directory: Path, node: str) -> str:
+    """Returns the mark of a node's agents."""
+    return f"{directory.resolve()}:{node}"
+
+
+def endpoint_file(directory: Path, node: str) -> Path:
+    """Returns where a node's agent announces itself."""
+    return directory / f"{node}.json"
+
+
+def read_endpoint(directory: Path, node: str) -> AgentEndpoint | None:
+    """Returns what the node's last agent announced; None if none did, or the file is not whole."""
+    try:
+        return AgentEndpoint.model_validate(read_json(endpoint_file(directory, node), MAX_ENDPOINT_BYTES))
+    except (OSError, UntrustedFileError, ValidationError):
+        return None

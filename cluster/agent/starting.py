@@ -1,0 +1,87 @@
+"""Starts an agent on this machine, and ends one: the other end of `main.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+from cluster.agent.protocol import MARK
+from cluster.agent.remains import start_of
+from cluster.agent.settings import AgentEndpoint, AgentSettings, read_endpoint
+from cluster.errors import BackendError
+from cluster.process import RESET_SIGNALS, SYSTEMD_VARIABLES, last_lines
+
+START_SECONDS = 60.0
+"""Longest time from the start of an agent to its endpoint."""
+
+POLL_SECONDS = 0.01
+
+
+def spawn_agent(settings: AgentSettings) -> int:
+    """Starts an agent in a session of its own; returns its process, a child of this one. Raises `OSError`."""
+    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "cluster.agent.main", settings.model_dump_json()],
+        environment | {MARK: settings.mark},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(settings.log_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=RESET_SIGNALS,
+    )
+
+
+def start_steps(settings: AgentSettings) -> Iterator[AgentEndpoint | None]:
+    """Starts an agent; yields None, after which the caller waits a moment, and at last its endpoint.
+
+    Raises `BackendError`, with the end of its log, if it does not start.
+    """
+    try:
+        pid = spawn_agent(settings)
+    except OSError as error:
+        raise BackendError(f"the agent of node {settings.node} could not be started: {error}") from error
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        endpoint = read_endpoint(settings.directory, settings.node)
+        if endpoint is not None and endpoint.agent == settings.agent:
+            yield endpoint
+            return
+        late = time.monotonic() > deadline
+        if start_of(pid) is None or late:
+            how = f"did not start within {START_SECONDS:g} s" if late else "ended at once"
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            reap(pid)
+            said = " | ".join(last_lines(settings.log_file, count=3)) or "nothing"
+            raise BackendError(f"the agent of node {settings.node} {how}; its log {settings.log_file} says: {said}")
+        yield None
+
+
+def start_agent(settings: AgentSettings) -> AgentEndpoint:
+    """Starts an agent and waits for it. Raises as `start_steps`. Blocks: not for an event loop."""
+    for endpoint in start_steps(settings):
+        if endpoint is not None:
+            return endpoint
+        time.sleep(POLL_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def lives(endpoint: AgentEndpoint) -> bool:
+    """Whether the agent's process lives on this machine."""
+    return start_of(endpoint.pid) == endpoint.started
+
+
+def reap(pid: int) -> None:
+    """Forgets a child that has ended; somebody else's is left to them."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return

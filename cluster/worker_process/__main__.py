@@ -1,0 +1,38 @@
+"""A worker of a class as a process: `python -m cluster.worker_process`, started by an agent."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from cluster.agent import protocol
+from cluster.worker_process.agent_link import AgentLink
+from cluster.worker_process.description import Description
+from cluster.worker_process.host import AGENT_GONE, Host, end_at_once, end_soon
+
+
+def main() -> int:
+    """Runs the worker that the agent describes; returns the exit code."""
+    link = AgentLink()
+    messages = link.messages()
+    first = next(messages, None)
+    if first is None or first["kind"] != protocol.DESCRIPTION:
+        print(f"expected a description from the agent, got {first}", file=sys.stderr)  # noqa: T201 - into the log
+        return AGENT_GONE
+    host = Host(link, Description.model_validate(first["description"]))
+
+    def obey() -> None:
+        try:
+            for message in messages:
+                host.obey(message)
+        finally:
+            end_at_once(AGENT_GONE)
+
+    threading.Thread(target=obey, name="cluster-orders", daemon=True).start()
+    code = host.run()
+    end_soon(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

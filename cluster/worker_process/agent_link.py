@@ -1,0 +1,45 @@
+"""A worker process's end of the control socket to its agent. Its threads block; the agent's end does not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from cluster.agent.frames import FrameReader, frame
+from cluster.agent.protocol import CONTROL_FD
+
+CHUNK = 256 * 1024
+
+
+class AgentLink:
+    """The socket that this process inherited."""
+
+    def __init__(self) -> None:
+        """Takes the socket, so that no process below this one inherits it. Raises `RuntimeError` without one."""
+        number = os.environ.pop(CONTROL_FD, "")
+        if not number.isdecimal():
+            raise RuntimeError(f"${CONTROL_FD} is {number!r}; an agent sets it, so start workers by a job")
+        self._socket = socket.socket(fileno=int(number))
+        self._socket.set_inheritable(False)
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a message; waits while the agent does not read. Raises `OSError` when the agent is gone."""
+        data = frame({"kind": kind, **fields})
+        with self._lock:
+            self._socket.sendall(data)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yields what the agent sends, until it is gone. Raises `MalformedMessageError`."""
+        reader = FrameReader()
+        while True:
+            try:
+                data = self._socket.recv(CHUNK)
+            except ConnectionResetError:
+                return
+            if not data:
+                return
+            yield from reader.feed(data)

@@ -1,0 +1,80 @@
+"""What a worker's process is told of itself: made by the master for its `WorkerOrder`, read by the process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from cluster.spec import MASTER, ImportPath, JobSpec, role_of
+from transport.config import Config
+
+COMMAND = (sys.executable, "-m", "cluster.worker_process")
+"""The command of every worker of a class."""
+
+LONGEST_PERIOD_SECONDS = 2.0
+"""Longest time between two heartbeats, even if the role allows a longer one, so that a status is fresh."""
+
+BEATS_IN_THE_LIMIT = 4
+"""Heartbeats in the silence that the role allows: two may be lost or late, and the worker is still heard in time."""
+
+
+class Description(Config):
+    """All that a worker's process needs."""
+
+    job: str
+    role: str
+    rank: int
+    """-1 for a SubMaster."""
+    count: int
+    """Workers of its role."""
+    worker: str
+    incarnation: int
+    import_path: ImportPath
+    """Its class."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The role's."""
+    directory: str
+    """The job's directory."""
+    node: str = ""
+    """Filled in by its agent."""
+    task: bool = False
+    """Whether the process ends once `start` has returned."""
+    heartbeat_seconds: float = Field(default=LONGEST_PERIOD_SECONDS, gt=0)
+    """Time between two heartbeats."""
+    path: tuple[str, ...] = ()
+    """Directories that are searched for its class before all others."""
+
+
+def description_of(
+    job: JobSpec, worker: str, incarnation: int, count: int, directory: Path, path: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the description of a worker or SubMaster, as JSON values; empty for a worker that is a command.
+
+    `count`: workers of its role now. `path`: as in `Description`.
+    """
+    role = job.role(role_of(worker))
+    rank = worker.rpartition("-")[2]
+    import_path = role.sub_master if rank == MASTER else role.worker
+    if import_path is None:
+        return {}
+    limit = role.silence_timeout_seconds
+    period = LONGEST_PERIOD_SECONDS if limit is None else min(LONGEST_PERIOD_SECONDS, limit / BEATS_IN_THE_LIMIT)
+    description = Description(
+        job=job.name,
+        role=role.name,
+        rank=-1 if rank == MASTER else int(rank),
+        count=count,
+        worker=worker,
+        incarnation=incarnation,
+        import_path=import_path,
+        config=role.config,
+        directory=str(directory),
+        task=role.task and rank != MASTER,
+        heartbeat_seconds=period,
+        path=tuple(path),
+    )
+    return description.model_dump(mode="json")

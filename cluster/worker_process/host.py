@@ -1,0 +1,197 @@
+"""Runs one worker of a class from its construction to its end: the hooks in order, and the agent's orders beside them.
+
+`__init__`, `setup`, `self_check` and `start` run in the main thread, since signal handlers, torch and many native libraries want
+that. The agent's orders are read in a thread; `stop`, `on_failover`, `check_child` and `status` have one each, and heartbeats
+another, so that they show that the interpreter lives whatever a hook does. A hook that fails outside the main thread ends the
+process at once: nothing could interrupt `start`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from cluster.agent import protocol
+from cluster.worker import SubMaster, Worker
+from cluster.worker_process.agent_link import AgentLink
+from cluster.worker_process.description import Description
+from cluster.worker_process.hooks import HookEndedError, call, last_line
+from cluster.worker_process.hosted_context import HostedContext, members_of
+
+AGENT_GONE = 70
+"""Exit code when the agent is gone; its guardian kills the process at the same time."""
+
+EXIT_SECONDS = 10.0
+"""How long the threads that the worker left may keep the process from its end."""
+
+LONGEST_STATUS = 200
+
+
+class Host:
+    """One worker's process."""
+
+    def __init__(self, link: AgentLink, description: Description) -> None:
+        self._link = link
+        self._description = description
+        self._context = HostedContext(description, link)
+        self._worker: Worker | None = None
+        self._ready = False
+        self._may_start = threading.Event()
+        """Set by START, and by STOP."""
+        self._stopped = threading.Event()
+        """Set once `stop` has returned."""
+        self._stop_requests = 0
+        self._status = ""
+        self._failovers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._checks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    # --- the main thread ---
+
+    def run(self) -> int:
+        """Runs the worker; returns the exit code."""
+        signal.signal(signal.SIGTERM, lambda *_: self._spawn("stop", self._stop))
+        self._spawn("heartbeat", self._beat)
+        try:
+            self._run_hooks()
+        except HookEndedError as end:
+            self._report_end(end)
+            return end.code
+        return 0
+
+    def _run_hooks(self) -> None:
+        context, hooks = self._context, self._description
+        self._worker = cast(Worker, call("__init__", self._construct))
+        for name in ("setup", "self_check"):
+            if not context.stop.is_set():
+                call(name, getattr(self._worker, name))
+        if context.stop.is_set():
+            call("stop", self._worker.stop)
+            return
+        self._ready = True
+        for name, hook in (("status", self._ask_status), ("failover", self._fail_over), ("check", self._check)):
+            self._spawn(name, hook)
+        self._link.send(protocol.READY, address="", server_key="")
+        self._may_start.wait()
+        if not context.stop.is_set():
+            self._link.send(protocol.STARTED)
+            call("start", self._worker.start)
+            if not context.stop.is_set():
+                self._link.send(protocol.FINISHED)
+                if hooks.task:
+                    return
+            context.stop.wait()
+        self._stopped.wait()
+
+    def _construct(self) -> Worker:
+        for entry in reversed(self._description.path):
+            if entry not in sys.path:
+                sys.path.insert(0, entry)
+        module_name, _, class_name = self._description.import_path.partition(":")
+        found = getattr(importlib.import_module(module_name), class_name)
+        expected = SubMaster if self._description.rank < 0 else Worker
+        if not (isinstance(found, type) and issubclass(found, expected)):
+            raise TypeError(f"{self._description.import_path} is {found!r}; expected a subclass of {expected.__name__}")
+        return found(self._context)
+
+    # --- the other threads ---
+
+    def obey(self, message: dict[str, Any]) -> None:
+        """Carries out one order of the agent, or hands it to the thread that does. Called in the thread that reads."""
+        match message:
+            case {"kind": protocol.START}:
+                self._may_start.set()
+            case {"kind": protocol.STOP}:
+                self._spawn("stop", self._stop)
+            case {"kind": protocol.MEMBERS, "members": list(members)}:
+                self._context.update(members_of(members))
+            case {"kind": protocol.FAILOVER}:
+                self._failovers.put(message)
+            case {"kind": protocol.CHECK_CHILDREN}:
+                self._checks.put(message)
+
+    def _stop(self) -> None:
+        """Has the worker end in order; repeated requests change nothing."""
+        self._stop_requests += 1
+        if self._stop_requests > 1:
+            return
+        ready = self._ready
+        self._context.stop.set()
+        self._may_start.set()
+        if ready:
+            call("stop", cast(Worker, self._worker).stop)
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        while True:
+            self._link.send(protocol.ALIVE, status=self._status)
+            threading.Event().wait(self._description.heartbeat_seconds)
+
+    def _ask_status(self) -> None:
+        while True:
+            try:
+                status = str(cast(Worker, self._worker).status())
+            except BaseException as error:  # noqa: BLE001 - the worker goes on
+                status = f"status() raised {last_line(error)}"
+            self._status = " ".join(status.split())[:LONGEST_STATUS]
+            threading.Event().wait(self._description.heartbeat_seconds)
+
+    def _fail_over(self) -> None:
+        while True:
+            order = self._failovers.get()
+            call("on_failover", cast(Worker, self._worker).on_failover, members_of(order["failed"]))
+            self._link.send(protocol.FAILOVER_DONE, notice=order["notice"])
+
+    def _check(self) -> None:
+        while True:
+            order = self._checks.get()
+            call("check_child", cast(SubMaster, self._worker).check_child, members_of(order["children"]))
+            self._link.send(protocol.CHILDREN_CHECKED, check=order["check"])
+
+    def _spawn(self, name: str, work: Callable[[], None]) -> None:
+        threading.Thread(target=self._guarded, args=(name, work), name=f"cluster-{name}", daemon=True).start()
+
+    def _guarded(self, name: str, work: Callable[[], None]) -> None:
+        """Runs a thread's work; whatever it raises ends the process."""
+        try:
+            work()
+        except HookEndedError as end:
+            self._report_end(end)
+            end_at_once(end.code)
+        except OSError as error:
+            print(f"the agent is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
+            end_at_once(AGENT_GONE)
+        except BaseException as error:  # noqa: BLE001 - a bug of ours, or a message that makes no sense
+            self._report_end(HookEndedError(f"its {name} thread raised {last_line(error)}", 1))
+            end_at_once(1)
+
+    def _report_end(self, end: HookEndedError) -> None:
+        if end.code:
+            try:
+                self._link.send(protocol.FAILED, reason=str(end))
+            except OSError as error:
+                print(f"the agent is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
+
+
+def end_at_once(code: int) -> None:
+    """Ends the process without waiting for any thread."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def end_soon(code: int) -> None:
+    """Ends the process after `EXIT_SECONDS` if threads that do not end keep it alive until then."""
+
+    def end() -> None:
+        threading.Event().wait(EXIT_SECONDS)
+        left = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        print(f"threads that did not end: {left}; the process ends", file=sys.stderr)  # noqa: T201 - into the worker's log
+        end_at_once(code)
+
+    threading.Thread(target=end, name="cluster-end", daemon=True).start()

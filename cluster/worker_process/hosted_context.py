@@ -1,0 +1,72 @@
+"""The `Context` of a worker in its own process: the members as last published, and requests to the PrimeMaster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from cluster.agent import protocol
+from cluster.spec import MASTER, role_of, sub_master_name
+from cluster.worker import Context, Member
+from cluster.worker_process.agent_link import AgentLink
+from cluster.worker_process.description import Description
+
+if TYPE_CHECKING:
+    from cluster.calls import RoleGroup
+
+_MEMBERS = TypeAdapter(tuple[Member, ...])
+
+
+def members_of(maps: Iterable[Any]) -> tuple[Member, ...]:
+    """Returns the members that a message describes. Raises `ValueError`."""
+    return _MEMBERS.validate_python(tuple(maps))
+
+
+class HostedContext(Context):
+    """What `Worker` gets here."""
+
+    def __init__(self, description: Description, link: AgentLink) -> None:
+        super().__init__(
+            job=description.job,
+            role=description.role,
+            rank=description.rank,
+            count=description.count,
+            worker=description.worker,
+            incarnation=description.incarnation,
+            config=description.config,
+            directory=description.directory,
+            node=description.node,
+        )
+        self._link = link
+        self._members: dict[str, Member] = {}
+
+    def update(self, members: Iterable[Member]) -> None:
+        """Takes news of members."""
+        self._members = self._members | {member.worker: member for member in members}
+
+    def members(self, role: str) -> Sequence[Member]:
+        """As `Context.members`."""
+        own = [
+            member
+            for member in self._members.values()
+            if role_of(member.worker) == role and member.worker != sub_master_name(role)
+        ]
+        return sorted(own, key=lambda member: int(member.worker.rpartition("-")[2]))
+
+    def group(self, role: str) -> RoleGroup:
+        """As `Context.group`."""
+        raise NotImplementedError(f"{self.worker} cannot call role {role} yet")
+
+    def replace(self, worker: str, incarnation: int, reason: str) -> None:
+        """As `Context.replace`."""
+        if self.rank != -1 or role_of(worker) != self.role or worker == sub_master_name(self.role):
+            raise PermissionError(
+                f"{self.worker} may not have {worker} replaced: only {self.role}-{MASTER} may, a worker of its role"
+            )
+        self._link.send(protocol.REPLACE, worker=worker, incarnation=incarnation, reason=reason)
+
+    def stop_job(self, reason: str, code: int = 0) -> None:
+        """As `Context.stop_job`."""
+        self._link.send(protocol.STOP_JOB, reason=reason, code=code)
