@@ -26,6 +26,7 @@ CASES = {
     "scaling": "from 0.1 to 1 GB (4 GB in full)",
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
     "sweep": "claims a second of eight workers, beside bare flushed files; status of 10,000 targets",
+    "cluster-calls": "calls from one worker to another, beside those of an actor of Ray and a bare ZMQ echo",
 }
 
 CHAOS = "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)"
