@@ -55,7 +55,13 @@ def settings(output_dir: Path, notes: Path) -> dict[str, Any]:
         "output_dir": str(output_dir),
         "model": "tiny-dense",
         "max_restarts": MANY,
-        "inference": {"port": port, "dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 4096},
+        "inference": {
+            "port": port,
+            "dtype": "float32",
+            "max_model_len": 256,
+            "max_num_batched_tokens": 4096,
+            "startup_timeout_seconds": DEADLINE_SECONDS,
+        },
         "trainer": {"device": "cpu", "max_tokens": 4096, "threads": 1},
         "orchestrator": {
             "steps": MANY,

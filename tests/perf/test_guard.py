@@ -11,6 +11,9 @@ import pytest
 ATTEMPTS = 3
 """A machine may be busy with something else; a fault is there every time."""
 
+NOISY_ATTEMPTS = 4
+"""How many more there may be while other processes take so much of the machine that a benchmark itself decides nothing."""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -19,13 +22,20 @@ ATTEMPTS = 3
 )
 def test_no_benchmark_is_grossly_worse_than_it_was(case: str) -> None:
     broken: list[str] = []
-    for _ in range(ATTEMPTS):
+    undecided: list[str] = []
+    while len(broken) < ATTEMPTS and len(undecided) < NOISY_ATTEMPTS:
         command = [sys.executable, "-m", "cli.main", "bench", case, "--quick", "--json"]
         completed = subprocess.run(command, capture_output=True, text=True, check=False)
         assert completed.stdout, completed.stderr
         figures = [figure for measured in json.loads(completed.stdout) for figure in measured["figures"]]
         assert any(figure["held"] is not None for figure in figures), "a guard that cannot fail"
-        broken = [f"{figure['name']}: {figure['value']}" for figure in figures if figure["held"] is False]
-        if not broken:
+        missed = [figure for figure in figures if figure["held"] is False]
+        if not missed:
             return
-    pytest.fail(f"{ATTEMPTS} times, the last with {'; '.join(broken)}")
+        decided = any(figure["verdict"] == "broken" for figure in missed)
+        (broken if decided else undecided).append(
+            "; ".join(f"{figure['name']}: {figure['value']}" for figure in missed)
+        )
+    if len(broken) < ATTEMPTS:
+        pytest.skip(f"too much else runs on this machine: {undecided}")
+    pytest.fail(f"{ATTEMPTS} times: {broken}")
