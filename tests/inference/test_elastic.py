@@ -39,7 +39,7 @@ def listing(tmp_path: Path) -> Listing:
 
 @asynccontextmanager
 async def pool_by(listing: Listing, **settings: Any) -> AsyncIterator[InferencePool]:
-    defaults = {"health_interval_seconds": 0.02, "startup_timeout_seconds": 10, "request_timeout_seconds": 20}
+    defaults = {"health_interval_seconds": 0.02, "startup_timeout_seconds": 60, "request_timeout_seconds": 60}
     pool = InferencePool(PoolConfig(urls_file=listing.path, **(defaults | settings)), "a-model")
     try:
         await pool.start()
@@ -154,7 +154,7 @@ async def test_servers_that_come_and_go_during_an_update_do_not_hold_it_up(listi
 async def test_a_job_may_start_before_there_is_any_server(listing: Listing) -> None:
     async with FakeServer() as server:
         pool = InferencePool(
-            PoolConfig(urls_file=listing.path, health_interval_seconds=0.02, startup_timeout_seconds=10), "a-model"
+            PoolConfig(urls_file=listing.path, health_interval_seconds=0.02, startup_timeout_seconds=60), "a-model"
         )
         start = asyncio.create_task(pool.start())
         await asyncio.sleep(0.05)

@@ -19,6 +19,7 @@ from inference.base import InferenceError, SamplingParameters
 from inference.clients.http_sessions import HttpSessions
 from inference.config import InferenceConfig, PoolConfig
 from inference.pool.pool import InferencePool
+from tests.inference.pool.test_pool import timed_out_after_a_look
 from tests.inference.test_server import HEALTHY, config_of, stand_in, stop_this_process
 from tests.support.fake_inference import FakeServer, weight_update
 
@@ -82,12 +83,15 @@ async def test_a_pool_speaks_to_a_server_under_https(identity: Identity) -> None
 
 
 @pytest.mark.slow
-async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(identity: Identity, tmp_path: Path) -> None:
+async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(
+    identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stranger = make_identity(tmp_path / "stranger")
     async with FakeServer(identity.context) as fake:
         for ca_file in (None, stranger.certificate):
-            config = PoolConfig(urls=[fake.url], ca_file=ca_file, startup_timeout_seconds=0.3)
+            config = PoolConfig(urls=[fake.url], ca_file=ca_file, startup_timeout_seconds=60)
             pool = InferencePool(config, "model")
+            monkeypatch.setattr(pool, "_until", timed_out_after_a_look(pool))
             with pytest.raises(InferenceError, match="certificate verify failed"):
                 await pool.start()
             await pool.close()

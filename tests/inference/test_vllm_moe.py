@@ -310,7 +310,7 @@ async def kept_busy(server: ServerProcess, pool: InferencePool) -> AsyncIterator
 
 async def running_at(server: ServerProcess, enough: Callable[[float], bool]) -> None:
     """Returns when the number of requests that the engine says it runs is enough."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not enough(await metric(server, "num_requests_running")):  # noqa: ASYNC110  (it is another process's)
             await asyncio.sleep(0.005)
 

@@ -68,7 +68,7 @@ class ScriptedTrainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def wait_for_step(self, step: int, seconds: float = 60.0) -> None:

@@ -61,7 +61,7 @@ def test_every_group_of_a_run_has_its_story(make_config: Callable[..., RunConfig
         with started(config) as process:
             wait_until((config.run_dir / "checkpoints" / "step_2").exists, "the commit of step 2")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 143
+            assert process.wait(60) == 143
         with started(config.model_copy(update={"resume": True})) as process:
             assert process.wait(60) == 0
     lines = [line for _, line in read_lines(config.run_dir / DECISIONS_FILE)]

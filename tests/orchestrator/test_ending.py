@@ -40,7 +40,7 @@ def committed(make_config: Callable[..., RunConfig]) -> RunConfig:
             lambda: (config.run_dir / "metrics.jsonl").exists() and len(metrics_of(config)) == STEPS, "the last commit"
         )
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(60)
     for step in published_steps(config.run_dir / "broadcast"):
         if step > DURABLE:
             shutil.rmtree(config.run_dir / f"broadcast/step_{step}")

@@ -107,7 +107,7 @@ def test_prometheus_serves_the_newest_line() -> None:
     with PrometheusEndpoint(0, "run-a") as endpoint:
         endpoint.publish({"step": 1, "reward/mean": 0.25})
         endpoint.publish({"step": 2, "reward/mean": 0.5, "event_loop_lag/p99": 0.01})
-        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=60) as response:
             text = response.read().decode()
     assert 'counterpoint_reward_mean{run="run-a"} 0.5' in text
     assert 'counterpoint_event_loop_lag_p99{run="run-a"} 0.01' in text

@@ -46,7 +46,7 @@ async def test_the_order_of_events(tmp_path: Path) -> None:
     pool = RecordingPool()
     watcher = make_watcher(tmp_path, pool, 2)
     directory = publish(tmp_path, 0)
-    await asyncio.wait_for(watcher.load_first(0), 10)
+    await asyncio.wait_for(watcher.load_first(0), 60)
     starting, update, updated = pool.history
     assert (starting, updated) == (PolicyUpdateStarting(0), PolicyUpdated(0))
     assert isinstance(update, WeightUpdate)
@@ -60,12 +60,12 @@ async def test_only_the_newest_is_loaded_and_only_when_stable(tmp_path: Path) ->
     for version in (0, 1, 3):
         publish(tmp_path, version)
     (tmp_path / "broadcast" / "step_4").mkdir()
-    await asyncio.wait_for(watcher.load_first(0), 10)
+    await asyncio.wait_for(watcher.load_first(0), 60)
     assert watcher.version == 3
     task = asyncio.create_task(watcher.run())
     pool.loaded.clear()
     publish(tmp_path, 5)
-    await asyncio.wait_for(pool.loaded.wait(), 10)
+    await asyncio.wait_for(pool.loaded.wait(), 60)
     assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [3, 5]
     task.cancel()
 
@@ -82,7 +82,7 @@ async def test_a_version_that_is_withdrawn_while_it_loads_is_none(tmp_path: Path
     watcher = make_watcher(tmp_path, pool, 9)
     for version in (1, 2):
         publish(tmp_path, version)
-    await asyncio.wait_for(watcher.load_first(1), 10)
+    await asyncio.wait_for(watcher.load_first(1), 60)
     assert watcher.version == 1
 
 
@@ -101,14 +101,14 @@ async def test_a_version_that_is_half_removed_is_none(tmp_path: Path, monkeypatc
         return read(path)
 
     monkeypatch.setattr(Probe, "read", removed_meanwhile)
-    await asyncio.wait_for(watcher.load_first(1), 10)
+    await asyncio.wait_for(watcher.load_first(1), 60)
     assert watcher.version == 3
 
 
 async def test_a_stable_version_without_a_probe_is_a_fault(tmp_path: Path) -> None:
     (publish(tmp_path, 2) / "probe.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"probe\.json"):
-        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 9).load_first(1), 10)
+        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 9).load_first(1), 60)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ async def test_a_trainer_that_begins_again_before_what_is_served_is_caught_up_wi
     pool = RecordingPool()
     watcher = make_watcher(tmp_path, pool, 9)
     directories = [publish(tmp_path, version) for version in (4, 5)]
-    await asyncio.wait_for(watcher.load_first(4), 10)
+    await asyncio.wait_for(watcher.load_first(4), 60)
     task = asyncio.create_task(watcher.run())
     pool.loaded.clear()
     for directory in directories:
@@ -126,7 +126,7 @@ async def test_a_trainer_that_begins_again_before_what_is_served_is_caught_up_wi
         publish(tmp_path, version)
         await asyncio.sleep(2 * POLL_SECONDS)
     publish(tmp_path, 6)
-    await asyncio.wait_for(pool.loaded.wait(), 10)
+    await asyncio.wait_for(pool.loaded.wait(), 60)
     assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [5, 6]
     task.cancel()
 
@@ -137,18 +137,18 @@ async def test_weights_that_no_server_takes_end_the_run(tmp_path: Path) -> None:
 
     publish(tmp_path, 1)
     with pytest.raises(InferenceError, match="no inference server took"):
-        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(refuse), 9).load_first(1), 10)
+        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(refuse), 9).load_first(1), 60)
 
 
 async def test_a_version_that_no_batch_can_have_trained(tmp_path: Path) -> None:
     pool = RecordingPool()
     publish(tmp_path, 3)
     with pytest.raises(ForeignBroadcastError, match="up to step 2 only"):
-        await asyncio.wait_for(make_watcher(tmp_path, pool, 2).load_first(0), 10)
+        await asyncio.wait_for(make_watcher(tmp_path, pool, 2).load_first(0), 60)
     assert pool.history == []
 
 
 async def test_a_probe_of_another_version(tmp_path: Path) -> None:
     publish(tmp_path, 1, said=2)
     with pytest.raises(ForeignBroadcastError, match="is of version 2; expected 1"):
-        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 2).load_first(1), 10)
+        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 2).load_first(1), 60)

@@ -203,14 +203,14 @@ class FakeInference(FakeServer):
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name="fake-inference")
         self._thread.start()
-        assert started.wait(10), "the fake server does not start"
+        assert started.wait(60), "the fake server does not start"
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the fake server does not end"
 
     async def _serve(self, started: threading.Event) -> None:

@@ -22,7 +22,7 @@ from sweep.status import sweep_status
 from sweep.store import StoreError
 from sweep.stores.memory import MemoryStore
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 _numbers = itertools.count()
 
 QUICK: dict[str, Any] = {"heartbeat": 0.02, "lease": 30.0}

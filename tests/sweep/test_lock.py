@@ -20,7 +20,7 @@ from sweep.store import Stored, StoreError
 from sweep.stores.memory import MemoryStore
 from tests.support.polling import wait_until
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 _numbers = itertools.count()
 
 QUICK = Terms(heartbeat=0.05, lease=0.6)

@@ -385,7 +385,7 @@ def test_a_guard_is_never_unlinked_and_one_that_is_held_is_an_error(
         store.write("a", b"two", version)
     with holder.stdin, holder.stdout:
         holder.stdin.write(b"\n")
-    assert holder.wait(30) == 0
+    assert holder.wait(60) == 0
     for index in range(GUARDS + 8):
         store.write(f"key-{index}", b"two", store.write(f"key-{index}", b"one", None))
         store.discard(f"key-{index}")

@@ -1,4 +1,4 @@
-"""A learner on each of two real ranks whose collective calls have four seconds, for `test_ranks.py`: rank 0 writes for longer.
+"""A learner on each of two real ranks whose collective calls have eight seconds, for `test_ranks.py`: rank 0 writes for longer.
 
 Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY MODEL`, with `RANKS_STORE` naming a file.
 """
@@ -19,7 +19,7 @@ from trainer.config import TrainerConfig
 from trainer.learner import Learner
 from trainer.runs.manager import MultiRunManager
 
-TIMEOUT = 4.0
+TIMEOUT = 8.0
 
 
 def main(directory: Path, model: str) -> None:
@@ -35,7 +35,7 @@ def main(directory: Path, model: str) -> None:
             one.follow()
         else:
             with one.kept_alive():
-                time.sleep(2 * TIMEOUT)  # the disk is slow
+                time.sleep(1.5 * TIMEOUT)  # the disk is slow
             one.stop()
         (directory / f"rank_{group.index}").touch()
 

@@ -26,7 +26,7 @@ from transport.wires.filesystem import DirectoryConnection
 from transport.wires.link import Connected
 from transport.wires.open import EXCHANGE, open_receiver
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 SESSION = 7
 """That every READY of these tests opens."""

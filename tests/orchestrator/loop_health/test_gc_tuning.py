@@ -65,7 +65,7 @@ async def collecting(rollouts: RolloutCounts) -> AsyncIterator[list[int]]:
         task = asyncio.create_task(collect_as_memory_grows(rollouts))
         await asyncio.sleep(0)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 yield seen
         finally:
             task.cancel()

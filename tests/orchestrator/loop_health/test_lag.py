@@ -53,7 +53,7 @@ async def test_a_blocked_loop_is_measured_and_warned_of(caplog: pytest.LogCaptur
     task = asyncio.create_task(monitor.run())
     await asyncio.sleep(0)  # the monitor sleeps now
     time.sleep(BLOCKED_SECONDS)  # noqa: ASYNC251 - blocking the loop is what is measured
-    await asyncio.wait_for(ticked.wait(), 30)
+    await asyncio.wait_for(ticked.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -171,7 +171,7 @@ def test_an_environment_that_always_fails_says_so_everywhere(
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
         wait_until(is_counted_in_a_status, "a status that counts them")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143
+        assert process.wait(60) == 143
     listener.close()
     status = next(status for status in said if "discarded" in status)
     assert re.fullmatch(
@@ -194,7 +194,7 @@ def test_a_run_that_can_ship_nothing_says_so_and_keeps_little(
     with ScriptedTrainer(config.output_dir, "one", STEPS), started(config) as process:
         wait_until(lambda: inference.completions > recorded + 100, "more completions than are recorded")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143
+        assert process.wait(60) == 143
     assert "64 rollouts have been discarded since step 0" in (config.run_dir / "orchestrator.log").read_text()
     checkpoint = load_newest(config)
     assert checkpoint is not None

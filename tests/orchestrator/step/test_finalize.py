@@ -265,7 +265,7 @@ async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() ->
         finalize_in_thread(Finalizer(Advantage("tasks:hangs", hangs), []), make_group([1.0, 0.0]), False)
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await asyncio.to_thread(called.wait)
             assert await run_cpu_bound(sum, [1, 2]) == 3
     finally:

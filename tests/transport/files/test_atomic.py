@@ -96,7 +96,7 @@ def test_a_killed_writer_leaves_nothing_that_counts(tmp_path: Path) -> None:
         "with publish_directory(Path(sys.argv[1])) as partial:\n"
         "    (partial / 'a').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "step_1")], timeout=30, check=False)
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "step_1")], timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert published_steps(tmp_path) == []
     with publish_directory(tmp_path / "step_1"):
@@ -114,7 +114,7 @@ def test_a_directory_is_on_disk_before_it_appears_and_the_disk_is_waited_for_onc
     def fsync(descriptor: int) -> None:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
         if name != str(tmp_path):
-            all_asked_for.wait(timeout=10)
+            all_asked_for.wait(timeout=60)
         synced.append((name, path.exists()))
 
     monkeypatch.setattr(os, "fsync", fsync)

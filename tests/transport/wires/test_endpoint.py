@@ -146,7 +146,7 @@ async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, ca
         plain.close()
         await known.start(Hello("default", 0))
         await asyncio.to_thread(hear_out, receiver)
-        assert await asyncio.wait_for(known.receive(), 30) == Ready(1, 4, SESSION)
+        assert await asyncio.wait_for(known.receive(), 60) == Ready(1, 4, SESSION)
         await known.send(Offer(make_batch(), SESSION))
         assert (await asyncio.to_thread(take, receiver, Batch))[0] == "default"
     finally:
