@@ -1,0 +1,28 @@
+"""The jobs that several tests use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.manager.events import Outcome
+from tests.cluster.manager.driver import Driver, command
+
+
+def three(**options: Any) -> Driver:
+    """Two services, and the task that needs the second; each a command, as in `counterpoint run`."""
+    return Driver(
+        command("server", **options),
+        command("trainer", **options),
+        command("task", task=True, after=("trainer",), **options),
+    )
+
+
+def sweep(*names: str, **options: Any) -> Driver:
+    """A service, and several tasks that do not know one another; all of them run."""
+    tasks = [command(name, task=True, after=("trainer",), **options) for name in names]
+    return Driver(command("trainer", max_restarts=3), *tasks).running()
+
+
+def failed(code: int, worker: str, words: str) -> Outcome:
+    """The outcome of a job that failed since a worker did."""
+    return Outcome(code, f"{worker} {words} (log: logs/{worker}.log)", worker)

@@ -1,0 +1,172 @@
+"""What dies is created again, after which pause and how often; silence, and announced ends."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
+from cluster.manager.stopping import KILL_GRACE_SECONDS
+from tests.cluster.manager.driver import Driver, managed
+from tests.cluster.manager.jobs import failed, three
+
+
+def test_what_dies_is_created_again_after_a_pause_that_doubles_and_only_so_often() -> None:
+    job = three(max_restarts=7).running()
+    at, pauses = 10.0, []
+    for _ in range(7):
+        assert job.exit("trainer-0", 137, at) == []
+        assert job.phases() == {"server-0": "running", "trainer-0": "restarting", "task-0": "running"}
+        assert job.deadline is not None
+        pauses.append(job.deadline - at)
+        at = job.deadline
+        assert job.tick(at - 0.1) == []
+        assert job.tick(at) == ["create trainer-0 again"]
+        assert job.ready("trainer-0", at + 1) == []
+    assert pauses[0] == FIRST_BACKOFF_SECONDS
+    assert all(later == min(2 * pause, LONGEST_BACKOFF_SECONDS) for pause, later in pairwise(pauses))
+    assert pauses[-1] == LONGEST_BACKOFF_SECONDS
+    assert job.exit("trainer-0", 1, at + 2) == ["stop task-0"]
+    assert [job[name].restarts for name in ("server-0", "trainer-0", "task-0")] == [0, 7, 0]
+    assert job["trainer-0"].last_death == "ended with exit code 1"
+    job.exits("task-0", "server-0")
+    assert job.outcome == failed(1, "trainer-0", "ended with exit code 1")
+
+
+def test_a_worker_that_falls_silent_is_killed_and_created_again() -> None:
+    job = three(max_restarts=1).running()
+    assert job.silent("trainer-0", 60.0, 61.0) == ["kill trainer-0"]
+    assert job["trainer-0"].phase.value == "stuck"
+    assert job.silent("trainer-0", 60.0, 61.1) == []
+    assert job.exit("trainer-0", 137, 61.2) == []
+    assert job["trainer-0"].last_death == "was silent for 60 s and was killed"
+    assert job.tick(61.2 + FIRST_BACKOFF_SECONDS) == ["create trainer-0 again"]
+    assert job.ready("trainer-0", 65.0) == []
+    assert job.phases()["trainer-0"] == "running"
+
+
+def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
+    job = three(max_restarts=1).running()
+    job.silent("trainer-0", 60.0, 61.0)
+    assert job.deadline == 61.0 + KILL_GRACE_SECONDS
+    assert job.tick() == ["stop task-0"]
+    job.exits("task-0", "server-0")
+    assert job.outcome == failed(1, "trainer-0", "was silent for 60 s and could not be killed")
+
+
+def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() -> None:
+    job = three(max_restarts=1).running()
+    assert job.leaves("task-0", 50.0) == []
+    assert job.silent("task-0", 60.0, 70.0) == []
+    assert job.deadline == 80.0
+    assert job.exit("task-0", 0, 70.0) == ["stop trainer-0"]
+    job = three(max_restarts=1).running()
+    job.leaves("task-0", 1.0)
+    assert job.tick(31.0) == ["kill task-0"]
+    job.exit("task-0", 137, 31.1)
+    assert job["task-0"].last_death == "did not end within 30 s of announcing its end and was killed"
+
+
+def test_a_worker_that_leaves_and_cannot_be_killed_fails_the_job() -> None:
+    job = three().running()
+    job.leaves("task-0", 50.0)
+    assert job.tick(80.0) == ["kill task-0"]
+    job.needs("task-0", 600.0, 81.0)
+    assert job.deadline == 80.0 + KILL_GRACE_SECONDS, "it has had its time"
+    assert job.tick() == ["stop trainer-0"]
+    job.exits("trainer-0", "server-0")
+    assert job.outcome == failed(1, "task-0", "did not end within 30 s of announcing its end and could not be killed")
+
+
+def test_a_worker_that_says_that_it_is_ready_after_it_has_begun_to_leave_keeps_its_deadline() -> None:
+    """`READY=1` is said again with a heartbeat when it was lost."""
+    job = three()
+    job.begin(0.0)
+    job.ready("server-0", 1.0)
+    job.leaves("trainer-0", 10.0)
+    assert job.ready("trainer-0", 11.0) == []
+    job.needs("trainer-0", 60.0, 12.0)
+    assert job.tick(71.0) == []
+    assert "kill trainer-0" in job.tick(72.0)
+
+
+def test_a_silent_worker_is_not_asked_to_stop_as_well() -> None:
+    job = three(max_restarts=1).running()
+    assert job.silent("task-0", 60.0, 61.0) == ["kill task-0"]
+    assert job.stop(at=62.0) == []
+    assert job.exit("task-0", 137, 63.0) == ["stop trainer-0"]
+    job.exits("trainer-0", "server-0")
+    assert job.outcome == failed(1, "task-0", "was silent for 60 s and was killed")
+
+
+def test_a_worker_that_was_well_for_long_has_its_restarts_anew() -> None:
+    job = three(max_restarts=1).running()
+    at = 10.0
+    for _ in range(5):
+        job.exit("server-0", 1, at)
+        assert job["server-0"].phase.value == "restarting"
+        job.tick(at + FIRST_BACKOFF_SECONDS)
+        job.ready("server-0", at + 5)
+        at += 5 + HEALTHY_SECONDS
+    job.exit("server-0", 1, at)
+    job.tick(at + FIRST_BACKOFF_SECONDS)
+    assert job.exit("server-0", 1, at + 2) == ["stop task-0"]
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_bad_configuration_and_an_eviction_are_final(code: int) -> None:
+    job = three(max_restarts=3).running()
+    assert job.exit("task-0", code, 4.0) == ["stop trainer-0"]
+
+
+def test_a_service_that_was_told_to_end_by_another_hand_is_created_again() -> None:
+    job = three(max_restarts=3).running()
+    assert job.exit("trainer-0", 0, 4.0) == []
+    assert job["trainer-0"].phase.value == "restarting"
+
+
+def test_the_sub_master_has_a_worker_of_its_role_created_again_and_nobody_else_may() -> None:
+    job = Driver(managed("rank", count=2), managed("actor")).running()
+    assert job.replace("rank-master", "actor-0") == []
+    assert job.replace("rank-0", "rank-1") == []
+    assert job.replace("rank-master", "rank-master") == []
+    assert job.replace("rank-master", "rank-1", 10.0) == ["kill rank-1"]
+    assert job.replace("rank-master", "rank-1", 10.1) == []
+    job.exit("rank-1", 137, 11.0)
+    assert job["rank-1"].last_death == "was found unfit by rank-master (slow) and was killed"
+    assert job.tick() == ["create rank-1 again"]
+    assert job.ready("rank-1") == ["tell rank-master of rank-1", "check rank-master"]
+
+
+def test_a_worker_found_unfit_by_the_check_is_created_again_before_the_next_check() -> None:
+    job = Driver(managed("rank", count=2))
+    job.begin(0.0)
+    for name in ("rank-0", "rank-1", "rank-master"):
+        job.ready(name, 1.0)
+    assert job.replace("rank-master", "rank-1", 2.0) == ["kill rank-1"]
+    assert job.checked("rank") == [], "of the children as they were"
+    job.exit("rank-1", 137, 3.0)
+    job.tick()
+    assert job.ready("rank-1") == ["check rank-master"]
+
+
+def test_notices_are_told_one_at_a_time_and_lost_with_the_worker_that_did_not_answer() -> None:
+    job = Driver(managed("rank", count=3)).running()
+
+    def die_and_return(name: str) -> list[str]:
+        job.exit(name, 1)
+        job.tick()
+        words = job.ready(name)
+        job.checked("rank")
+        job.started(name)
+        return words
+
+    assert "tell rank-master of rank-0" in die_and_return("rank-0")
+    for name in ("rank-1", "rank-2"):
+        assert die_and_return(name) == ["check rank-master"]
+    assert job.failover_done("rank-master") == ["tell rank-master of rank-1 rank-2"]
+    job.exit("rank-master", 1)
+    assert job["rank-master"].noticed == []
+    job.tick()
+    assert job.ready("rank-master") == ["check rank-master"]

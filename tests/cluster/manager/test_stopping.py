@@ -1,0 +1,317 @@
+"""In which order a job stops, for how long it waits, and how it ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.manager.events import Outcome
+from cluster.manager.stopping import KILL_GRACE_SECONDS
+from tests.cluster.manager.driver import Driver, command, managed, role
+from tests.cluster.manager.jobs import failed, sweep, three
+
+
+def test_the_job_is_done_when_its_tasks_are_and_stops_the_rest_in_reverse() -> None:
+    job = three().running()
+    assert job.exit("task-0", 0, 4.0) == ["stop trainer-0"]
+    assert job.stage == "STOPPING"
+    assert job.exits("trainer-0") == ["stop server-0"]
+    assert job.exits("server-0") == []
+    assert job.outcome == Outcome(0, "done")
+    assert job.stage == "STOPPED"
+
+
+def test_a_service_that_ends_too_early_fails_the_job_even_with_0() -> None:
+    job = three().running()
+    assert job.exit("server-0", 0, 4.0) == ["stop task-0"]
+    assert job.exits("task-0", "trainer-0") == ["stop trainer-0"]
+    assert job.outcome == failed(1, "server-0", "ended with exit code 0, although the job still needs it")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (3, 3), (137, 1), (127, 1)])
+def test_a_failure_gives_the_job_its_exit_code(code: int, expected: int) -> None:
+    job = three().running()
+    job.exit("task-0", code, 4.0)
+    job.exits("trainer-0", "server-0")
+    assert job.outcome is not None
+    assert (job.outcome.code, job.outcome.failed_worker) == (expected, "task-0")
+
+
+def test_a_failure_names_the_exception() -> None:
+    job = Driver(role("actor", max_restarts=0)).running()
+    job.exit("actor-0", 1, reason="ValueError: x")
+    assert job.outcome == failed(1, "actor-0", "ended with exit code 1: ValueError: x")
+
+
+def test_a_failure_while_starting_stops_what_has_started_and_nothing_new_starts() -> None:
+    job = three()
+    job.begin(0.0)
+    assert job.exit("server-0", 1, 1.0) == ["stop trainer-0"]
+    assert job["task-0"].phase.value == "stopped"
+    assert job.ready("trainer-0", 2.0) == []
+    assert job.exits("trainer-0") == []
+    assert job.outcome == failed(1, "server-0", "ended with exit code 1")
+
+
+def test_a_worker_that_does_not_stop_in_time_is_killed_and_the_next_one_stopped() -> None:
+    job = three().running()
+    assert job.stop(at=10.0) == ["stop task-0"]
+    assert job.deadline == 40.0
+    assert job.tick(40.0) == ["kill task-0"]
+    assert job.exit("task-0", 137, 40.1) == ["stop trainer-0"]
+    job.exits("trainer-0", "server-0")
+    assert job.outcome == failed(1, "task-0", "did not stop within 30 s and was killed")
+
+
+def test_a_process_that_cannot_be_killed_does_not_hold_the_others() -> None:
+    job = three().running()
+    job.stop(at=10.0)
+    job.tick(40.0)
+    assert job.tick() == ["stop trainer-0"]
+
+
+def test_a_first_stop_is_polite_and_a_second_kills_everything() -> None:
+    job = three().running()
+    assert job.stop("Ctrl-C", 130, 10.0) == ["stop task-0"]
+    for at in (10.0, 10.3, 10.9):
+        assert job.stop("Ctrl-C", 130, at) == [], "`timeout` sends its signal to the process, and to its group"
+    assert job.stop("Ctrl-C", 130, 11.0) == ["kill server-0", "kill trainer-0", "kill task-0"]
+    job.exits("server-0", "trainer-0", "task-0", code=137)
+    assert job.outcome == Outcome(130, "Ctrl-C, twice: everything was killed")
+
+
+def test_a_worker_asks_in_vain_for_more_than_a_stop() -> None:
+    job = Driver(role("actor"), role("learner", task=True)).running()
+    assert job.stop("enough", 0, 10.0, by="learner-0") == ["stop learner-0"]
+    assert job.stop("enough", 0, 12.0, by="learner-0") == []
+    assert job.stop("Ctrl-C", 130, 13.0) == [], "the first request of a person is polite, too"
+    assert job.stop("Ctrl-C", 130, 14.5) == ["kill actor-0", "kill learner-0"]
+
+
+def test_the_workers_of_a_role_stop_at_once_and_its_sub_master_after_them() -> None:
+    job = Driver(role("first", count=2), managed("second", count=2), managed("task", count=2, task=True)).running()
+    assert job.stop(at=10.0) == ["stop task-1", "stop task-0"]
+    assert job.exits("task-0", "task-1") == ["stop task-master"]
+    assert job.exit("task-master") == ["stop second-1", "stop second-0"]
+    assert job.exits("second-0", "second-1") == ["stop second-master"]
+    assert job.exit("second-master") == ["stop first-1", "stop first-0"]
+    job.exits("first-0", "first-1", code=143)
+    assert job.outcome == Outcome(143, "asked")
+
+
+def test_a_task_that_fails_leaves_the_others_alone_and_the_first_failure_is_the_jobs() -> None:
+    job = sweep("a", "b", "c", "d")
+    for name, code in (("b-0", 3), ("a-0", 0), ("d-0", 1)):
+        assert job.exit(name, code, 4.0) == []
+    assert job.phases() == {
+        "trainer-0": "running", "a-0": "stopped", "b-0": "failed", "c-0": "running", "d-0": "failed"
+    }  # fmt: skip
+    assert job.exit("c-0", 0, 5.0) == ["stop trainer-0"]
+    job.exits("trainer-0")
+    assert job.outcome == failed(3, "b-0", "ended with exit code 3")
+
+
+def test_tasks_are_stopped_at_once_and_the_services_one_after_the_other() -> None:
+    tasks = [command(name, task=True) for name in ("a", "b", "c")]
+    job = Driver(command("s1"), command("s2"), *tasks).running()
+    job.exit("b-0", 0, 2.0)
+    assert job.stop(at=10.0) == ["stop c-0", "stop a-0"]
+    assert job.exits("a-0") == []
+    assert job.exits("c-0", "s2-0") == ["stop s2-0", "stop s1-0"]
+
+
+def test_a_stop_does_not_hide_that_a_task_has_failed() -> None:
+    job = sweep("a", "b")
+    job.exit("a-0", 1, 4.0)
+    job.stop("stopped by SIGTERM", 143, 5.0)
+    job.exits("b-0", "trainer-0", code=143)
+    words = "stopped by SIGTERM, after a-0 ended with exit code 1 (log: logs/a-0.log)"
+    assert job.outcome == Outcome(143, words, "a-0")
+
+
+def test_a_stop_that_found_only_a_failed_task_unfinished_leaves_its_code() -> None:
+    job = sweep("a", "b")
+    job.exit("a-0", 3, 4.0)
+    job.stop("stopped by SIGTERM", 143, 5.0)
+    job.exits("b-0", "trainer-0")
+    assert job.outcome == failed(3, "a-0", "ended with exit code 3")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(143, Outcome(143, "asked")), (0, Outcome(0, "done"))])
+def test_a_job_that_was_told_to_end_ends_with_0_only_if_its_work_is_complete(code: int, expected: Outcome) -> None:
+    job = three().running()
+    job.stop(at=10.0)
+    job.exit("task-0", code, 11.0)
+    job.exits("trainer-0", "server-0", code=143)
+    assert job.outcome == expected
+
+
+def test_a_worker_of_a_class_that_returns_because_it_was_asked_to_has_not_completed_its_work() -> None:
+    job = Driver(role("learner", task=True, count=2)).running()
+    job.finished("learner-0", 5.0)
+    assert job.stop(at=10.0) == ["stop learner-1", "stop learner-0"]
+    job.finished("learner-1", 11.0)
+    job.exits("learner-0", "learner-1")
+    assert job.outcome == Outcome(143, "asked")
+
+
+def test_a_task_that_had_not_begun_is_not_complete() -> None:
+    job = three()
+    job.begin(0.0)
+    job.stop(at=1.0)
+    job.exits("trainer-0", "server-0")
+    assert job.outcome == Outcome(143, "asked")
+
+
+def test_a_job_that_is_stopped_before_it_begins_ends() -> None:
+    job = three()
+    assert job.stop(at=1.0) == []
+    assert job.outcome == Outcome(143, "asked")
+    assert job.begin(2.0) == []
+
+
+def test_a_job_that_is_done_stays_so_whoever_asks_for_its_end_then() -> None:
+    job = three().running()
+    job.exit("task-0", 0, 4.0)
+    job.stop(at=5.0)
+    job.exits("trainer-0", "server-0")
+    assert job.outcome == Outcome(0, "done")
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_task_that_was_told_to_end_by_another_hand_is_not_created_again_and_not_complete(code: int) -> None:
+    job = sweep("a", "b", max_restarts=3)
+    assert job.exit("a-0", code, 4.0) == []
+    assert job["a-0"].phase.value == "stopped"
+    assert job.exit("b-0", 0, 5.0) == ["stop trainer-0"]
+    job.exits("trainer-0")
+    assert job.outcome == Outcome(143, "stopped before the work of a-0 was complete")
+
+
+def test_a_failure_while_stopping_is_the_jobs_code() -> None:
+    job = three().running()
+    job.stop(at=10.0)
+    job.exit("task-0", 1, 11.0)
+    job.exits("trainer-0", "server-0")
+    assert job.outcome == failed(1, "task-0", "ended with exit code 1 while it was being stopped")
+
+
+def test_the_services_stay_for_guests() -> None:
+    job = sweep("a")
+    job.guests("visitor", at=2.0)
+    assert job.exit("a-0", 1, 3.0) == []
+    assert job.guests("visitor", "another", at=4.0) == []
+    assert job.guests(at=5.0) == ["stop trainer-0"]
+    job.exits("trainer-0")
+    assert job.outcome == failed(1, "a-0", "ended with exit code 1")
+
+
+def test_a_stop_does_not_wait_for_guests() -> None:
+    job = sweep("a")
+    job.guests("visitor", at=2.0)
+    assert job.stop(at=3.0) == ["stop a-0"]
+    assert job.exits("a-0") == ["stop trainer-0"]
+
+
+def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
+    job = Driver(command("server"), command("trainer"), stay=True).running()
+    assert job.guests("visitor", at=2.0) == []
+    assert job.guests(at=3.0) == []
+    assert job.stop("told to", at=4.0) == ["stop trainer-0"]
+    assert job.exits("trainer-0", "server-0") == ["stop server-0"]
+    assert job.outcome == Outcome(143, "told to"), "what stays is never complete"
+
+
+def test_services_that_came_back_for_a_guest_end_once_nobody_is_there() -> None:
+    job = Driver(command("server"), command("trainer")).running()
+    assert job.manager.state.guests is None, "so that the first look counts, whatever it sees"
+    assert job.guests(at=2.0) == ["stop trainer-0"]
+    assert job.exits("trainer-0", "server-0") == ["stop server-0"]
+    assert job.outcome == Outcome(0, "done")
+
+
+def test_services_that_stay_outlive_their_tasks() -> None:
+    job = Driver(command("trainer"), command("task", task=True), stay=True).running()
+    assert job.exit("task-0", 0, 2.0) == []
+    assert job.outcome is None
+
+
+def test_a_job_that_stops_creates_nothing_again() -> None:
+    job = three(max_restarts=3).running()
+    job.exit("server-0", 137, 4.0)
+    assert job.stop(at=4.5) == ["stop task-0"]
+    assert job["server-0"].phase.value == "stopped"
+    assert job.tick(6.0) == []
+    job.exits("task-0", "trainer-0", code=143)
+    assert job.outcome == Outcome(143, "asked")
+
+
+def test_one_ctrl_c_during_a_failure_stays_polite() -> None:
+    job = three().running()
+    job.exit("server-0", 1, 4.0)
+    assert job.stop("Ctrl-C", 130, 5.0) == []
+    job.exits("task-0", "trainer-0")
+    assert job.outcome == failed(1, "server-0", "ended with exit code 1")
+
+
+def test_a_worker_that_dies_of_sigterm_has_stopped_cleanly() -> None:
+    job = three().running()
+    job.stop(at=10.0)
+    job.exits("task-0", "trainer-0", "server-0", code=143)
+    assert job.outcome == Outcome(143, "asked")
+
+
+def test_a_worker_that_fails_while_being_stopped_fails_a_job_that_was_done() -> None:
+    job = three().running()
+    job.exit("task-0", 0, 4.0)
+    job.exit("trainer-0", 1, 5.0)
+    job.exit("server-0", 0, 6.0)
+    assert job.outcome == failed(1, "trainer-0", "ended with exit code 1 while it was being stopped")
+
+
+def test_a_worker_that_follows_its_peers_out_is_no_failure() -> None:
+    job = three().running()
+    job.stop(at=10.0)
+    assert job.exit("server-0", 0, 11.0) == []
+    assert job.exits("task-0", code=143) == ["stop trainer-0"]
+    job.exits("trainer-0")
+    assert job.outcome == Outcome(143, "asked")
+
+
+def test_a_worker_that_needs_more_time_to_end_gets_it() -> None:
+    """It commits a step, and the disk is slow."""
+    job = three().running()
+    job.needs("task-0", 60.0, 0.5)
+    assert job.deadline is None, "only while it ends"
+    job.stop(at=10.0)
+    assert job.deadline == 40.0
+    job.needs("task-0", 60.0, 30.0)
+    assert job.tick(40.0) == []
+    job.needs("task-0", 1.0, 50.0)
+    assert job.tick(89.0) == []
+    assert job.tick(90.0) == ["kill task-0"]
+
+
+def test_a_worker_that_is_killed_gets_no_more_time() -> None:
+    """What it had said before may be read only after the kill."""
+    job = three().running()
+    job.stop(at=10.0)
+    assert job.tick(40.0) == ["kill task-0"]
+    job.needs("task-0", 600.0, 40.1)
+    assert job.deadline == 40.0 + KILL_GRACE_SECONDS
+
+
+def test_a_task_that_has_finished_and_does_not_end_is_killed_and_its_work_counts() -> None:
+    job = Driver(role("learner", task=True)).running()
+    job.finished("learner-0", 5.0)
+    assert job.deadline == 35.0
+    assert job.tick() == ["kill learner-0"]
+    job.exit("learner-0", 137)
+    assert job.outcome == Outcome(0, "done")
+
+
+def test_the_end_of_a_sub_master_whose_workers_have_ended_is_no_death() -> None:
+    job = Driver(role("actor"), managed("learner", task=True), command("other", task=True)).running()
+    job.finished("learner-0", 5.0)
+    job.exit("learner-0")
+    job.exit("learner-master", 1)
+    assert job["learner-master"].phase.value == "stopped"
