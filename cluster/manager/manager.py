@@ -64,7 +64,7 @@ from cluster.manager.starting import (
 )
 from cluster.manager.state import BundleRecord, JobState, Phase, Place, RoleRecord, WorkerRecord, first_state
 from cluster.manager.stopping import stop, stop_requested, stop_when_idle
-from cluster.spec import JobSpec
+from cluster.spec import JobSpec, RoleSpec
 from cluster.worker import Member
 
 TAKEOVER_SECONDS = 10.0
@@ -110,6 +110,10 @@ class PrimeManager:
         """Returns the state as JSON values."""
         return self.state.to_dict()
 
+    def role_of(self, worker: WorkerRecord) -> RoleSpec:
+        """Returns the role of a worker."""
+        return self._ledger.spec_of(worker)
+
     def outstanding(self) -> list[Instruction]:
         """Returns every instruction that is not answered."""
         return outstanding(self.state)
@@ -122,8 +126,8 @@ class PrimeManager:
 
     def is_stale(self, event: Event) -> bool:
         """Whether the event is about a worker that has ended, or has another incarnation: it changes nothing."""
-        incarnation = getattr(event, "incarnation", None)
-        return incarnation is not None and self._ledger.current(event.worker, incarnation) is None  # type: ignore[union-attr]
+        worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
+        return worker is not None and incarnation is not None and self._ledger.current(worker, incarnation) is None
 
     def handle(self, event: Event) -> list[Instruction]:
         """Returns the instructions for one event, in order."""

@@ -26,7 +26,7 @@ from cluster.manager.events import (
 )
 from cluster.manager.ledger import Ledger
 from cluster.manager.placement import allocate, lose_node
-from cluster.manager.starting import create_if_possible
+from cluster.manager.starting import create_if_possible, release_held
 from cluster.manager.state import ALIVE, WELL, Phase, WorkerRecord
 from cluster.manager.stopping import (
     KILL_GRACE_SECONDS,
@@ -154,11 +154,14 @@ def died(
         return []
     ledger.set_phase(worker, Phase.HELD)
     if scope is RestartScope.ROLE:
-        return _recycle_role(ledger, worker.role, at, at + pause) + _release_held(ledger, worker.role, at)
+        instructions = _recycle_role(ledger, worker.role, at, at + pause)
+        release_held(ledger, worker.role, at)
+        return instructions
     ledger.state.restarting_all = True
     ledger.state.stage = ManagerStage.INIT
     instructions = [request for role in ledger.roles for request in _recycle_role(ledger, role, at, at + pause)]
-    return instructions + _release_held(ledger, worker.role, at)
+    release_held(ledger, worker.role, at)
+    return instructions
 
 
 def _forget_process(worker: WorkerRecord) -> None:
@@ -208,7 +211,8 @@ def _hold(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
     if _surplus(ledger, worker):
         return remove(ledger, worker, at)
     ledger.set_phase(worker, Phase.HELD)
-    return _release_held(ledger, worker.role, at)
+    release_held(ledger, worker.role, at)
+    return []
 
 
 def remove(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
@@ -216,23 +220,7 @@ def remove(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]
     role = ledger.state.roles[worker.role]
     role.changed.append(worker.name)
     ledger.void_check(role)
-    instructions = ended(ledger, worker, Phase.REMOVED, at)
-    return instructions + _release_held(ledger, worker.role, at)
-
-
-def _release_held(ledger: Ledger, role: str, at: float) -> list[Instruction]:
-    """Has those that were recycled created again once all of them have ended."""
-    state = ledger.state
-    if ledger.stops or (any(ledger.recycling.values()) if state.restarting_all else ledger.recycling[role]):
-        return []
-    roles = list(ledger.roles) if state.restarting_all else [role]
-    due = max(at, *(state.roles[name].not_before for name in roles))
-    state.restarting_all = False
-    for name in roles:
-        state.roles[name].not_before = 0.0
-        for worker in ledger.in_order(ledger.held[name]):
-            ledger.set_phase(worker, Phase.RESTARTING, due)
-    return []
+    return ended(ledger, worker, Phase.REMOVED, at)
 
 
 # --- what a living worker did, or failed to do ---

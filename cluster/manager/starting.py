@@ -121,6 +121,7 @@ def advance(ledger: Ledger, role: str, at: float) -> list[Instruction]:
     """Does what may follow from a worker of the role having become ready, or having ended."""
     if ledger.stops:
         return []
+    release_held(ledger, role, at)
     instructions: list[Instruction] = []
     if ledger.unready[role] == 0:
         for dependent in ledger.dependents[role]:
@@ -129,6 +130,20 @@ def advance(ledger: Ledger, role: str, at: float) -> list[Instruction]:
         instructions += _tell_of_changes(ledger, ledger.state.roles[role])
         instructions += _check(ledger, ledger.state.roles[role], at)
     return instructions + start_ready(ledger, role, at)
+
+
+def release_held(ledger: Ledger, role: str, at: float) -> None:
+    """Has those that were recycled created again once all of them have ended."""
+    state = ledger.state
+    if ledger.stops or (any(ledger.recycling.values()) if state.restarting_all else ledger.recycling[role]):
+        return
+    roles = list(ledger.roles) if state.restarting_all else [role]
+    due = max(at, *(state.roles[name].not_before for name in roles))
+    state.restarting_all = False
+    for name in roles:
+        state.roles[name].not_before = 0.0
+        for worker in ledger.in_order(ledger.held[name]):
+            ledger.set_phase(worker, Phase.RESTARTING, due)
 
 
 def _tell_of_changes(ledger: Ledger, role: RoleRecord) -> list[Instruction]:

@@ -1,0 +1,81 @@
+"""A role gets more workers or fewer."""
+
+from __future__ import annotations
+
+from tests.cluster.manager.driver import Driver, managed, role
+
+
+def elastic(**options: object) -> Driver:
+    return Driver(managed("rank", count=2, min_count=1, max_count=4, **options)).running()
+
+
+def test_new_ranks_are_created_checked_and_started() -> None:
+    job = elastic()
+    assert job.scale("rank", 4) == ["create rank-2", "create rank-3"]
+    assert job.ready("rank-3") == []
+    assert job.ready("rank-2") == ["tell rank-master of rank-2 rank-3", "check rank-master"]
+    assert job.checked("rank") == ["start rank-2", "start rank-3"]
+
+
+def test_the_highest_ranks_are_stopped_and_the_sub_master_is_told() -> None:
+    job = elastic()
+    job.answers = False
+    assert job.scale("rank", 1, 10.0) == ["stop rank-1"]
+    assert job.exit("rank-1", 143) == ["release rank-1", "tell rank-master of rank-1", "check rank-master"]
+    assert job["rank-1"].phase.value == "removed"
+    assert job.checked("rank") == []
+    assert job.deadline is None
+
+
+def test_a_count_beyond_the_limits_changes_nothing() -> None:
+    job = elastic()
+    for count in (0, 5, 2):
+        assert job.scale("rank", count) == []
+    assert job.scale("other", 2) == []
+
+
+def test_a_rank_that_comes_back_goes_on_counting_its_incarnations() -> None:
+    job = elastic()
+    job.scale("rank", 1)
+    job.exit("rank-1", 143)
+    job.failover_done("rank-master")
+    assert job.scale("rank", 2) == ["create rank-1 again"]
+    assert job["rank-1"].incarnation == 2
+
+
+def test_a_rank_that_is_wanted_again_while_it_ends_is_created_again() -> None:
+    job = elastic()
+    job.scale("rank", 1, 10.0)
+    assert job.scale("rank", 2, 10.5) == []
+    job.exit("rank-1", 143, 11.0)
+    assert job.tick() == ["create rank-1 again"]
+
+
+def test_a_rank_that_is_not_wanted_any_more_is_not_created_again() -> None:
+    job = elastic()
+    job.exit("rank-1", 1, 10.0)
+    job.scale("rank", 1, 10.5)
+    assert job["rank-1"].phase.value == "removed"
+    job = elastic()
+    job.silent("rank-1", at=10.0)
+    assert job.scale("rank", 1, 10.5) == []
+    job.exit("rank-1", 137)
+    assert job["rank-1"].phase.value == "removed"
+
+
+def test_tasks_that_were_taken_out_are_not_awaited() -> None:
+    job = elastic(task=True)
+    job.scale("rank", 1)
+    job.exit("rank-1", 143)
+    job.finished("rank-0")
+    job.exit("rank-0")
+    job.exit("rank-master")
+    assert job.outcome is not None
+    assert job.outcome.code == 0
+
+
+def test_a_collocated_role_grows_within_the_place_that_was_kept_for_it() -> None:
+    job = Driver(role("rank", count=1, max_count=2, collocate="near"), answers=False)
+    job.begin(0.0)
+    job.place("group:near")
+    assert job.scale("rank", 2) == ["create rank-1"]
