@@ -1,0 +1,1 @@
+"""Files that run a job under another scheduler: a Slurm batch script, a Kubernetes JobSet, a KubeRay RayJob."""
