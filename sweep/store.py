@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+LARGEST_OBJECT_BYTES = 4 * 2**20
+"""No more of an object is read than this, and a byte by which its reader sees that it is too large."""
+
 
 class StoreError(OSError):
     """The store did not answer, or reported an error. The request may have been carried out all the same."""
@@ -63,5 +66,6 @@ class Store(Protocol):
     def discard(self, key: str) -> None:
         """Deletes without a condition.
 
-        Only for the objects of `prove`: a record is never deleted, so its token never falls.
+        Only for the objects of `prove`, and for what a journal has a later snapshot of: a record is never deleted, so its
+        token never falls.
         """

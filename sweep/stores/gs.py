@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweep.record import LARGEST_BYTES
-from sweep.store import Busy, Conflict, Stored, StoreError
+from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError
 
 SUFFIX = ".json"
 TIMEOUT = (5, 10)
@@ -53,7 +52,7 @@ class GoogleStore:
         blob = self._blob(key)
         try:
             # Downloaded at once, the object comes with its generation; asking for that first would be a race.
-            data = blob.download_as_bytes(end=LARGEST_BYTES, single_shot_download=True, retry=None, timeout=TIMEOUT)
+            data = blob.download_as_bytes(end=LARGEST_OBJECT_BYTES, single_shot_download=True, retry=None, timeout=TIMEOUT)
         except self._absent:
             return None
         except self._errors as error:

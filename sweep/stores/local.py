@@ -27,8 +27,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sweep.record import LARGEST_BYTES
-from sweep.store import Conflict, Stored, StoreError, UnsafeStoreError
+from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, UnsafeStoreError
 
 SUFFIX = ".json"
 GUARDS = 64
@@ -57,7 +56,7 @@ class LocalStore:
         """See `Store`."""
         try:
             with self._path(key).open("rb") as file:
-                data = file.read(LARGEST_BYTES + 1)
+                data = file.read(LARGEST_OBJECT_BYTES + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -97,7 +96,7 @@ class LocalStore:
     def _replace(self, key: str, partial: Path, version: str) -> None:
         mark = hashlib.sha256(f"{key} {version}".encode()).digest()[:MARK_BYTES]
         with self._guard(key) as guard:
-            current, replaced = self.read(key), os.pread(guard, LARGEST_BYTES, 0)
+            current, replaced = self.read(key), os.pread(guard, MARKS * MARK_BYTES, 0)
             marks = [replaced[start : start + MARK_BYTES] for start in range(0, len(replaced), MARK_BYTES)]
             if (current and current.version) != version or mark in marks:
                 raise Conflict(str(self._path(key)))

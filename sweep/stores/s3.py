@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweep.record import LARGEST_BYTES
-from sweep.store import Conflict, Stored, StoreError
+from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError
 
 SUFFIX = ".json"
 CONNECT_SECONDS, READ_SECONDS = 5, 10
@@ -56,7 +55,7 @@ class S3Store:
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
             with answer["Body"] as body:
-                return Stored(body.read(LARGEST_BYTES + 1), answer["ETag"])
+                return Stored(body.read(LARGEST_OBJECT_BYTES + 1), answer["ETag"])
         except self._errors as error:
             if _code(error) in _ABSENT:
                 return None

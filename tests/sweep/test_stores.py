@@ -22,8 +22,7 @@ import pytest
 from perf.chaos.s3_server import Application, s3_application, serving
 from sweep.open_store import open_store
 from sweep.proof import prove
-from sweep.record import LARGEST_BYTES
-from sweep.store import Busy, Conflict, Stored, StoreError, UnsafeStoreError
+from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, UnsafeStoreError
 from sweep.stores.gs import GoogleStore
 from sweep.stores.local import GUARDS, MARK_BYTES, LocalStore
 from sweep.stores.s3 import S3Store
@@ -60,10 +59,10 @@ def test_keys_are_those_of_the_root_alone(root: str) -> None:
 @pytest.mark.parametrize("root", ["local", "s3", "gs"], indirect=True)
 def test_what_is_far_too_large_is_not_read_whole(root: str) -> None:
     store = open_store(root)
-    store.write("a", b"x" * (3 * LARGEST_BYTES), None)
+    store.write("a", b"x" * (2 * LARGEST_OBJECT_BYTES), None)
     stored = store.read("a")
     assert stored is not None
-    assert len(stored.data) == LARGEST_BYTES + 1
+    assert len(stored.data) == LARGEST_OBJECT_BYTES + 1
 
 
 def test_one_of_many_writers_wins(root: str) -> None:

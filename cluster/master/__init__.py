@@ -1,0 +1,1 @@
+"""The PrimeMaster process: the loop around the pure PrimeManager, its journal, its mastership, and its control socket."""

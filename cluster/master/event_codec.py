@@ -1,0 +1,71 @@
+"""Events as JSON objects, for the journal: the class's name as `kind`, and its fields.
+
+What is read is checked against the class, so that an entry of another version is refused with a name, and not misread.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+from cluster.manager import events as vocabulary
+from cluster.manager.events import LONGEST_REASON, Event
+
+KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
+
+CUT = " ... (cut)"
+
+
+class UnknownEvent(ValueError):
+    """An object that is no event of this version."""
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """Returns the event as a JSON object."""
+    return {"kind": type(event).__name__} | {one.name: getattr(event, one.name) for one in fields(event)}
+
+
+def decode(data: Mapping[str, Any]) -> Event:
+    """Reads what `encode` returned. Raises `UnknownEvent`, naming the kind and the field."""
+    kind = KINDS.get(data.get("kind", ""))
+    if kind is None:
+        raise UnknownEvent(f"{data.get('kind')!r} is no event; expected one of {', '.join(sorted(KINDS))}")
+    expected = _types(kind)
+    if set(data) != {"kind", *expected}:
+        raise UnknownEvent(f"{kind.__name__} has the fields {sorted(expected)}, found {sorted(set(data) - {'kind'})}")
+    values = {}
+    for name, allowed in expected.items():
+        value = tuple(data[name]) if isinstance(data[name], list) else data[name]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            raise UnknownEvent(
+                f"{kind.__name__}.{name} is {value!r:.80}; expected {' or '.join(t.__name__ for t in allowed)}"
+            )
+        values[name] = value
+    event: Event = kind(**values)
+    return event
+
+
+def with_short_reason(event: Event) -> Event:
+    """Returns the event with its reason cut to what is journalled."""
+    reason = getattr(event, "reason", "")
+    if not isinstance(reason, str) or len(reason) <= LONGEST_REASON:
+        return event
+    kept = LONGEST_REASON - len(CUT)
+    return replace(event, reason=reason[:kept] + CUT)  # type: ignore[call-arg]
+
+
+@cache
+def _types(kind: type) -> dict[str, tuple[type, ...]]:
+    hints = typing.get_type_hints(kind, vars(vocabulary))
+    return {one.name: _allowed(hints[one.name]) for one in fields(kind)}
+
+
+def _allowed(hint: Any) -> tuple[type, ...]:
+    if isinstance(hint, types.UnionType):
+        return tuple(allowed for one in typing.get_args(hint) for allowed in _allowed(one))
+    plain: type = typing.get_origin(hint) or hint
+    return (int, float) if plain is float else (plain,)
