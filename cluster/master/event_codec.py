@@ -5,6 +5,7 @@ What is read is checked against the class, so that an entry of another version i
 
 from __future__ import annotations
 
+import logging
 import types
 import typing
 from collections.abc import Mapping
@@ -12,10 +13,17 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
+import orjson
+
 from cluster.manager import events as vocabulary
-from cluster.manager.events import LONGEST_REASON, Event
+from cluster.manager.events import LONGEST_REASON, Event, WorkerSilent
+
+logger = logging.getLogger(__name__)
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
+
+MAX_EVENT_BYTES = 64 * 2**10
+"""Of one event as JSON."""
 
 CUT = " ... (cut)"
 
@@ -49,13 +57,23 @@ def decode(data: Mapping[str, Any]) -> Event:
     return event
 
 
-def with_short_reason(event: Event) -> Event:
-    """Returns the event with its reason cut to what is journalled."""
+def fitting(event: Event) -> Event:
+    """Returns the event as it can be journalled: with a reason that is not too long.
+
+    One that is too large all the same is replaced by the failure of its cause: the worker that it is about, or from, counts as
+    silent and is created again. Raises `ValueError` if it is of no worker.
+    """
     reason = getattr(event, "reason", "")
-    if not isinstance(reason, str) or len(reason) <= LONGEST_REASON:
+    if isinstance(reason, str) and len(reason) > LONGEST_REASON:
+        shortened: Any = {"reason": reason[: LONGEST_REASON - len(CUT)] + CUT}
+        event = replace(event, **shortened)
+    if (size := len(orjson.dumps(encode(event)))) <= MAX_EVENT_BYTES:
         return event
-    kept = LONGEST_REASON - len(CUT)
-    return replace(event, reason=reason[:kept] + CUT)  # type: ignore[call-arg]
+    worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
+    if worker is None or incarnation is None:
+        raise ValueError(f"{type(event).__name__} has {size} bytes as JSON; an event may have {MAX_EVENT_BYTES}")
+    logger.error("%s reports %d bytes, more than an event may have; it counts as silent", worker, size)
+    return WorkerSilent(worker, incarnation, 0.0, event.at)
 
 
 @cache

@@ -173,6 +173,8 @@ class Journal:
         """
         while True:
             history = yield from self._read(give_up)
+            if history.entries and history.entries[-1].epoch == self.epoch:
+                break  # An earlier try, of which it was not known whether it is written.
             if (yield from self._create_opening(history, events, give_up)):
                 break
         self.last, self.handles, self.openings = history.last, history.handles, history.openings
@@ -224,7 +226,8 @@ class Journal:
     def _entry(self, stored: Stored, number: int) -> Entry:
         """Reads an entry. Raises `StaleMasterError` for one of a later master."""
         entry = entry_of_bytes(stored.data, number, self._place)
-        self._check_epoch(entry.epoch, number)
+        if not (entry.opening and entry.epoch == self.epoch):
+            self._check_epoch(entry.epoch, number)
         return entry
 
     def _check_epoch(self, epoch: int, number: int) -> None:

@@ -1,0 +1,57 @@
+"""Compares what a new master finds alive with the state that it restored from the journal.
+
+Agents repeat every report that is in no journal, so most differences explain themselves. What is left: processes that the state
+does not know any more, and workers of the state that no agent has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from cluster.backends.base import LivingWorker
+from cluster.manager.events import Created, Event, Kill, WorkerExited, WorkerReady
+from cluster.manager.state import ALIVE, JobState, Phase
+
+KILLED = 137
+"""The exit code of a process whose end nobody saw: as if killed."""
+
+REPORT_SECONDS = 2.0
+"""How long the report of an end may take to arrive, before a worker that no agent has counts as dead without one."""
+
+
+@dataclass(slots=True)
+class Differences:
+    """What was found."""
+
+    news: list[Event] = field(default_factory=list)
+    """What happened while there was no master, as far as it can be seen."""
+    strays: list[Kill] = field(default_factory=list)
+    """Processes that must not be there."""
+    missing: list[WorkerExited] = field(default_factory=list)
+    """Ends of which the report may still arrive."""
+
+
+def compare(state: JobState, living: Sequence[LivingWorker], nodes: Collection[str]) -> Differences:
+    """Returns how what lives differs from the state.
+
+    `nodes` answer: only of these can it be said what is not there. Of others the backend says whether they are lost.
+    """
+    found = Differences()
+    alive: set[str] = set()
+    for one in living:
+        record = state.workers.get(one.worker)
+        if record is None or record.phase not in ALIVE or record.incarnation != one.incarnation:
+            found.strays.append(Kill(one.worker, one.incarnation))
+            continue
+        alive.add(one.worker)
+        if record.phase is Phase.CREATING:
+            found.news.append(Created(one.worker, one.incarnation, one.node, one.pid, 0.0))
+        if one.ready and record.phase in (Phase.CREATING, Phase.INITIALIZING):
+            found.news.append(WorkerReady(one.worker, one.incarnation, one.address, one.server_key, 0.0))
+    for record in state.workers.values():
+        is_there = record.phase in ALIVE and record.phase is not Phase.CREATING
+        if is_there and record.name not in alive and record.node in nodes:
+            reason = "its process was gone when a new master looked"
+            found.missing.append(WorkerExited(record.name, record.incarnation, KILLED, reason, 0.0))
+    return found

@@ -1,0 +1,81 @@
+"""The lease of a master: one at a time, the epoch rises, and the lease of a dead one is free at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
+from sweep.lease import Terms
+from sweep.store import StoreError
+from sweep.stores.local import LocalStore
+
+TERMS = Terms(heartbeat=30.0, lease=90.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "journal")
+
+
+@pytest.fixture
+def held(store: LocalStore) -> Iterator[Mastership]:
+    mastership = acquire(store, TERMS, patience=0, give_up=threading.Event())
+    yield mastership
+    mastership.give_back()
+
+
+def test_there_is_one_master_at_a_time(store: LocalStore, held: Mastership) -> None:
+    assert held.epoch == 1
+    with pytest.raises(MasterHeld, match="the job has another master: RUNNING by process"):
+        acquire(store, TERMS, patience=0, give_up=threading.Event())
+    held.give_back()
+    later = acquire(store, TERMS, patience=0, give_up=threading.Event())
+    assert later.epoch == 2
+    later.give_back()
+
+
+def test_a_waiting_master_can_be_told_to_give_up(store: LocalStore, held: Mastership) -> None:
+    give_up = threading.Event()
+    give_up.set()
+    with pytest.raises(MasterHeld):
+        acquire(store, TERMS, patience=1000, give_up=give_up)
+
+
+def test_the_lease_of_a_dead_process_is_free_at_once(store: LocalStore, held: Mastership) -> None:
+    ended = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
+    identity = replace(Identity.of_this_process(), pid=ended.pid, started=1)
+    ended.wait()
+    assert identity.is_dead()
+    pretended = replace(Identity.of_this_process(), started=1)  # the record has this process's id
+    with pytest.raises(MasterHeld):  # a later epoch than that of the dead one
+        acquire(store, TERMS, patience=0, give_up=threading.Event(), predecessor=lambda: (7, pretended))
+    later = acquire(store, TERMS, patience=0, give_up=threading.Event(), predecessor=lambda: (1, pretended))
+    assert later.epoch == 2
+    later.give_back()
+
+
+def test_a_living_process_or_one_of_another_machine_is_not_dead() -> None:
+    here = Identity.of_this_process()
+    assert not here.is_dead()
+    assert not replace(here, machine="elsewhere", started=1).is_dead()
+
+
+def test_a_storage_that_does_not_answer_is_named(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: LocalStore, key: str) -> None:
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(LocalStore, "read", read)
+    with pytest.raises(StoreError, match="the disk is gone"):
+        acquire(store, TERMS, patience=0, give_up=threading.Event())
+
+
+def test_the_mastership_leaves_the_agents_time(store: LocalStore) -> None:
+    terms = terms_of(10.0, store)
+    assert (terms.lease, terms.heartbeat) == (4.0, 0.8)
