@@ -52,7 +52,9 @@ class GoogleStore:
         blob = self._blob(key)
         try:
             # Downloaded at once, the object comes with its generation; asking for that first would be a race.
-            data = blob.download_as_bytes(end=LARGEST_OBJECT_BYTES, single_shot_download=True, retry=None, timeout=TIMEOUT)
+            data = blob.download_as_bytes(
+                end=LARGEST_OBJECT_BYTES, single_shot_download=True, retry=None, timeout=TIMEOUT
+            )
         except self._absent:
             return None
         except self._errors as error:
