@@ -84,13 +84,14 @@ class Rounds:
         """Returns the instructions for one event, in order."""
         if isinstance(event, Expected):
             self._expected = event.count
+        elif isinstance(event, Released):
+            self._released = True
         if self.stage is RoundsStage.ENDED or self._began == isinstance(event, Begin):
             return []
         match event:
             case Begin():
                 return self._begin(event)
-            case Released(at):
-                self._released = True
+            case Released():
                 return self._start_round() if self.stage is RoundsStage.READY else []
             case WorkerUp(worker, at):
                 return self._worker_up(worker, at)

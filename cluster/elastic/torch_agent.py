@@ -137,4 +137,7 @@ def main(pipe: int, listener: int | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None))
+    exit_code = main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # torch's own teardown takes long on a busy machine, and there is nothing to keep

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,14 @@ open(os.path.join(sys.argv[1], os.environ["RANK"]), "w").write(json.dumps(found)
 WAIT = "import os, sys, time; open(os.path.join(sys.argv[1], os.environ['RANK']), 'w').close(); time.sleep(600)"
 
 ONE_FAILS = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
+
+
+FAIL_SECOND = """
+import time
+while os.environ["RANK"] == "0" or not os.path.exists(os.path.join(sys.argv[1], "0")):
+    time.sleep(0.01)
+sys.exit(3)
+"""
 
 
 def command(code: str, directory: Path) -> tuple[str, ...]:
@@ -68,26 +75,26 @@ def test_ranks_of_one_node_find_one_another_on_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_of_two_nodes_are_numbered_and_the_failing_one_is_named(tmp_path: Path) -> None:
-    def two(number: int, code: str) -> list[RanksProcess]:
-        listener = listen()
-        host, port = listener.getsockname()
-        directory = tmp_path / f"errors{number}"
-        order = RanksOrder(f"round-{number}", host, port, 2, 1, command(code, tmp_path), str(directory / "a"))
-        (directory / "a").mkdir(parents=True)
-        (directory / "b").mkdir()
-        return [RanksProcess(order, listener), RanksProcess(replace(order, directory=str(directory / "b")), None)]
-
-    nodes = two(1, WRITE)
-    with closing(*nodes):
-        assert codes(*nodes) == [0, 0]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["0", "1"]
-    nodes = two(2, ONE_FAILS)
+    listener = listen()
+    host, port = listener.getsockname()
+    code = WRITE + FAIL_SECOND
+    directories = [tmp_path / "errors0", tmp_path / "errors1"]
+    orders = [RanksOrder("round-1", host, port, 2, 1, command(code, tmp_path), str(path)) for path in directories]
+    for path in directories:
+        path.mkdir()
+    nodes = [RanksProcess(orders[0], listener), RanksProcess(orders[1], None)]
     with closing(*nodes):
         wait_until(lambda: any(node.poll() is not None for node in nodes), "the end of the failed rank")
         for node in nodes:
             node.terminate()
         assert 0 not in codes(*nodes)
         assert "rank 1 ended with exit code 3" in [node.failure for node in nodes]
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in (0, 1)]
+    assert [(each["RANK"], each["WORLD_SIZE"], each["LOCAL_RANK"]) for each in found] == [
+        ("0", "2", "0"),
+        ("1", "2", "0"),
+    ]
+    assert {(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in found} == {(host, str(port))}
 
 
 @pytest.mark.slow

@@ -1,0 +1,284 @@
+"""Carries out what `rounds.Rounds` decides: calls the workers, watches them, and passes in what happens.
+
+An asyncio program that may be left and entered again: what was outstanding is then begun anew. `elastic_master` runs it in its
+hooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from cluster.elastic.events import (
+    Activity,
+    Begin,
+    CheckPair,
+    End,
+    EndCheck,
+    Event,
+    Expected,
+    Instruction,
+    Measured,
+    MeasureNode,
+    NodeMeasured,
+    PairChecked,
+    Replace,
+    Report,
+    Reported,
+    StartRound,
+    StopRound,
+    Tell,
+    Tick,
+    Unresponsive,
+    WorkerDown,
+    WorkerId,
+    WorkerUp,
+)
+from cluster.elastic.rounds import Rounds
+from cluster.errors import CallError
+from cluster.worker import Context, Stage
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""How often the list of members is looked at."""
+
+REPORT_SECONDS = 5.0
+"""How long a worker may hold back an unchanged report."""
+
+CALL_SECONDS = 15.0
+"""Deadline of a call that takes no time by itself."""
+
+UNRESPONSIVE_SECONDS = 60.0
+"""A living worker whose reports fail for so long is replaced. Its silence is noticed elsewhere, and earlier."""
+
+REPEAT_SECONDS = 5.0
+"""A request to replace a worker is repeated until it is gone."""
+
+
+class Driver:
+    """Runs one `Rounds` on the workers of `context.role`."""
+
+    def __init__(self, rounds: Rounds, context: Context, check_seconds: float) -> None:
+        self.rounds = rounds
+        self._context = context
+        self._check_seconds = check_seconds
+        self._began = False
+        self._alive: dict[str, WorkerId] = {}
+        self._expected = -1
+        self.replacing: dict[WorkerId, str] = {}
+        """Workers that are being created again, and why."""
+        self._outstanding: list[Instruction] = []
+        """What is being carried out; begun anew by the next `run`."""
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, done: Callable[[], bool], first: Event | None = None) -> None:
+        """Handles events until `done()`, beginning with `first`; raises what a task of its own raised."""
+        earlier, self._events = self._events, asyncio.Queue()  # a queue belongs to one event loop
+        while not earlier.empty():
+            self._events.put_nowait(earlier.get_nowait())
+        if first is not None:
+            self._events.put_nowait(first)
+        for instruction in self._outstanding:
+            self._begin(self._carry_out(instruction))
+        self._begin(self._follow_members())
+        self._begin(self._repeat_replacing())
+        try:
+            while not done():
+                await self._handle_next()
+        finally:
+            tasks = [*self._tasks, *self._watchers.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._watchers.clear()
+
+    async def _handle_next(self) -> None:
+        deadline = self.rounds.deadline
+        seconds = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                self._take(await self._events.get())
+        if deadline is not None and time.monotonic() >= deadline and self.rounds.deadline == deadline:
+            self._take(Tick(time.monotonic()))
+        for task in [task for task in [*self._tasks, *self._watchers.values()] if task.done()]:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.result()  # raises a defect of ours
+
+    def _take(self, event: Event) -> None:
+        before = self.rounds.stage
+        for instruction in self.rounds.handle(event):
+            self._outstanding.append(instruction)
+            self._begin(self._carry_out(instruction))
+        if self.rounds.stage is not before:
+            logger.info("%s: %s -> %s, round %d", self._context.role, before, self.rounds.stage, self.rounds.round)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(asyncio.create_task(coroutine))
+
+    def _post(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    # --- the workers ---
+
+    def living(self) -> dict[str, WorkerId]:
+        """Returns the workers that take calls, by name."""
+        return {
+            member.worker: WorkerId(member.worker, member.incarnation)
+            for member in self._context.members(self._context.role)
+            if member.stage in (Stage.READY, Stage.RUNNING) and member.address
+        }
+
+    async def _follow_members(self) -> None:
+        """Passes on who came and went; the first time, asks everyone what they do, since a round may be under way."""
+        while True:
+            now, living = time.monotonic(), self.living()
+            expected = len(self._context.members(self._context.role))
+            if expected != self._expected:
+                self._expected = expected
+                self._post(Expected(expected, now))
+            if not self._began:
+                reports = await asyncio.gather(*(self._first_report(worker) for worker in living.values()))
+                self._alive = {worker.name: worker for worker, report in reports if report is not None}
+                self._post(
+                    Begin({worker: report for worker, report in reports if report is not None}, time.monotonic())
+                )
+                self._began = True
+            for name, worker in [*self._alive.items()]:
+                if living.get(name) != worker:
+                    del self._alive[name]
+                    self._post(WorkerDown(worker, now))
+            for name, worker in living.items():
+                if name not in self._alive:
+                    self._alive[name] = worker
+                    self._post(WorkerUp(worker, now))
+            self._watch()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _first_report(self, worker: WorkerId) -> tuple[WorkerId, Report | None]:
+        try:
+            return worker, (await self._report(worker, -1, 0.0))[1]
+        except CallError as error:
+            logger.warning("%s does not say what it does, and counts as absent: %s", worker, error)
+            return worker, None
+
+    def _watch(self) -> None:
+        for worker in self._alive.values():
+            if worker not in self._watchers:
+                self._watchers[worker] = asyncio.create_task(self._watch_reports(worker))
+        for worker in [worker for worker in self._watchers if self._alive.get(worker.name) != worker]:
+            self._watchers.pop(worker).cancel()
+
+    async def _watch_reports(self, worker: WorkerId) -> None:
+        known, heard = -1, time.monotonic()
+        while True:
+            try:
+                version, report = await self._report(worker, known, REPORT_SECONDS)
+            except CallError as error:
+                if time.monotonic() - heard > UNRESPONSIVE_SECONDS:
+                    self._post(Unresponsive(worker, f"it does not report: {error}", time.monotonic()))
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
+            heard = time.monotonic()
+            if version != known:
+                known = version
+                self._post(Reported(worker, report, heard))
+
+    async def _report(self, worker: WorkerId, known: int, seconds: float) -> tuple[int, Report]:
+        said = await self._call(worker, "report", known, seconds, seconds=seconds + CALL_SECONDS)
+        members = tuple(WorkerId(name, incarnation) for name, incarnation in said["members"])
+        report = Report(Activity(said["activity"]), int(said["round"]), members, str(said["reason"]))
+        return int(said["version"]), report
+
+    async def _call(self, worker: WorkerId, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
+        rank = int(worker.name.rpartition("-")[2])
+        group = self._context.group(self._context.role)
+        return await group.call(method, worker.incarnation, *arguments, rank=rank, timeout=seconds)
+
+    # --- the instructions ---
+
+    async def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case MeasureNode(attempt, worker):
+                measured, reason = None, ""
+                try:
+                    rates = await self._call(worker, "measure", seconds=self._check_seconds + CALL_SECONDS)
+                    measured = Measured(tuple(sorted(rates.items())))
+                except CallError as error:
+                    reason = str(error)
+                self._post(NodeMeasured(attempt, worker, measured, reason, time.monotonic()))
+            case CheckPair(attempt, first, second):
+                seconds, reason = None, ""
+                try:
+                    seconds = await self._check_pair(first, second)
+                except CallError as error:
+                    reason = str(error)
+                self._post(PairChecked(attempt, first, second, seconds, reason, time.monotonic()))
+            case EndCheck(workers):
+                await asyncio.gather(*(self._end_check(worker) for worker in workers))
+            case StartRound(number, members):
+                await self._start_round(number, members)
+            case StopRound(number, workers):
+                await asyncio.gather(*(self._or_unresponsive(w, self._call(w, "stop_round", number)) for w in workers))
+            case Replace(worker, reason):
+                self.replacing[worker] = reason
+                self._context.replace(worker.name, worker.incarnation, reason)
+            case Tell(text):
+                logger.info("%s: %s", self._context.role, text)
+            case End(ending):
+                logger.info("%s ends with code %d: %s", self._context.role, ending.code, ending.reason)
+        self._outstanding.remove(instruction)
+
+    async def _check_pair(self, first: WorkerId, second: WorkerId) -> float:
+        seconds = self._check_seconds + CALL_SECONDS
+        host, port = await self._call(first, "open_pair", seconds=seconds)
+        calls = [
+            self._call(worker, "check_pair", host, port, rank, seconds=seconds)
+            for rank, worker in enumerate((first, second))
+        ]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return max(float(result) for result in results if not isinstance(result, BaseException))
+
+    async def _end_check(self, worker: WorkerId) -> None:
+        try:
+            await self._call(worker, "end_check")
+        except CallError as error:
+            logger.info("%s keeps the process of its check: %s", worker, error)
+
+    async def _start_round(self, number: int, members: tuple[WorkerId, ...]) -> None:
+        address: list[Any] = []
+
+        async def open_round() -> None:
+            address.extend(await self._call(members[0], "open_round", number))
+
+        await self._or_unresponsive(members[0], open_round())
+        if address:
+            ids = [[*member] for member in members]
+            calls = [self._call(worker, "start_round", number, ids, *address) for worker in members]
+            await asyncio.gather(*(self._or_unresponsive(w, call) for w, call in zip(members, calls, strict=True)))
+
+    async def _or_unresponsive(self, worker: WorkerId, call: Awaitable[Any]) -> None:
+        try:
+            await call
+        except CallError as error:
+            self._post(Unresponsive(worker, str(error), time.monotonic()))
+
+    async def _repeat_replacing(self) -> None:
+        """A request may get lost with the master that received it."""
+        while True:
+            await asyncio.sleep(REPEAT_SECONDS)
+            living = set(self.living().values())
+            self.replacing = {worker: reason for worker, reason in self.replacing.items() if worker in living}
+            for worker, reason in self.replacing.items():
+                self._context.replace(worker.name, worker.incarnation, reason)
