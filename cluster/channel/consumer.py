@@ -114,6 +114,11 @@ class ChannelConsumer:
                 raise TimeoutError(f"no record came from channel {self._channel} within {timeout} s")
             return self._next()
 
+    def take_ready(self, count: int) -> list[Item]:
+        """Returns at most `count` items that are there already, without waiting, such as the rest of a batch."""
+        with self._condition:
+            return [self._items.popleft() for _ in range(min(count, len(self._items)))]
+
     async def get_async(self) -> Item | None:
         """Waits for the next item, on an event loop; None at the end of the stream. Raises `ChannelError`."""
         while True:

@@ -31,10 +31,12 @@ def host(config: ChannelConfig, directory: Path) -> None:
 
 
 def source(config: ChannelConfig, directory: Path, name: str) -> None:
-    """Puts its records, in order, from the first that the channel lacks, and ends."""
+    """Puts its records, in order, from the first that the channel lacks, as far as the file `gate` lets it; then ends."""
+    gate = directory / "gate"
     with ChannelProducer(config, directory, name).blocking as producer:
         print("ready", flush=True)
         for position in range(producer.next_position, RECORDS):
+            wait_for(lambda position=position: gate.stat().st_size > position, "the gate")  # type: ignore[misc]
             producer.send({"origin": name, "position": position})
         producer.end()
 
@@ -61,17 +63,14 @@ def trainer(config: ChannelConfig, directory: Path, name: str) -> None:
     state = file.state or []
     with ChannelConsumer(config, directory, name, credit=8, sticky=True, committed=file.positions) as consumer:
         print("ready", flush=True)
-        batch = []
         while (item := consumer.get()) is not None:
-            batch.append(item)
-            if len(batch) == 3 or item.position > RECORDS - 10:
-                state += [[each.origin, each.position] for each in batch]
-                for each in batch:
-                    file.positions.add(config.name, each.sequence)
-                file.commit(state, durable=False)
-                for each in batch:
-                    each.acknowledge()
-                batch = []
+            batch = [item, *consumer.take_ready(2)]
+            state += [[each.origin, each.position] for each in batch]
+            for each in batch:
+                file.positions.add(config.name, each.sequence)
+            file.commit(state, durable=False)
+            for each in batch:
+                each.acknowledge()
     file.close()
 
 
