@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.channel import protocol
 from cluster.channel.journal import Record
 from cluster.channel.protocol import Hello, RecordHead
-from transport.files.atomic import Buffer
+from transport.files.atomic import Buffer, as_bytes_view
 
 
 @dataclass(slots=True)
@@ -38,17 +38,26 @@ class Peer:
         messages += [protocol.pack(protocol.REFUSE, [number, reason]) for number, reason in self.refused]
         if self.granted:
             messages.append(protocol.pack(protocol.GRANT, self.granted))
-        records = []
-        for sequence in self.lent:
-            record = held.get(sequence)
-            if record is not None:  # else acknowledged since
-                origin, position, frames = record
-                records.append((RecordHead(sequence, origin, position, len(frames)), frames))
-        for start in range(0, len(records), protocol.RECORDS_AT_ONCE):
-            delivered = records[start : start + protocol.RECORDS_AT_ONCE]
-            messages.append(protocol.pack_records(protocol.DELIVER, delivered, floor))
+        messages += self._deliveries(held, floor)
         if self.finished:
             messages.append(protocol.pack(protocol.FINISH))
         self.welcome = self.finished = False
         self.confirmed, self.refused, self.granted, self.lent = [], [], 0, []
         return messages
+
+    def _deliveries(self, held: Mapping[int, Record], floor: int) -> Iterator[list[Buffer]]:
+        """Yields messages of few bytes each, as the other end sees a message only when all of it has come."""
+        records: list[tuple[RecordHead, Sequence[Buffer]]] = []
+        size = 0
+        for sequence in self.lent:
+            record = held.get(sequence)
+            if record is None:
+                continue  # acknowledged since
+            origin, position, frames = record
+            records.append((RecordHead(sequence, origin, position, len(frames)), frames))
+            size += sum(map(len, map(as_bytes_view, frames)))
+            if len(records) == protocol.RECORDS_AT_ONCE or size >= protocol.BYTES_AT_ONCE:
+                yield protocol.pack_records(protocol.DELIVER, records, floor)
+                records, size = [], 0
+        if records:
+            yield protocol.pack_records(protocol.DELIVER, records, floor)

@@ -27,6 +27,7 @@ CASES = {
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
     "sweep": "claims a second of eight workers, beside bare flushed files; status of 10,000 targets",
     "cluster-calls": "calls from one worker to another, beside those of an actor of Ray and a bare ZMQ echo",
+    "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
 }
 
 CHAOS = "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)"
