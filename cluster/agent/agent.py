@@ -134,6 +134,8 @@ class Agent:
                     self._outgoing.put_nowait((asked_by, message))
                 case table.Tell(message):
                     self._tell(message)
+                case table.Dismiss(peer, message):
+                    self._outgoing.put_nowait((peer, message))
                 case table.Spawn(order):
                     waiting += self._spawn(order)
                 case table.Send(worker, message) if worker in self._processes:

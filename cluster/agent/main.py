@@ -1,7 +1,7 @@
 """Starts an agent: `python -m cluster.agent.main SETTINGS`, with `AgentSettings` as JSON. `starting.py` is the other end.
 
-It binds its socket, takes the node's lock, ends what an earlier agent of the node left, and announces its endpoint. Its exit code
-is 0 after an end in order, 75 if another agent of the node lives.
+It takes the lock of its name, ends what an earlier agent of that name left, binds its socket, and announces its endpoint. Its
+exit code is 0 after an end in order, 75 if another agent of that name lives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transport.wires.endpoint import IPC, socket_path
 logger = logging.getLogger(__name__)
 
 ANOTHER_LIVES = 75
-"""Exit code when another agent of the node holds its lock."""
+"""Exit code when another agent of that name holds its lock."""
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def _bound(settings: AgentSettings) -> Iterator[tuple[zmq.asyncio.Socket, AgentE
             router.curve_server, router.curve_publickey, router.curve_secretkey = True, public, secret
             server_key = public.decode()
         if settings.listen == "ipc":
-            path = socket_path(settings.directory.resolve(), f"{settings.node}.{settings.agent}.sock")
+            path = socket_path(settings.directory.resolve(), f"{settings.name}.{settings.agent}.sock")
             router.bind(f"{IPC}{path}")
             path.chmod(0o600)
             address = f"{IPC}{path}"
@@ -87,10 +87,10 @@ def _bound(settings: AgentSettings) -> Iterator[tuple[zmq.asyncio.Socket, AgentE
 
 def _remove_earlier_socket(settings: AgentSettings) -> None:
     """Removes the socket of an agent that was killed."""
-    earlier = read_endpoint(settings.directory, settings.node)
+    earlier = read_endpoint(settings.directory, settings.name)
     if earlier is not None and earlier.address.startswith(IPC):
         path = Path(earlier.address.removeprefix(IPC))
-        if path.name.startswith(f"{settings.node}.") or path.suffix == ".sock":
+        if path.suffix == ".sock":
             path.unlink(missing_ok=True)
 
 
@@ -98,17 +98,19 @@ def run_agent(settings: AgentSettings) -> int:
     """Runs an agent to its end; returns the exit code."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        lock = take_lock(settings.lock_file, f"another agent of node {settings.node} lives")
+        lock = take_lock(settings.lock_file, f"another agent {settings.name} lives")
     except OSError as error:
         logger.error("cannot start: %s", error)
         return ANOTHER_LIVES
     try:
         if left := kill_marked(settings.mark):
-            logger.error("processes of an earlier agent of node %s cannot be killed: %s", settings.node, left)
+            logger.error("processes of an earlier agent %s cannot be killed: %s", settings.name, left)
             return 1
         _remove_earlier_socket(settings)
         with _bound(settings) as (router, endpoint):
             write_atomically(settings.endpoint_file, endpoint.model_dump_json().encode(), durable=False)
+            if settings.announce:
+                print(endpoint.model_dump_json(), flush=True)  # noqa: T201 - for its starter
             logger.info("agent %s of node %s takes commands at %s", settings.agent, settings.node, endpoint.address)
             asyncio.run(Agent(settings, router).run())
             settings.endpoint_file.unlink(missing_ok=True)

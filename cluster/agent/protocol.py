@@ -37,11 +37,13 @@ ACKNOWLEDGE = "acknowledge"
 
 # --- agent to master ---
 WELCOME = "welcome"
-"""`agent` (its own id), `node`, `workers` (the fields of each `LivingWorker`), `ending`: why the agent ends, or empty."""
+"""`agent` (its own id), `node`, `workers` (the fields of each `LivingWorker`), `reports` (the number of the last one that it
+keeps), `ending`: why the agent ends, or empty. Also sent when it begins to end."""
 DONE = "done"
 """`id`."""
 REFUSED = "refused"
-"""`id, reason, epoch`: the highest epoch that the agent has seen; above the master's own if that one is stale."""
+"""`id, reason, epoch`: the highest epoch that the agent has seen; above the master's own if that one is stale. A master is also
+sent one, with the `id` 0, when another one takes its place."""
 REPORT = "report"
 """`number, event` (the event's class name), `fields` (all but `at`): kept until acknowledged."""
 BEAT = "beat"

@@ -120,5 +120,10 @@ class Reports:
         """Returns the kept reports above that number, in order."""
         return [report for kept, (_, _, report) in self._kept.items() if kept > number]
 
+    @property
+    def last_kept(self) -> int:
+        """The number of the last report that is kept; 0 if none is."""
+        return max(self._kept, default=0)
+
     def __len__(self) -> int:
         return len(self._kept)

@@ -1,7 +1,7 @@
 """What an agent is started with, and what it then announces of itself.
 
 The starter writes the settings as JSON into the agent's command line (`main.py`); the agent writes its endpoint, whole or not
-at all, to `<directory>/<node>.json`, where its starter, and any later master on the machine, finds it.
+at all, to `<directory>/<name>.json`, where its starter, and any later master on the machine, finds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class AgentSettings(Config):
     job: Identifier
     """The job's id."""
     node: Identifier
-    """The node's name."""
+    """The node's name, as the master knows it."""
+    name: Identifier
+    """What its files are called; one agent of a name lives at a time. The node's own name if it has one agent only."""
     directory: Path
     """Where its endpoint, its lock and its log are; on this machine, and this user's."""
     lease_seconds: float = Field(default=10.0, ge=1.0)
@@ -33,28 +35,30 @@ class AgentSettings(Config):
     """`ipc`, or `tcp://HOST`: it then takes any free port. Beyond loopback it needs `master_key`."""
     master_key: str = Field(default="", pattern=r"^(.{40})?$")
     """The CURVE public key of the master, Z85, which alone may connect. Empty: anyone who can reach the socket."""
+    announce: bool = False
+    """Whether it also prints its endpoint, one line of JSON, once it listens."""
     parent: int = Field(default=0, ge=0)
     """A process with which the agent dies, and everything below it. 0: none; it survives its starter."""
 
     @property
     def mark(self) -> str:
         """What all its processes have in their environment (`protocol.MARK`)."""
-        return mark_of(self.directory, self.node)
+        return mark_of(self.directory, self.name)
 
     @property
     def endpoint_file(self) -> Path:
         """Where it announces itself."""
-        return endpoint_file(self.directory, self.node)
+        return endpoint_file(self.directory, self.name)
 
     @property
     def lock_file(self) -> Path:
-        """What it holds while it lives: there is one agent of a node at a time."""
-        return self.directory / f"{self.node}.lock"
+        """What it holds while it lives."""
+        return lock_file(self.directory, self.name)
 
     @property
     def log_file(self) -> Path:
         """Its own log."""
-        return self.directory / f"{self.node}.log"
+        return self.directory / f"{self.name}.log"
 
 
 class AgentEndpoint(Config):
@@ -74,19 +78,24 @@ class AgentEndpoint(Config):
     """Its CURVE public key, Z85; empty without keys."""
 
 
-def mark_of(directory: Path, node: str) -> str:
-    """Returns the mark of a node's agents."""
-    return f"{directory.resolve()}:{node}"
+def mark_of(directory: Path, name: str) -> str:
+    """Returns the mark of the agents of that name, one after the other."""
+    return f"{directory.resolve()}:{name}"
 
 
-def endpoint_file(directory: Path, node: str) -> Path:
-    """Returns where a node's agent announces itself."""
-    return directory / f"{node}.json"
+def endpoint_file(directory: Path, name: str) -> Path:
+    """Returns where an agent announces itself."""
+    return directory / f"{name}.json"
 
 
-def read_endpoint(directory: Path, node: str) -> AgentEndpoint | None:
-    """Returns what the node's last agent announced; None if none did, or the file is not whole."""
+def lock_file(directory: Path, name: str) -> Path:
+    """Returns the lock that an agent holds while it lives."""
+    return directory / f"{name}.lock"
+
+
+def read_endpoint(directory: Path, name: str) -> AgentEndpoint | None:
+    """Returns what the last agent of that name announced; None if none did, or the file is not whole."""
     try:
-        return AgentEndpoint.model_validate(read_json(endpoint_file(directory, node), MAX_ENDPOINT_BYTES))
+        return AgentEndpoint.model_validate(read_json(endpoint_file(directory, name), MAX_ENDPOINT_BYTES))
     except (OSError, UntrustedFileError, ValidationError):
         return None

@@ -50,7 +50,7 @@ def start_steps(settings: AgentSettings) -> Iterator[AgentEndpoint | None]:
         raise BackendError(f"the agent of node {settings.node} could not be started: {error}") from error
     deadline = time.monotonic() + START_SECONDS
     while True:
-        endpoint = read_endpoint(settings.directory, settings.node)
+        endpoint = read_endpoint(settings.directory, settings.name)
         if endpoint is not None and endpoint.agent == settings.agent:
             yield endpoint
             return

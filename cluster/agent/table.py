@@ -87,13 +87,21 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Send a message to a master that was replaced."""
+
+    peer: Any
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """End the agent."""
 
     reason: str
 
 
-Instruction = Spawn | Send | Terminate | Kill | Answer | Tell | Finish
+Instruction = Spawn | Send | Terminate | Kill | Answer | Tell | Dismiss | Finish
 
 
 @dataclass(slots=True)
@@ -155,6 +163,9 @@ class Table:
             return [*done, self._refuse(message, f"the epoch is {epoch}; a master of epoch {self.epoch} was here")]
         self.heard = now
         if kind == protocol.HELLO:
+            if epoch > self.epoch and self.peer is not None:
+                earlier = {"kind": protocol.REFUSED, "id": 0, "reason": "another master is here", "epoch": epoch}
+                done.append(Dismiss(self.peer, earlier))
             self.epoch, self.peer, self.lease_seconds = epoch, peer, float(message["lease_seconds"])
             return [*done, Answer(self._welcome()), *map(_tell, self.reports.after(message["received"]))]
         if kind == protocol.ACKNOWLEDGE:
@@ -192,6 +203,7 @@ class Table:
             "agent": self.agent,
             "node": self.node,
             "workers": [asdict(living) for living in self.living()],
+            "reports": self.reports.last_kept,
             "ending": self.ending,
         }
 
@@ -377,7 +389,9 @@ class Table:
         `since` is when the master was last heard of if that is the reason: then all is over two leases after it.
         """
         done: list[Instruction] = []
-        self.ending = self.ending or reason
+        if not self.ending:
+            self.ending = reason
+            done.append(Tell(self._welcome()))
         for entry in self._entries.values():
             entry.successor = None
             if kill:
@@ -410,6 +424,7 @@ class Table:
                 entry.started,
                 entry.address,
                 entry.server_key,
+                entry.order.bundle,
             )
             for entry in self._entries.values()
             if entry.pid

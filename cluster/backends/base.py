@@ -59,6 +59,7 @@ class LivingWorker:
     started: bool
     address: str = ""
     server_key: str = ""
+    bundle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,11 @@ class Backend(Protocol):
         """Returns what a later master needs to find the agents again (JSON values, no secrets); kept in the journal."""
 
     async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
-        """Connects to the agents of an earlier master, in the name of the new epoch; returns every worker that lives."""
+        """Connects to the agents of an earlier master, in the name of the new epoch; returns every worker that lives.
+
+        What was reported and not acknowledged is among the `events` when this returns. A node whose agent is gone by then is
+        not told as lost: its workers are neither among those that live nor among the events.
+        """
 
     async def nodes(self) -> Sequence[Node]:
         """Returns the nodes."""

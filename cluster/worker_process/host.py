@@ -138,7 +138,10 @@ class Host:
                 status = str(cast(Worker, self._worker).status())
             except BaseException as error:  # noqa: BLE001 - the worker goes on
                 status = f"status() raised {last_line(error)}"
-            self._status = " ".join(status.split())[:LONGEST_STATUS]
+            status = " ".join(status.split())[:LONGEST_STATUS]
+            if status != self._status:
+                self._status = status
+                self._link.send(protocol.ALIVE, status=status)
             threading.Event().wait(self._description.heartbeat_seconds)
 
     def _fail_over(self) -> None:

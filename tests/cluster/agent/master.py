@@ -98,7 +98,7 @@ class Node:
     def __init__(self, directory: Path, lease_seconds: float = 10.0, agent: str = "a1") -> None:
         self.directory = directory
         self.settings = AgentSettings(
-            agent=agent, job=JOB, node="node-0", directory=directory / "agents", lease_seconds=lease_seconds
+            agent=agent, job=JOB, node="node-0", name="n0", directory=directory / "agents", lease_seconds=lease_seconds
         )
         self.endpoint = start_agent(self.settings)
         self._masters: list[Master] = []

@@ -87,7 +87,7 @@ class AgentMachine(RuleBasedStateMachine):
                     else:
                         self.living[its.worker] = its.incarnation
                         waiting += self.table.spawned(its.worker, 100)
-                case Tell(message) if message["event"] == "WorkerExited":
+                case Tell(message) if message.get("event") == "WorkerExited":
                     key = (message["fields"]["worker"], message["fields"]["incarnation"])
                     self.numbers[message["number"]] = key
                     self.exits.add(key)
@@ -219,7 +219,7 @@ def test_what_was_frozen_for_a_lease_obeys_nobody() -> None:
 def test_without_workers_it_ends_at_once_after_a_lease() -> None:
     table = fresh()
     assert not table.tick(LEASE)
-    assert [type(one) for one in table.tick(LEASE + 0.1)] == [Finish]
+    assert [type(one) for one in table.tick(LEASE + 0.1)] == [Tell, Finish]
 
 
 def test_reports_go_to_every_master_until_one_acknowledges() -> None:

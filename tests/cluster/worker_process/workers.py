@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-from cluster.worker import Context, Member, Worker
+from cluster.worker import Context, Member, SubMaster, Worker
 
 
 class Plain(Worker):
@@ -30,4 +31,27 @@ class Plain(Worker):
         print("hook stop")
 
     def on_failover(self, failed: Sequence[Member]) -> None:
-        print("hook on_failover")
+        print("hook on_failover", *(f"{member.worker} {member.incarnation}" for member in failed))
+
+
+class Leader(SubMaster):
+    """Says what it knows of its children, and asks for the end of the job."""
+
+    def check_child(self, children: Sequence[Member]) -> None:
+        known = self.context.members(self.context.role)
+        print("hook check_child", f"{_names(children)}; known {_names(known)}")
+        self.context.stop_job("checked")
+
+
+class FailsInSetup(Worker):
+    def setup(self) -> None:
+        raise ValueError("no such model: tiny")
+
+
+class ExitsInStart(Worker):
+    def start(self) -> None:
+        sys.exit(5)
+
+
+def _names(members: Sequence[Member]) -> str:
+    return " ".join(member.worker for member in members)
