@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from typing import TextIO
 
 import numpy as np
 import ray
@@ -26,7 +27,8 @@ class Echo:
 
 
 def main() -> None:
-    """Answers standard input."""
+    """Answers standard input. Ray may write what it likes to standard error."""
+    answers, sys.stdout = sys.stdout, sys.stderr
     ray.init(
         address="local",
         num_cpus=2,
@@ -37,7 +39,7 @@ def main() -> None:
     )
     actor = ray.remote(Echo).options(num_cpus=0).remote()
     ray.get(actor.echo.remote(0))
-    _print("ready")
+    _print(answers, "ready")
     for line in sys.stdin:
         what, *numbers = line.split()
         count = int(numbers[0])
@@ -45,18 +47,18 @@ def main() -> None:
         if what == "rate":
             began = time.perf_counter()
             ray.get([actor.echo.remote(index) for index in range(count)])
-            _print(time.perf_counter() - began)
+            _print(answers, time.perf_counter() - began)
             continue
         seconds = []
         for _ in range(count):
             began = time.perf_counter()
             ray.get(actor.echo.remote(value))
             seconds.append(time.perf_counter() - began)
-        _print(seconds)
+        _print(answers, seconds)
 
 
-def _print(value: object) -> None:
-    print(json.dumps(value), flush=True)
+def _print(file: TextIO, value: object) -> None:
+    print(json.dumps(value), file=file, flush=True)
 
 
 if __name__ == "__main__":
