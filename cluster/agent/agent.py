@@ -54,7 +54,12 @@ class Agent:
         self._settings = settings
         self._router = router
         self._table = Table(
-            settings.agent, settings.node, settings.job, settings.lease_seconds, heard=launch.alive_clock()
+            settings.agent,
+            settings.node,
+            settings.job,
+            settings.lease_seconds,
+            heard=launch.alive_clock(),
+            listen=settings.listen,
         )
         self._processes: dict[str, OwnedProcess] = {}
         self._ended: dict[str, tuple[int, float]] = {}

@@ -137,6 +137,8 @@ class Table:
     """When a master was last heard of; at first: now."""
     epoch: int = 0
     """The highest seen."""
+    listen: str = "ipc"
+    """Where the agent listens, and its workers for calls (`AgentSettings.listen`)."""
     peer: Any = None
     """Where the master of that epoch is."""
     ending: str = ""
@@ -296,7 +298,7 @@ class Table:
         entry.pid = pid
         done = self._report(entry, events.Created, node=self.node, pid=pid)
         if entry.order.description:
-            description = dict(entry.order.description) | {"node": self.node}
+            description = dict(entry.order.description) | {"node": self.node, "listen": self.listen}
             done.append(Send(worker, {"kind": protocol.DESCRIPTION, "description": description}))
             if self._members:
                 done.append(Send(worker, {"kind": protocol.MEMBERS, "members": list(self._members.values())}))

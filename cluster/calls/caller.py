@@ -29,7 +29,7 @@ from cluster.calls.request import Request
 from cluster.calls.server import MAX_FRAME_BYTES
 from cluster.calls.waker import Waker
 from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout
-from cluster.member import Member
+from cluster.member import Member, Stage
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.rate_limited_log import RateLimitedLog
 from transport.wires.endpoint import CurveKeys
@@ -113,7 +113,8 @@ class Caller:
         """See `RoleGroup`."""
 
         def missing() -> list[str]:
-            return [f"{member.worker} ({member.stage})" for member in self.members(role) if not member.address]
+            members = [member for member in self.members(role) if member.stage != Stage.FINISH]
+            return [f"{member.worker} ({member.stage})" for member in members if not member.address]
 
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended or (self.members(role) and not missing()), timeout):

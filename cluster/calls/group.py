@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from cluster.calls import split
 from cluster.calls.call import Call, Calls
 from cluster.calls.codec import encode_parts
-from cluster.member import Member
+from cluster.member import Member, Stage
 from transport.files.atomic import Buffer
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
@@ -43,7 +43,7 @@ class RoleGroup:
     - the method's result;
     - `RemoteError`: the method raised, or there is no such method;
     - `ActorDied`: the callee died or fell silent while the call was in flight, and nobody knows whether the method ran; or it
-      has finished, or has left the job;
+      has finished or failed for good, or has left the job;
     - `ActorRestarting`: the callee is being started (again) or cannot be reached; the method was not sent;
     - `CallTimeout`: no answer within `timeout` seconds. The method may still run.
 
@@ -60,12 +60,12 @@ class RoleGroup:
         return f"RoleGroup({self.role!r}, {len(self)} workers)"
 
     def __len__(self) -> int:
-        """How many workers the role has, as last known here."""
+        """How many workers of the role have not finished, as last known here."""
         return len(self.members())
 
     def members(self) -> Sequence[Member]:
-        """Returns the workers of the role as last known here, by rank."""
-        return self._sender.members(self.role)
+        """Returns the workers of the role that have not finished, as last known here, by rank."""
+        return [member for member in self._sender.members(self.role) if member.address or member.stage != Stage.FINISH]
 
     def call(
         self,

@@ -53,7 +53,7 @@ class Peer:
     @property
     def condition(self) -> Condition:
         """Whether it takes calls."""
-        if self.has_left or (not self.member.address and self.member.stage == Stage.FINISH):
+        if self.has_left or (not self.member.address and self.member.stage in (Stage.FINISH, Stage.FAILED)):
             return Condition.GONE
         if self._is_connected:
             return Condition.CONNECTED
@@ -62,7 +62,10 @@ class Peer:
     @property
     def trouble(self) -> str:
         """Why it takes no calls now, for people."""
-        return self._trouble or f"it is {self.member.stage}"
+        if self._trouble:
+            return self._trouble
+        is_up = self.member.stage in (Stage.READY, Stage.RUNNING)
+        return "it has no method marked @remote" if is_up else f"it is {self.member.stage}"
 
     @property
     def takes_calls(self) -> bool:

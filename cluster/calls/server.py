@@ -40,7 +40,9 @@ MAX_FRAME_BYTES = 2**32
 
 _RECEIVED_AT_ONCE = 32
 _WAIT_SECONDS = 1.0
-_END_SECONDS = 5.0
+END_SECONDS = 5.0
+"""How long a server that ends waits for its threads."""
+
 _LONGEST_SECONDS = 1e6
 
 
@@ -101,20 +103,20 @@ class CallServer:
         assert self._socket is not None
         self._socket.authorize(public_keys)
 
-    def close(self) -> None:
-        """Ends. Calls that run are not waited for; their callers learn that this worker is gone."""
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """Ends, after so many seconds at most for a method that runs. Its caller learns that this worker is gone."""
         if self._socket is None or self._closing:
             return
         self._closing = True
         self._waker.post(lambda: None)
         serving, *running = self._threads
-        serving.join(_END_SECONDS)  # first, as it gives work to the others
+        serving.join(END_SECONDS)  # first, as it gives work to the others
         self._waiting.put(None)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             running = self._threads[1:]
         for thread in running:
-            thread.join(_END_SECONDS)
+            thread.join(seconds)
         if alive := [thread.name for thread in self._threads if thread.is_alive()]:
             logger.warning("%s: a method does not end; abandoned: %s", self._worker, ", ".join(alive))
         else:

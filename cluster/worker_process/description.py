@@ -41,6 +41,8 @@ class Description(Config):
     """The job's directory."""
     node: str = ""
     """Filled in by its agent."""
+    listen: str = "ipc"
+    """Where it takes calls: `ipc`, or `tcp://HOST` with keys. Filled in by its agent, which listens there itself."""
     task: bool = False
     """Whether the process ends once `start` has returned."""
     heartbeat_seconds: float = Field(default=LONGEST_PERIOD_SECONDS, gt=0)

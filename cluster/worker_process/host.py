@@ -23,6 +23,7 @@ from cluster.worker_process.agent_link import AgentLink
 from cluster.worker_process.description import Description
 from cluster.worker_process.hooks import HookEndedError, call, last_line
 from cluster.worker_process.hosted_context import HostedContext, members_of
+from cluster.worker_process.worker_calls import WorkerCalls
 
 AGENT_GONE = 70
 """Exit code when the agent is gone; its guardian kills the process at the same time."""
@@ -39,7 +40,8 @@ class Host:
     def __init__(self, link: AgentLink, description: Description) -> None:
         self._link = link
         self._description = description
-        self._context = HostedContext(description, link)
+        self._calls = WorkerCalls(description)
+        self._context = HostedContext(description, link, self._calls)
         self._worker: Worker | None = None
         self._ready = False
         self._may_start = threading.Event()
@@ -62,6 +64,8 @@ class Host:
         except HookEndedError as end:
             self._report_end(end)
             return end.code
+        finally:
+            self._calls.close()
         return 0
 
     def _run_hooks(self) -> None:
@@ -76,7 +80,8 @@ class Host:
         self._ready = True
         for name, hook in (("status", self._ask_status), ("failover", self._fail_over), ("check", self._check)):
             self._spawn(name, hook)
-        self._link.send(protocol.READY, address="", server_key="")
+        address = call("listen", lambda: self._calls.listen(self._worker))
+        self._link.send(protocol.READY, address=address, server_key=self._calls.public_key)
         self._may_start.wait()
         if not context.stop.is_set():
             self._link.send(protocol.STARTED)

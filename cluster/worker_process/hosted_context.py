@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from cluster.agent import protocol
+from cluster.calls.group import RoleGroup
 from cluster.spec import MASTER, role_of, sub_master_name
 from cluster.worker import Context, Member
 from cluster.worker_process.agent_link import AgentLink
 from cluster.worker_process.description import Description
-
-if TYPE_CHECKING:
-    from cluster.calls import RoleGroup
+from cluster.worker_process.worker_calls import WorkerCalls
 
 _MEMBERS = TypeAdapter(tuple[Member, ...])
 
@@ -27,7 +26,7 @@ def members_of(maps: Iterable[Any]) -> tuple[Member, ...]:
 class HostedContext(Context):
     """What `Worker` gets here."""
 
-    def __init__(self, description: Description, link: AgentLink) -> None:
+    def __init__(self, description: Description, link: AgentLink, calls: WorkerCalls) -> None:
         super().__init__(
             job=description.job,
             role=description.role,
@@ -40,11 +39,13 @@ class HostedContext(Context):
             node=description.node,
         )
         self._link = link
+        self._calls = calls
         self._members: dict[str, Member] = {}
 
     def update(self, members: Iterable[Member]) -> None:
         """Takes news of members."""
         self._members = self._members | {member.worker: member for member in members}
+        self._calls.update(self._members.values())
 
     def members(self, role: str) -> Sequence[Member]:
         """As `Context.members`."""
@@ -57,7 +58,7 @@ class HostedContext(Context):
 
     def group(self, role: str) -> RoleGroup:
         """As `Context.group`."""
-        raise NotImplementedError(f"{self.worker} cannot call role {role} yet")
+        return self._calls.group(role)
 
     def replace(self, worker: str, incarnation: int, reason: str) -> None:
         """As `Context.replace`."""

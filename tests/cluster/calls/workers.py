@@ -1,0 +1,41 @@
+"""Workers that call each other, for `test_worker_process.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.calls import remote
+from cluster.errors import ActorDied
+from cluster.worker import Worker
+
+
+class Scorer(Worker):
+    """Is called, and calls back."""
+
+    @remote(idempotent=True)
+    def score(self, values: list[float]) -> list[float]:
+        return [float(2 * value) for value in values]
+
+    @remote
+    def block(self) -> None:
+        self.context.group("driver").call("started").result(60.0)
+        self.context.stop.wait()
+
+
+class Driver(Worker):
+    """Calls, and says what it got."""
+
+    @remote
+    def started(self) -> None:
+        print("said blocked", flush=True)
+
+    def start(self) -> None:
+        scorers = self.context.group("scorer")
+        scorers.wait_until_callable(60.0)
+        print("said", scorers.call_batch("score", [1.0, 2.0, 3.0]).result(), flush=True)
+        print("said", scorers.call("score", np.ones(2), rank=0).result(), flush=True)
+        try:
+            scorers.call("block", rank=0).result()
+        except ActorDied as error:
+            print("said died", error, flush=True)
+        print("said", scorers.call("score", [4.0], rank=0).result(), flush=True)
