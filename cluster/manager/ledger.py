@@ -150,6 +150,8 @@ class Ledger:
 
     def set_node(self, bundle: BundleRecord, node: str) -> None:
         """Notes where a bundle is; empty: nowhere."""
+        if node == bundle.node:
+            return
         self.bundles_on[bundle.node].discard(bundle.name)
         if not self.bundles_on[bundle.node]:
             del self.bundles_on[bundle.node]

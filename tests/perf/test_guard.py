@@ -18,7 +18,8 @@ NOISY_ATTEMPTS = 4
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "case", ["step", "send", "receive", "schedule", "events", "garbage", "memory", "scaling", "multi-run"]
+    "case",
+    ["step", "send", "receive", "schedule", "events", "garbage", "memory", "scaling", "multi-run", "cluster-manager"],
 )
 def test_no_benchmark_is_grossly_worse_than_it_was(case: str) -> None:
     broken: list[str] = []
