@@ -40,7 +40,7 @@ class CaseFailed(RuntimeError):
 
 def measure_case(name: str, size: Size) -> list[Case]:
     """Measures the case `name`. Raises `CaseFailed`."""
-    module = f"perf.bench.{name.replace('-', '_')}"
+    module = f"perf.bench.{name.replace('cluster-', 'cluster.').replace('-', '_')}"
     command = [sys.executable, "-P", "-m", module, "--json", *size.flags]
     completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
     try:

@@ -1,6 +1,6 @@
-"""The same calls to an actor of Ray, in a process of their own: `cluster_calls.py` compares with them.
+"""The same calls to an actor of Ray, in a process of their own: `calls.py` compares with them.
 
-    python -m perf.bench.ray_calls
+    python -m perf.bench.cluster.ray_calls
 
 Prints `ready` once the actor answers. Then for each line `latency N`, `bulk N BYTES` or `rate N` on standard input it makes so
 many calls and prints one line of JSON: the seconds of each call, or of all together. Ends with its input.

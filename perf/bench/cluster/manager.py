@@ -1,6 +1,6 @@
 """Measures the time of the cluster's PrimeManager for an event, and of its tally for a heartbeat, with 10 to 10,000 workers.
 
-    python -m perf.bench.cluster_manager [--quick | --full]
+    python -m perf.bench.cluster.manager [--quick | --full]
 
 No processes: one worker after the other dies, is created again, becomes ready and is started, while all others run. With more
 workers more of them are between two of these at any time.
@@ -77,7 +77,7 @@ class _Deaths:
     """A job in which one worker after the other dies and comes back."""
 
     def __init__(self, workers: int) -> None:
-        role = RoleSpec(name="worker", worker="perf.bench.cluster_manager:Worker", count=workers)
+        role = RoleSpec(name="worker", worker="perf.bench.cluster.manager:Worker", count=workers)
         self._manager = PrimeManager(JobSpec(name="bench", roles=(role,)))
         self._tally = Tally(self._manager)
         self._now = 0.0

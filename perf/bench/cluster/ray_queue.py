@@ -1,6 +1,6 @@
 """Records of one kilobyte through `ray.util.queue.Queue`, for comparison: one process of the case `cluster-channel`.
 
-    python -m perf.bench.ray_queue RECORDS BYTES
+    python -m perf.bench.cluster.ray_queue RECORDS BYTES
 
 Producer and consumer are tasks of their own, as the queue's users are. Prints the records a second as JSON.
 """

@@ -1,6 +1,6 @@
 """Measures channels between processes: records of 1 KB beside Ray's queue, and of 8 MB beside bare ZMQ.
 
-    python -m perf.bench.cluster_channel [--quick | --full]
+    python -m perf.bench.cluster.channel [--quick | --full]
 
 Without Ray (the extra `ray`) its rows are left out, and a line says so. Rates count from the first record that
 arrives to the last. The bare sockets are a PUSH and a PULL over the same kind of address, with nothing stored, confirmed or
@@ -173,7 +173,7 @@ def _ray(count: int) -> float | None:
             "cluster-channel: Ray is not installed (the extra `ray`), so nothing is compared with it", file=sys.stderr
         )
         return None
-    command = [sys.executable, "-m", "perf.bench.ray_queue", str(count), str(SMALL_BYTES)]
+    command = [sys.executable, "-m", "perf.bench.cluster.ray_queue", str(count), str(SMALL_BYTES)]
     completed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     rate: float = json.loads(completed.stdout.splitlines()[-1])
     return rate

@@ -1,6 +1,6 @@
 """Measures calls from one worker's process to another's, beside those of an actor of Ray and a bare ZMQ echo, in one run.
 
-    python -m perf.bench.cluster_calls [--quick | --full]
+    python -m perf.bench.cluster.calls [--quick | --full]
 
 Rounds of each alternate, so that all meet the same machine. Without Ray (the extra `ray`) its rows are left out, and a line
 says so.
@@ -169,7 +169,7 @@ def _child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 @contextmanager
 def _group(directory: Path) -> Iterator[RoleGroup]:
     address = call_address(directory, "echo-0")
-    with _child("perf.bench.cluster_calls", "callee", address) as process, Caller() as caller:
+    with _child("perf.bench.cluster.calls", "callee", address) as process, Caller() as caller:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == address
         caller.update([Member("echo-0", 1, Stage.RUNNING, address)])
@@ -179,7 +179,7 @@ def _group(directory: Path) -> Iterator[RoleGroup]:
 @contextmanager
 def _bare_zmq(directory: Path) -> Iterator[zmq.Socket[bytes]]:
     address = f"ipc://{directory}/bare"
-    with _child("perf.bench.cluster_calls", "bare", address) as process, zmq.Context() as context:
+    with _child("perf.bench.cluster.calls", "bare", address) as process, zmq.Context() as context:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == address
         with context.socket(zmq.DEALER) as socket:
@@ -206,7 +206,7 @@ def _ray() -> Iterator[Rays | None]:
         print("cluster-calls: Ray is not installed (the extra `ray`), so nothing is compared with it", file=sys.stderr)
         yield None
         return
-    with _child("perf.bench.ray_calls") as process:
+    with _child("perf.bench.cluster.ray_calls") as process:
         rays = Rays(process)
         assert rays.ask() == "ready"
         yield rays

@@ -1,0 +1,1 @@
+"""The cases of `counterpoint bench` about `cluster`: calls, channels, and the manager."""
