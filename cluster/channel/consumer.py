@@ -127,7 +127,13 @@ class ChannelConsumer:
                     return self._next()
                 waiter: concurrent.futures.Future[None] = concurrent.futures.Future()
                 self._waiters.append(waiter)
-            await asyncio.wrap_future(waiter)
+            try:
+                await asyncio.wrap_future(waiter)
+            except asyncio.CancelledError:
+                with self._condition:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
+                raise
 
     def __iter__(self) -> Iterator[Item]:
         while (item := self.get()) is not None:

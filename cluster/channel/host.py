@@ -21,6 +21,7 @@ from cluster.channel import protocol
 from cluster.channel.config import ChannelConfig
 from cluster.channel.journal import Journal
 from cluster.channel.lending import Lending
+from cluster.channel.link import ChannelError
 from cluster.channel.protocol import Hello
 from cluster.channel.sessions import Peer
 from cluster.channel.sockets import RouterSocket
@@ -56,8 +57,9 @@ class ChannelHost:
         """Why the thread ended, if it did before `close`."""
         self.trouble = ""
         """What keeps the host from its work, such as a full disk; empty if nothing does."""
-        self.ended = threading.Event()
-        """Set when the stream has ended."""
+        self.ended = False
+        """Whether the stream has ended."""
+        self._over = threading.Event()
         authorized = load_authorized_keys(config.transport(), keys) if keys is not None else frozenset()
         self._socket = RouterSocket(self.address, keys, authorized, config.max_record_bytes)
         try:
@@ -80,15 +82,17 @@ class ChannelHost:
         self._log = RateLimitedLog(logger)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=f"channel-{config.name}", daemon=True)
-        self._closing = False
+        self._closing = self._closed = False
 
     def start(self) -> None:
         """Begins to serve. Once only."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stops serving and frees everything. With a journal, another host can go on."""
-        self._closing = True
+        """Stops serving and frees everything. With a journal, another host can go on. Safe to call twice."""
+        if self._closed:
+            return
+        self._closing = self._closed = True
         os.write(self._wake_writer, b"x")
         if self._thread.ident is not None:
             self._thread.join()
@@ -97,6 +101,18 @@ class ChannelHost:
             self._journal.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the stream has ended; returns whether it has. Raises `ChannelError` if the host has failed."""
+        self._over.wait(timeout)
+        if self.failure is not None:
+            raise ChannelError(f"the host of channel {self.config.name} failed: {self.failure}") from self.failure
+        return self.ended
+
+    def status(self) -> str:
+        """Returns one line for people. From any thread."""
+        state = "ended" if self.ended else f"{len(self._records)} of {self.config.capacity} records"
+        return f"{self.config.name}: {self.trouble or state}"
 
     def __enter__(self) -> ChannelHost:
         self.start()
@@ -125,6 +141,7 @@ class ChannelHost:
                 self._answer()
         except BaseException as error:  # kept for the owner, and the thread ends
             self.failure = error
+            self._over.set()
             logger.exception("the host of channel %s failed", self.config.name)
 
     def _read(self, now: float) -> None:
@@ -151,7 +168,7 @@ class ChannelHost:
                 self._take_from(session, kind, header, rest)
         except CodecError as error:
             self.garbage += 1
-            sender = self._peers[session] if session is not None else "a peer that has not said hello"
+            sender = self._peers[session] if session is not None else f"peer {routing_id.hex()}, which is unknown"
             self._log.note(logging.WARNING, f"channel {self.config.name}: dropped a message of {sender}: {error}")
 
     def _take_from(self, session: int, kind: bytes, header: object, frames: Sequence[Buffer]) -> None:
@@ -330,8 +347,9 @@ class ChannelHost:
                 lost.append(peer.routing_id)
         for routing_id in lost:  # afterwards: what follows from it has to be written down before it is told
             self._leave(routing_id)
-        if self._lending.finished:
-            self.ended.set()
+        if self._lending.finished and not self.ended:
+            self.ended = True
+            self._over.set()
 
     def _told_to(self, peer: Peer) -> list[list[Buffer]]:
         welcome = [self._generation, self._lending.next_position(peer.hello.name), self.config.lease_seconds]

@@ -68,7 +68,8 @@ class HostLink:
         self._socket: zmq.Socket[bytes] | None = None
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._awake = False
-        self._closing = False
+        self._closing = self._closed = False
+        self._lock = threading.Lock()
         self._in_session = False
         self._lease = 10.0
         self._heard = self._greeted = self._pinged = 0.0
@@ -83,12 +84,12 @@ class HostLink:
 
     def wake(self) -> None:
         """Has `pump` called soon. From any thread."""
-        if not self._awake:
-            self._awake = True
-            try:
+        if self._awake:
+            return
+        with self._lock:
+            if not self._closed:
+                self._awake = True
                 os.write(self._wake_writer, b"x")
-            except BlockingIOError:
-                pass  # it is awake already
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Queues a message, large frames by reference. In the link's thread only."""
@@ -96,13 +97,16 @@ class HostLink:
         send_frames(self._socket, frames)
 
     def close(self) -> None:
-        """Says goodbye and frees everything."""
+        """Says goodbye and frees everything. Safe to call twice."""
+        self._closing = True
+        self._awake = False
+        self.wake()
         if self._thread.ident is not None:
-            self._closing = True
-            self._awake = False
-            self.wake()
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+            self._thread.join()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         for descriptor in (self._wake_reader, self._wake_writer):
             os.close(descriptor)
         self._context.term()
@@ -113,7 +117,10 @@ class HostLink:
         try:
             self._connect()
             while not self._closing:
-                self._poll()
+                try:
+                    self._poll()
+                except zmq.ContextTerminated:  # the host was in this process, and was closed
+                    self._connect()
             self._say_goodbye()
         except BaseException as error:  # told to the owner, and the thread ends
             if not isinstance(error, ChannelError):

@@ -75,7 +75,11 @@ class ChannelProducer:
         await asyncio.to_thread(self._link.link.close)
 
     async def __aenter__(self) -> ChannelProducer:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -142,7 +146,11 @@ class BlockingProducer:
         self._link.link.close()
 
     def __enter__(self) -> BlockingProducer:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

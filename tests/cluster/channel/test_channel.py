@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+import zmq.auth
 
-from cluster.channel import protocol
+from cluster.channel import protocol, sockets
 from cluster.channel.config import ChannelConfig
 from cluster.channel.consumer import ChannelConsumer
 from cluster.channel.host import ChannelHost
 from cluster.channel.link import ChannelError
 from cluster.channel.producer import ChannelProducer
+from cluster.channel.role import HostWorker
+from cluster.worker import Context
 from tests.cluster.channel.actors import DEADLINE_SECONDS, actor, first_line, wait_for
 
 
@@ -193,6 +196,95 @@ def test_a_frame_above_the_limit_ends_only_its_own_connection(tmp_path: Path, ra
     with ChannelHost(config, tmp_path), ChannelProducer(config, tmp_path, "source-0").blocking as producer:
         raw.send_multipart([b"PUT", b"\x90", bytes(2**21)])
         producer.put("good", timeout=DEADLINE_SECONDS)
+
+
+@pytest.mark.slow
+def test_peers_in_the_hosts_own_process_go_on_with_the_next_host(tmp_path: Path) -> None:
+    config = config_of(tmp_path, directory=tmp_path / "journal")
+    first = ChannelHost(config, tmp_path)
+    first.start()
+    with (
+        ChannelProducer(config, tmp_path, "source-0").blocking as producer,
+        ChannelConsumer(config, tmp_path, "trainer-0", credit=1) as consumer,
+    ):
+        producer.put("before", timeout=DEADLINE_SECONDS)
+        held = consumer.get(DEADLINE_SECONDS)
+        first.close()
+        with ChannelHost(config, tmp_path) as second:
+            producer.put("after", timeout=DEADLINE_SECONDS)
+            assert held is not None
+            held.acknowledge()
+            item = consumer.get(DEADLINE_SECONDS)
+            assert item is not None
+            assert (item.sequence, item.value) == (1, "after")
+            item.acknowledge()
+            producer.end(DEADLINE_SECONDS)
+            assert second.wait(DEADLINE_SECONDS)
+            assert second.status() == "records: ended"
+            assert consumer.get(DEADLINE_SECONDS) is None
+
+
+def test_a_host_that_fails_says_so_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(tmp_path)
+    with ChannelHost(config, tmp_path) as host:
+        monkeypatch.setattr(host, "_lending", None)
+        with (
+            ChannelConsumer(config, tmp_path, "trainer-0"),
+            pytest.raises(ChannelError, match="channel records failed"),
+        ):
+            host.wait(DEADLINE_SECONDS)
+
+
+def test_a_producer_without_a_host_gives_up_and_leaves_nothing(tmp_path: Path) -> None:
+    producer = ChannelProducer(config_of(tmp_path), tmp_path, "source-0").blocking
+    with pytest.raises(TimeoutError):
+        producer.open(0.01)
+    producer.close()
+
+
+def test_a_role_can_host_channels(tmp_path: Path) -> None:
+    names = ("a", "b", "c")
+    tables = [config_of(tmp_path, name=name).model_dump(mode="json") for name in names]
+    workers = []
+    for rank in range(2):
+        context = Context("job", "host", rank, 2, f"host-{rank}", 1, {"channels": tables}, str(tmp_path), "node")
+        workers.append(HostWorker(context))
+    for worker in workers:
+        worker.setup()
+    assert [worker.status() for worker in workers] == [
+        "a: 0 of 16 records, c: 0 of 16 records",
+        "b: 0 of 16 records",
+    ]
+    for name in names:
+        with ChannelProducer(config_of(tmp_path, name=name), tmp_path, "source-0").blocking as producer:
+            producer.put(1, timeout=DEADLINE_SECONDS)
+    for worker in workers:
+        worker.context.stop.set()
+        worker.start()
+        worker.stop()
+
+
+@pytest.mark.slow
+def test_beyond_the_machine_only_authorized_keys_get_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "authorized").mkdir()
+    for name in ("host", "peer", "stranger"):
+        zmq.auth.create_certificates(tmp_path, name)
+    (tmp_path / "peer.key").rename(tmp_path / "authorized" / "peer.key")
+
+    def config(name: str) -> ChannelConfig:
+        keys = {"server_public_key_file": tmp_path / "host.key", "secret_key_file": tmp_path / f"{name}.key_secret"}
+        return config_of(tmp_path, authorized_keys_directory=tmp_path / "authorized", **keys)
+
+    with pytest.raises(ValueError, match="needs CURVE keys"):
+        config_of(tmp_path, address="tcp://0.0.0.0:5555").endpoint(tmp_path)
+    with ChannelHost(config("host"), tmp_path):
+        monkeypatch.setattr(sockets, "_local", {})  # by the socket, as from another process
+        stranger = ChannelProducer(config("stranger"), tmp_path, "source-0").blocking
+        with pytest.raises(TimeoutError):
+            stranger.open(0.3)
+        stranger.close()
+        with ChannelProducer(config("peer"), tmp_path, "source-0").blocking as producer:
+            producer.put("secret", timeout=DEADLINE_SECONDS)
 
 
 @pytest.mark.slow

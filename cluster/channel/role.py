@@ -1,0 +1,54 @@
+"""A role that hosts channels: `worker = "cluster.channel.role:HostWorker"`, with the channels as tables in its `config`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from cluster.channel.config import ChannelConfig
+from cluster.channel.host import ChannelHost
+from cluster.worker import Context, Worker
+from transport.config import Config
+
+STOP_POLL_SECONDS = 0.2
+
+
+class HostConfig(Config):
+    """The `config` of a role that hosts channels."""
+
+    channels: tuple[ChannelConfig, ...] = Field(min_length=1)
+    """The channels, spread over the role's workers: the first one's host is rank 0, and so on, beginning again at rank 0."""
+
+
+class HostWorker(Worker):
+    """Hosts its share of the channels until the job stops. A service: peers may come back after a stream has ended."""
+
+    def __init__(self, context: Context) -> None:
+        """Reads the configuration."""
+        super().__init__(context)
+        channels = HostConfig.model_validate(dict(context.config)).channels
+        self._channels = channels[context.rank :: context.count]
+        self._hosts: list[ChannelHost] = []
+
+    def setup(self) -> None:
+        """Takes the addresses and what an earlier incarnation left in the journals."""
+        for config in self._channels:
+            host = ChannelHost(config, Path(self.context.directory))
+            self._hosts.append(host)
+            host.start()
+
+    def status(self) -> str:
+        """Returns each channel's records, and what keeps it from its work."""
+        return ", ".join(host.status() for host in self._hosts)
+
+    def start(self) -> None:
+        """Serves until the job stops. Raises when a host fails, so that the worker is created again."""
+        while not self.context.stop.wait(STOP_POLL_SECONDS):
+            for host in self._hosts:
+                host.wait(0.0)
+
+    def stop(self) -> None:
+        """Frees the addresses and the journals."""
+        for host in self._hosts:
+            host.close()
