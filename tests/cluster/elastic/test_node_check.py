@@ -46,6 +46,8 @@ def test_another_child_is_started_after_one_that_failed() -> None:
         first = process._process
         assert first is not None
         first.kill()
+        assert first.stdout is not None
+        assert first.stdout.read() == b"", "the child ends a moment after its guardian, and might still answer"
         with pytest.raises(CheckError):
             process.ask({"a": 2}, 60)
         assert process.ask({"a": 3}, 60) == {"a": 3}

@@ -128,7 +128,7 @@ def test_only_a_loopback_address_ties_collectives_to_the_loopback_interface() ->
 def test_nothing_is_left_where_the_child_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.elastic.ranks.guarded", lambda command: [str(tmp_path / "missing")])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         alone(("true",), 1)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before, "others may close theirs meanwhile"
