@@ -1,0 +1,237 @@
+"""Carries the manager's instructions out on a backend: many at once, those for one worker in order, each with a deadline.
+
+Nothing is raised to the loop. What fails becomes the event that the manager expects for it (`CreateFailed`,
+`AllocationFailed`), or, for a living worker that does not get its orders, `WorkerSilent`; the manager then decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from cluster.backends.base import Backend
+from cluster.errors import CapacityError, StaleMasterError
+from cluster.manager.events import (
+    Allocate,
+    Allocated,
+    AllocationFailed,
+    CheckChildren,
+    Create,
+    CreateFailed,
+    Event,
+    Failover,
+    Instruction,
+    Kill,
+    Release,
+    Start,
+    Stop,
+    WorkerSilent,
+)
+from cluster.manager.manager import PrimeManager, member
+from cluster.manager.state import Phase, WorkerRecord
+from cluster.master.faults import Faults
+from cluster.master.orders import Orders
+from cluster.member import Member
+
+logger = logging.getLogger(__name__)
+
+ALLOCATE_SECONDS = 120.0
+CREATE_SECONDS = 60.0
+ORDER_SECONDS = 15.0
+"""Longest time for an instruction of each kind to be accepted; what follows from it comes as an event."""
+
+TRIES = 4
+"""How often an order to a living worker is tried before the worker counts as silent."""
+
+PAUSE_SECONDS = 1.0
+"""Between two tries."""
+
+
+class Executor:
+    """The instructions under way. Made by the loop, which passes on the events that `emit` is called with."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        backend: Backend,
+        manager: PrimeManager,
+        emit: Callable[[Event], None],
+        fail: Callable[[Exception], None],
+        faults: Faults,
+    ) -> None:
+        self._orders = orders
+        self._backend = backend
+        self._manager = manager
+        self._emit = emit
+        self._fail = fail
+        self._faults = faults
+        self._unpublished: dict[str, Member] = {}
+        self._lanes: dict[str, deque[Instruction]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, instructions: Sequence[Instruction]) -> None:
+        """Begins instructions, which are durable in the journal."""
+        for instruction in instructions:
+            lane = instruction.bundle if isinstance(instruction, Allocate | Release) else instruction.worker
+            if lane in self._lanes:
+                self._lanes[lane].append(instruction)
+                continue
+            self._lanes[lane] = deque([instruction])
+            self._begin(self._run(lane), f"instructions for {lane}")
+
+    def publish(self, members: Sequence[Member]) -> None:
+        """Sends changed members to every worker, as soon as what was sent before has arrived."""
+        idle = not self._unpublished
+        self._unpublished |= {one.worker: one for one in members}
+        if idle and self._unpublished:
+            self._begin(self._publish(), "members")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(self._guarded(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Passes what stops the master on to its loop."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - raised by the loop
+            self._fail(error)
+
+    async def _publish(self) -> None:
+        while self._unpublished:
+            members = list(self._unpublished.values())
+            try:
+                async with asyncio.timeout(ORDER_SECONDS):
+                    await self._backend.publish(members)
+            except StaleMasterError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a backend of the user's may raise anything; sent again
+                logger.warning("news of %d workers did not reach all: %s", len(members), _in_words(error))
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            for one in members:
+                if self._unpublished[one.worker] is one:
+                    del self._unpublished[one.worker]
+
+    @property
+    def under_way(self) -> list[str]:
+        """The names of the workers and bundles with instructions under way, for a person."""
+        return sorted(self._lanes)
+
+    async def close(self) -> None:
+        """Gives up what is under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, name: str) -> None:
+        lane = self._lanes[name]
+        while lane:
+            instruction = lane[0]
+            self._faults.reach("before_instruction")
+            await self._execute(instruction, lane)
+            self._faults.reach("after_instruction")
+            lane.popleft()
+        del self._lanes[name]
+
+    async def _execute(self, instruction: Instruction, lane: deque[Instruction]) -> None:
+        match instruction:
+            case Allocate():
+                await self._allocate(instruction)
+            case Create():
+                await self._create(instruction)
+            case _:
+                await self._order(instruction, lane)
+
+    async def _allocate(self, instruction: Allocate) -> None:
+        bundle, attempt = instruction.bundle, instruction.attempt
+        record = self._manager.state.bundles[bundle]
+        try:
+            async with asyncio.timeout(ALLOCATE_SECONDS):
+                await self._backend.allocate(self._orders.bundle(record), instruction.avoid)
+        except StaleMasterError:
+            raise
+        except CapacityError as error:
+            self._emit(AllocationFailed(bundle, attempt, str(error), True, 0.0))
+        except TimeoutError:
+            why = f"no place for bundle {bundle} was found within {ALLOCATE_SECONDS:g} s"
+            self._emit(AllocationFailed(bundle, attempt, why, False, 0.0))
+        except Exception as error:  # noqa: BLE001 - a backend of the user's may raise anything; the manager decides
+            self._emit(AllocationFailed(bundle, attempt, _in_words(error), False, 0.0))
+        else:
+            self._emit(Allocated(bundle, attempt, "", 0.0))
+
+    async def _create(self, instruction: Create) -> None:
+        worker, incarnation = instruction.worker, instruction.incarnation
+        record = self._manager.state.workers[worker]
+        try:
+            order = self._orders.order(record, incarnation, instruction.again, self._count(record))
+            async with asyncio.timeout(CREATE_SECONDS):
+                await self._backend.create(order)
+            return
+        except StaleMasterError:
+            raise
+        except TimeoutError:
+            reason = f"{worker} was not created within {CREATE_SECONDS:g} s"
+        except Exception as error:  # noqa: BLE001 - as above
+            reason = _in_words(error)
+        # It may have been created all the same: the next incarnation must not run beside it.
+        await self._order(Kill(worker, incarnation), deque())
+        self._emit(CreateFailed(worker, incarnation, reason, 0.0))
+
+    async def _order(self, instruction: Instruction, lane: deque[Instruction]) -> None:
+        """Carries out what is for a living worker, or gives a place back; tries it again while nothing newer is to be done."""
+        for attempt in range(1, TRIES + 1):
+            try:
+                async with asyncio.timeout(ORDER_SECONDS):
+                    return await self._call(instruction)
+            except StaleMasterError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above
+                logger.warning("%s failed, attempt %d of %d: %s", instruction, attempt, TRIES, _in_words(error))
+            if len(lane) > 1:
+                return
+            await asyncio.sleep(PAUSE_SECONDS)
+        if isinstance(instruction, Start | CheckChildren | Failover):
+            self._emit(WorkerSilent(instruction.worker, instruction.incarnation, TRIES * PAUSE_SECONDS, 0.0))
+
+    async def _call(self, instruction: Instruction) -> None:
+        backend = self._backend
+        match instruction:
+            case CheckChildren(worker, incarnation, check):
+                role = self._manager.state.workers[worker].role
+                await backend.check_children(worker, incarnation, check, self._children(role))
+            case Start(worker, incarnation):
+                await backend.start(worker, incarnation)
+            case Failover(worker, incarnation, notice, failed):
+                await backend.failover(worker, incarnation, notice, self._members(failed))
+            case Stop(worker, incarnation):
+                await backend.stop(worker, incarnation)
+            case Kill(worker, incarnation):
+                await backend.kill(worker, incarnation)
+            case Release(bundle):
+                await backend.release(bundle)
+
+    def _children(self, role: str) -> list[Member]:
+        """The workers of a role, by rank, without its SubMaster and those that were removed."""
+        records = sorted(self._workers_of(role), key=lambda record: record.rank)
+        return self._members([record.name for record in records])
+
+    def _count(self, record: WorkerRecord) -> int:
+        return len(self._workers_of(record.role))
+
+    def _workers_of(self, role: str) -> list[WorkerRecord]:
+        workers = self._manager.state.workers.values()
+        return [one for one in workers if one.role == role and one.rank >= 0 and one.phase is not Phase.REMOVED]
+
+    def _members(self, names: Sequence[str]) -> list[Member]:
+        return [member(self._manager.state, name) for name in names if name in self._manager.state.workers]
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if str(error) else repr(error)

@@ -1,0 +1,58 @@
+"""What a backend is told of a job: its bundles, and the order for one worker's process, from the spec and the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.backends.base import Bundle, WorkerOrder
+from cluster.manager.placement import needs_of
+from cluster.manager.state import BundleRecord, WorkerRecord
+from cluster.spec import JobSpec, role_of, sub_master_name
+from cluster.worker_process.description import COMMAND, description_of
+
+LOGS = "logs"
+"""The folder of the workers' output, in the job's directory."""
+
+
+def log_file(spec: JobSpec, directory: Path, worker: str) -> Path:
+    """Returns where a worker's output is appended. Raises `KeyError` for a role that the job does not have."""
+    role = spec.role(role_of(worker))
+    if role.log_file is not None and worker != sub_master_name(role.name):
+        return role.log_file
+    return directory / LOGS / f"{worker}.log"
+
+
+class Orders:
+    """Makes the orders of one job."""
+
+    def __init__(self, spec: JobSpec, directory: Path, path: Sequence[str] = ()) -> None:
+        """`path`: directories that are searched for the workers' classes before all others."""
+        self.spec, self._directory, self._path = spec, directory, tuple(path)
+
+    def bundle(self, record: BundleRecord) -> Bundle:
+        """Returns a bundle with what each of its workers needs."""
+        return Bundle(record.name, {name: needs_of(self.spec, name) for name in record.workers})
+
+    def order(self, record: WorkerRecord, incarnation: int, again: bool, count: int) -> WorkerOrder:
+        """Returns the order for a worker's process. `count`: workers of its role now."""
+        role = self.spec.role(record.role)
+        description = description_of(self.spec, record.name, incarnation, count, self._directory, self._path)
+        if description:
+            command: tuple[str, ...] = COMMAND
+        else:
+            assert role.command is not None
+            command = (*role.command, *(role.restart_arguments if again else ()))
+        return WorkerOrder(
+            worker=record.name,
+            incarnation=incarnation,
+            bundle=record.bundle,
+            command=command,
+            environment=dict(role.environment),
+            log_file=str(log_file(self.spec, self._directory, record.name)),
+            nice=role.nice,
+            notifies=bool(description) or role.ready_timeout_seconds is not None,
+            silence_timeout_seconds=role.silence_timeout_seconds,
+            stop_timeout_seconds=role.stop_timeout_seconds,
+            description=description,
+        )

@@ -1,0 +1,208 @@
+"""The PrimeMaster's loop: events in, journal, instructions out. Everything that happens to the job arrives in one place.
+
+One pass takes what has arrived, lets the pure manager decide, makes the events durable, and only then has the executor carry
+the instructions out. The parts have files of their own: `journal`, `mastership`, `executor`, `adoption`, `queries`;
+`cluster/master/main.py` is the process around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cluster.backends.base import Backend, Heartbeat
+from cluster.errors import StaleMasterError
+from cluster.manager.events import Event, Instruction, Outcome, Tick
+from cluster.manager.tally import Tally
+from cluster.master.adoption import REPORT_SECONDS, compare
+from cluster.master.durable import Durable, MastershipLost
+from cluster.master.event_codec import fitting
+from cluster.master.executor import Executor
+from cluster.master.faults import Faults
+from cluster.master.fold import fold, last_time, opening_events, state_of
+from cluster.master.job_clock import JobClock
+from cluster.master.orders import Orders
+from sweep.store import Store
+
+logger = logging.getLogger(__name__)
+
+PULSE_SECONDS = 0.5
+"""Longest time between two reads of the clock."""
+
+ADOPT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Something that has arrived at the loop."""
+
+    event: Event
+    done: asyncio.Future[None] | None = None
+    """Of the client that asked for it: resolved once the event is durable."""
+    from_backend: bool = False
+    """Whether the backend is to be told that it is durable."""
+
+
+class PrimeMaster:
+    """One term of a master: from its opening of the journal to the job's end, or until it loses the mastership."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        store: Store,
+        backend: Backend,
+        epoch: int,
+        is_lost: Callable[[], str | None] = lambda: None,
+        faults: Faults | None = None,
+    ) -> None:
+        """Takes what the job is, where its journal lies, and a backend that acts in the name of the `epoch`.
+
+        `is_lost` returns why this master may not act any more; None while it may.
+        """
+        self.spec, self.epoch, self.backend = orders.spec, epoch, backend
+        self._orders = orders
+        self.beats: dict[str, Heartbeat] = {}
+        """The last heartbeat of each worker, for display."""
+        self.faults = faults or Faults("")
+        self.durable = Durable(store, epoch, self._check_lost, self.faults)
+        self._is_lost = is_lost
+        self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue()
+        self._lost: str | None = None
+        self._failure: Exception | None = None
+
+    def lose(self, reason: str) -> None:
+        """Ends the loop before it acts again. Call it on the loop."""
+        self._lost = self._lost or reason
+        self._inbox.put_nowait(None)
+
+    async def request(self, event: Event) -> None:
+        """Passes a client's request on, and returns once it is durable. Its time is set here."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait(Arrival(event, done))
+        await done
+
+    async def run(self, stop_first: Event | None = None) -> Outcome:
+        """Runs the job to its end. `stop_first` is handled before anything that happens from now on.
+
+        Raises `MastershipLost`, and what the manager, the backend or a damaged journal raises.
+        """
+        try:
+            instructions = await self._startup()
+            reader = asyncio.create_task(self._read_backend(), name="the backend's events")
+            try:
+                if stop_first is not None:
+                    self.emit(stop_first)
+                self._executor.submit(instructions)
+                return await self._main_loop()
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+                await self._executor.close()
+        except StaleMasterError as error:
+            raise MastershipLost(str(error)) from error
+        finally:
+            await self.durable.close()
+
+    # --- startup ---
+
+    async def _startup(self) -> list[Instruction]:
+        """Opens the journal, restores the state, and adopts what lives; returns what is to be done first."""
+        history = await self.durable.open(lambda read: opening_events(read, self.epoch))
+        self.manager, instructions = fold(self.spec, history)
+        self.tally = Tally(self.manager)
+        self.clock = JobClock(last_time(history))
+        self._executor = Executor(self._orders, self.backend, self.manager, self.emit, self.fail, self.faults)
+        self._check_lost()
+        async with asyncio.timeout(ADOPT_SECONDS):
+            living = await self.backend.adopt(history.handles)
+            nodes = {node.name for node in await self.backend.nodes() if node.alive}
+        found = compare(self.manager.state, living, nodes)
+        for event in found.news:
+            self.emit(event)
+        if found.missing:
+            asyncio.get_running_loop().call_later(REPORT_SECONDS, self._emit_all, found.missing)
+        return [*found.strays, *instructions]
+
+    def _emit_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.emit(event)
+
+    # --- the loop ---
+
+    async def _main_loop(self) -> Outcome:
+        while (outcome := self.manager.outcome) is None:
+            self._check_lost()
+            if self._failure is not None:
+                raise self._failure
+            await self._one_pass(await self._arrivals())
+        return outcome
+
+    async def _arrivals(self) -> list[Arrival]:
+        """Waits for events, at most until the next deadline, and returns all that are there."""
+        due = [at for at in (self.manager.deadline, self.tally.deadline) if at is not None]
+        wait = min([PULSE_SECONDS, *(max(0.0, at - self.clock.read()) for at in due)])
+        arrived: list[Arrival | None] = []
+        try:
+            async with asyncio.timeout(wait):
+                arrived.append(await self._inbox.get())
+        except TimeoutError:
+            pass  # A deadline may have passed.
+        while not self._inbox.empty():
+            arrived.append(self._inbox.get_nowait())
+        now = self.clock.read()
+        arrived += [Arrival(event) for event in self.tally.silent(now)]
+        if self.manager.deadline is not None and self.manager.deadline <= now:
+            arrived.append(Arrival(Tick(now)))
+        return [arrival for arrival in arrived if arrival is not None]
+
+    async def _one_pass(self, arrived: list[Arrival]) -> None:
+        """Decides on events, makes them durable, and begins what follows from them."""
+        now = self.clock.read()
+        events: list[Event] = []
+        instructions: list[Instruction] = []
+        for event in dict.fromkeys(fitting(replace(arrival.event, at=now)) for arrival in arrived):
+            if self.tally.passes(event):
+                events.append(event)
+                instructions += self.manager.handle(event)
+        changes = self.manager.take_changes()
+        for change in changes:
+            self.tally.follow(change.worker, now)
+        await self.durable.append(events, self.backend.handles())
+        self._check_lost()
+        for arrival in arrived:
+            if arrival.from_backend:
+                await self.backend.acknowledge(arrival.event)
+            if arrival.done is not None and not arrival.done.done():
+                arrival.done.set_result(None)
+        self._executor.publish(changes)
+        self._executor.submit(instructions)
+        self.durable.consider_snapshot(lambda: state_of(self.manager, now))
+
+    async def _read_backend(self) -> None:
+        """Lets the backend's events arrive. Heartbeats are counted at once, and never journalled."""
+        try:
+            async for event in self.backend.events():
+                if isinstance(event, Heartbeat):
+                    self.beats[event.worker] = event
+                    self.tally.heard(event.worker, event.incarnation, self.clock.read())
+                else:
+                    self._inbox.put_nowait(Arrival(event, from_backend=True))
+            raise RuntimeError("the backend's events have ended")
+        except Exception as error:  # noqa: BLE001 - raised by the loop
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the loop with an error, before it acts again. Call it on the loop."""
+        self._failure = self._failure or error
+        self._inbox.put_nowait(None)
+
+    def emit(self, event: Event) -> None:
+        """Lets an event of this process arrive. Its time is set here."""
+        self._inbox.put_nowait(Arrival(event))
+
+    def _check_lost(self) -> None:
+        """Raises `MastershipLost` unless this master may act."""
+        if (reason := self._lost or self._is_lost()) is not None:
+            raise MastershipLost(reason)

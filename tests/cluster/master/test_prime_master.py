@@ -1,0 +1,261 @@
+"""The loop against a backend in memory: whole jobs, and the death of the master at every point of each."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.backends.base import Backend
+from cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
+from cluster.master.durable import MastershipLost
+from cluster.master.faults import POINTS, Faults
+from cluster.master.orders import Orders
+from cluster.master.prime_master import PrimeMaster
+from cluster.spec import JobSpec, RoleSpec
+from sweep.stores.local import LocalStore
+from tests.cluster.master.fake_backend import FakeBackend, World
+
+DEADLINE = 60.0
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+class FatalFaults(Faults):
+    """Ends the master as if killed: nothing that it would still do is done."""
+
+    dead = False
+
+    def reach(self, point: str) -> None:
+        if self.dead:
+            raise Killed
+        super().reach(point)
+
+    def kill(self) -> None:
+        self.dead = True
+        raise Killed
+
+
+def spec(**role: Any) -> JobSpec:
+    return JobSpec(
+        name="job",
+        roles=(
+            RoleSpec(name="service", worker="some.module:Service", count=2),
+            RoleSpec(name="task", worker="some.module:Task", count=2, task=True, after=("service",), **role),
+        ),
+    )
+
+
+class Job:
+    """A job, its world, and one master after the other."""
+
+    def __init__(self, directory: Path, job: JobSpec | None = None) -> None:
+        self.spec = job or spec()
+        self.directory = directory
+        self.store = LocalStore(directory / "journal")
+        self.world = World()
+        self.epoch = 0
+
+    def master(self, faults: Faults | None = None) -> PrimeMaster:
+        self.epoch += 1
+        backend: Backend = FakeBackend(self.world, self.epoch)
+        return PrimeMaster(Orders(self.spec, self.directory), self.store, backend, self.epoch, faults=faults)
+
+    async def run(self, faults: Faults | None = None) -> Outcome:
+        async with asyncio.timeout(DEADLINE):
+            return await self.master(faults).run()
+
+    async def run_to_death(self, faults: FatalFaults) -> Outcome | None:
+        """Runs a master, and returns None once it was killed."""
+        master = self.master(faults)
+        run = asyncio.create_task(master.run())
+        async with asyncio.timeout(DEADLINE):
+            while not faults.dead and not run.done():  # noqa: ASYNC110 - it dies between two turns of the loop
+                await asyncio.sleep(0)
+            if run.done() and not faults.dead:
+                return run.result()
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+        return None
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0.005)
+
+
+async def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    outcome = await job.run()
+    assert outcome.code == 0
+    assert sorted(job.world.created) == [("service-0", 1), ("service-1", 1), ("task-0", 1), ("task-1", 1)]
+    assert job.world.workers == {}
+
+
+async def test_a_restarted_master_knows_that_the_job_has_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    first = await job.run()
+    assert await job.run() == first
+    assert len(job.world.created) == 4
+
+
+LOOP_POINTS = [point for point in POINTS if "outcome" not in point]
+
+
+@pytest.mark.parametrize("point", LOOP_POINTS)
+@pytest.mark.slow
+async def test_a_master_that_is_killed_anywhere_costs_nothing(tmp_path: Path, point: str) -> None:
+    """At each append and each instruction of a job, before and after: the job ends as it would have."""
+    undisturbed = Job(tmp_path / "undisturbed")
+    counted = Faults("")
+    outcome = await undisturbed.run(counted)
+    assert counted.reached[point] > 4
+    for number in range(1, counted.reached[point] + 1):
+        job = Job(tmp_path / str(number))
+        if await job.run_to_death(FatalFaults(f"{point}:{number}")) is not None:
+            continue  # Events arrived together this time: it has fewer appends.
+        assert await job.run() == outcome, number
+        assert sorted(job.world.created) == sorted(undisturbed.world.created), number
+        assert job.world.workers == {}
+
+
+@pytest.mark.slow
+async def test_masters_that_are_killed_one_after_the_other_come_to_the_end(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for _ in range(100):
+        if (outcome := await job.run_to_death(FatalFaults("after_append:2"))) is not None:
+            break
+    assert outcome is not None
+    assert outcome.code == 0
+    assert len(job.world.created) == 4
+
+
+async def test_a_worker_that_dies_is_created_again(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+
+    def die_first(world: World, worker: str, incarnation: int) -> None:
+        if worker == "task-0" and incarnation == 1:
+            world.end(worker, 1, "ValueError: no")
+        elif worker.startswith("task"):
+            world.finish(worker)
+
+    job.world.on_start = die_first
+    outcome = await job.run()
+    assert outcome.code == 0
+    assert ("task-0", 2) in job.world.created
+    assert ("task-1", 2) not in job.world.created
+
+
+async def test_what_died_while_there_was_no_master_is_repaired(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.world.on_start = lambda world, worker, incarnation: None
+    first = job.master()
+    run = asyncio.create_task(first.run())
+    await until(lambda: hasattr(first, "manager") and first.manager.stage is ManagerStage.RUNNING)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    job.world.workers.pop("service-0")  # nobody saw it die
+    job.world.end("task-1", 1)  # its agent did
+    job.world.on_start = lambda world, worker, _: world.finish(worker) if worker.startswith("task") else None
+    second = job.master()
+    run = asyncio.create_task(second.run())
+    await until(lambda: ("task-1", 2) in job.world.created and ("service-0", 2) in job.world.created)
+    await until(lambda: "task-0" in job.world.workers)
+    job.world.finish("task-0")
+    async with asyncio.timeout(DEADLINE):
+        assert (await run).code == 0
+    assert job.world.ran_twice == []
+
+
+async def test_a_stray_process_is_killed_at_a_takeover(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.world.on_start = lambda world, worker, incarnation: None
+    first = job.master()
+    run = asyncio.create_task(first.run())
+    await until(lambda: hasattr(first, "manager") and first.manager.stage is ManagerStage.RUNNING)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    stray = job.world.workers["service-0"]
+    job.world.workers["gone-7"] = stray
+    run = asyncio.create_task(job.master().run())
+    await until(lambda: "kill gone-7 1" in job.world.commands)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+async def test_a_later_master_ends_an_earlier_one(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.world.on_start = lambda world, worker, incarnation: None
+    first = job.master()
+    run = asyncio.create_task(first.run())
+    await until(lambda: hasattr(first, "manager") and first.manager.stage is ManagerStage.RUNNING)
+    second = asyncio.create_task(job.master().run())
+    await until(lambda: job.world.epoch == 2)
+    first.emit(StopRequested("a stale wish", 1, "", 0.0))
+    with pytest.raises(MastershipLost, match="epoch 2"):
+        await asyncio.wait_for(run, DEADLINE)
+    assert not any(command.startswith("stop") for command in job.world.commands)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+
+
+async def test_a_request_is_durable_when_it_is_answered(tmp_path: Path) -> None:
+    job = Job(tmp_path, spec(min_count=1, max_count=5))
+    job.world.on_start = lambda world, worker, incarnation: None
+    master = job.master()
+    run = asyncio.create_task(master.run())
+    await until(lambda: hasattr(master, "manager") and master.manager.stage is ManagerStage.RUNNING)
+    await master.request(ScaleRequested("task", 3, 0.0))
+    await until(lambda: ("task-2", 1) in job.world.created)
+    await master.request(StopRequested("enough", 7, "", 0.0))
+    async with asyncio.timeout(DEADLINE):
+        outcome = await run
+    assert (outcome.code, "enough" in outcome.reason) == (7, True)
+
+
+async def test_a_full_disk_stops_the_master_from_acting_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path)
+    job.world.on_start = lambda world, worker, incarnation: None
+    master = job.master()
+    run = asyncio.create_task(master.run())
+    await until(lambda: hasattr(master, "manager") and master.manager.stage is ManagerStage.RUNNING)
+    write_partial = LocalStore._write_partial
+
+    def full(self: LocalStore, key: str, data: bytes) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LocalStore, "_write_partial", full)
+    job.world.end("task-0", 1)
+    await until(lambda: master.durable.trouble)
+    assert "No space left on device" in master.durable.trouble
+    assert ("task-0", 2) not in job.world.created
+    monkeypatch.setattr(LocalStore, "_write_partial", write_partial)
+    await until(lambda: ("task-0", 2) in job.world.created)
+    assert not master.durable.trouble
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+async def test_orders_that_fail_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.master.executor.PAUSE_SECONDS", 0.01)
+    job = Job(tmp_path)
+    job.world.fails = {"create": 1, "start": 2, "publish": 1}
+    assert (await job.run()).code == 0
+
+
+async def test_the_failure_of_the_backend_ends_the_loop_with_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.world.on_start = lambda world, worker, incarnation: None
+    master = job.master()
+    run = asyncio.create_task(master.run())
+    await until(lambda: hasattr(master, "manager") and master.manager.stage is ManagerStage.RUNNING)
+    master.fail(RuntimeError("the backend is broken"))
+    with pytest.raises(RuntimeError, match="is broken"):
+        await asyncio.wait_for(run, DEADLINE)
