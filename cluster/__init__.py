@@ -1,1 +1,87 @@
-"""Roles, workers and their supervision on one machine. Processes are started by command; none of our roles is imported."""
+"""Roles, workers and their supervision: a job of many workers on one machine or on Ray, which survives the death of any of them.
+
+What users import is here, and is loaded when it is first used. The processes that the package starts by command are of its own
+modules; of the users' code only the workers' classes are imported, in the workers' processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster.builder import JobBuilder, load_spec
+    from cluster.errors import (
+        ActorDied,
+        ActorRestarting,
+        BackendError,
+        CallError,
+        CallTimeout,
+        CapacityError,
+        ClusterError,
+        JobFailed,
+        RemoteError,
+    )
+    from cluster.job_handle import JobHandle, JobStatus, WorkerStatus, submit
+    from cluster.manager.events import Outcome
+    from cluster.master.control import ControlError, NoMaster
+    from cluster.spec import JobSpec, Resources, RestartScope, RoleSpec
+    from cluster.worker import Context, Member, Stage, SubMaster, Worker
+
+_HOMES = {
+    "cluster.builder": ("JobBuilder", "load_spec"),
+    "cluster.errors": (
+        "ActorDied",
+        "ActorRestarting",
+        "BackendError",
+        "CallError",
+        "CallTimeout",
+        "CapacityError",
+        "ClusterError",
+        "JobFailed",
+        "RemoteError",
+    ),
+    "cluster.job_handle": ("JobHandle", "JobStatus", "WorkerStatus", "submit"),
+    "cluster.manager.events": ("Outcome",),
+    "cluster.master.control": ("ControlError", "NoMaster"),
+    "cluster.spec": ("JobSpec", "Resources", "RestartScope", "RoleSpec"),
+    "cluster.worker": ("Context", "Member", "Stage", "SubMaster", "Worker"),
+}
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ActorDied",
+    "ActorRestarting",
+    "BackendError",
+    "CallError",
+    "CallTimeout",
+    "CapacityError",
+    "ClusterError",
+    "Context",
+    "ControlError",
+    "JobBuilder",
+    "JobFailed",
+    "JobHandle",
+    "JobSpec",
+    "JobStatus",
+    "Member",
+    "NoMaster",
+    "Outcome",
+    "RemoteError",
+    "Resources",
+    "RestartScope",
+    "RoleSpec",
+    "Stage",
+    "SubMaster",
+    "Worker",
+    "WorkerStatus",
+    "load_spec",
+    "submit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'cluster' has no {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -16,7 +16,7 @@ from cluster.manager.state import ALIVE, JobState, Phase
 KILLED = 137
 """The exit code of a process whose end nobody saw: as if killed."""
 
-REPORT_SECONDS = 2.0
+REPORT_SECONDS = 0.5
 """How long the report of an end may take to arrive, before a worker that no agent has counts as dead without one."""
 
 

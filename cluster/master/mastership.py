@@ -116,11 +116,13 @@ def acquire(
     patience: float,
     give_up: threading.Event,
     predecessor: Callable[[], tuple[int, Identity] | None] = lambda: None,
+    former_epoch: int = 0,
 ) -> Mastership:
     """Takes the lease; waits while another master keeps it, for `patience` seconds. Blocks.
 
-    `predecessor` returns the last master's epoch and process, if they are known. Raises `MasterHeld` when the patience ends
-    or `give_up` is set, `StoreError` if the storage did not answer for as long.
+    `predecessor` returns the last master's epoch and process, if they are known; `former_epoch` is this process's own, if it
+    was the master before. Raises `MasterHeld` when the patience ends, or `give_up` is set, or another was the master since;
+    `StoreError` if the storage did not answer for as long.
     """
     observer = Observer(terms, REAL_CLOCKS, store.root)
     deadline, draw = time.monotonic() + patience, random.Random()
@@ -128,6 +130,8 @@ def acquire(
         trouble: StoreError | None = None
         found: OwnedLease | Held | Done | StaysFailed | None = None
         try:
+            if former_epoch and (record := _record(store)) is not None and record.token > former_epoch:
+                raise MasterHeld(f"{store.root}: another master has taken over: {describe_holder(record)}")
             if (known := predecessor()) is not None and known[1].is_dead():
                 _free(store, *known)
             found = perform(store, observer.acquire(TARGET))
@@ -154,3 +158,8 @@ def _free(store: Store, epoch: int, dead: Identity) -> None:
     with contextlib.suppress(Conflict):  # Somebody was quicker.
         store.write(TARGET, interrupted(record, time.time()).to_bytes(), stored.version)
         logger.warning("the master with epoch %d, process %d, is dead; its lease is free", epoch, dead.pid)
+
+
+def _record(store: Store) -> Record | None:
+    stored = store.read(TARGET)
+    return None if stored is None else Record.of_bytes(stored.data, TARGET, store.root)

@@ -77,6 +77,11 @@ class PrimeMaster:
         self._lost = self._lost or reason
         self._inbox.put_nowait(None)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has restored the job's state from the journal."""
+        return hasattr(self, "manager")
+
     async def request(self, event: Event) -> None:
         """Passes a client's request on, and returns once it is durable. Its time is set here."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,7 +91,8 @@ class PrimeMaster:
     async def run(self, stop_first: Event | None = None) -> Outcome:
         """Runs the job to its end. `stop_first` is handled before anything that happens from now on.
 
-        Raises `MastershipLost`, and what the manager, the backend or a damaged journal raises.
+        Raises `MastershipLost`; `CapacityError` before anything was started; and what the manager, the backend or a damaged
+        journal raises.
         """
         try:
             instructions = await self._startup()
@@ -115,6 +121,9 @@ class PrimeMaster:
         self.clock = JobClock(last_time(history))
         self._executor = Executor(self._orders, self.backend, self.manager, self.emit, self.fail, self.faults)
         self._check_lost()
+        if history.last == 1:
+            bundles = [self._orders.bundle(record) for record in self.manager.state.bundles.values()]
+            await self.backend.check_capacity(bundles)
         async with asyncio.timeout(ADOPT_SECONDS):
             living = await self.backend.adopt(history.handles)
             nodes = {node.name for node in await self.backend.nodes() if node.alive}

@@ -1,0 +1,117 @@
+"""The files of a job's directory: what a submitter writes for the master, and what the master writes for everybody."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import Field, ValidationError
+
+from cluster.errors import ClusterError
+from cluster.spec import JobSpec
+from transport.config import Config
+from transport.files.untrusted import UntrustedFileError, read_json
+from transport.wires.endpoint import socket_path
+
+JOB_FILE = "cluster_job.json"
+OUTCOME_FILE = "outcome.json"
+MASTER_FILE = "master.json"
+MASTER_LOG = "master.log"
+JOURNAL = "journal"
+
+MAX_BYTES = 64 * 2**20
+"""Of any of these files."""
+
+
+class JobFile(Config):
+    """What a submitter writes: the whole job."""
+
+    spec: JobSpec
+    """The job."""
+    backend: str = "local"
+    """`local`, `ray`, or the import path of a class."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the backend."""
+    journal: str | None = None
+    """The root of the journal, as `sweep` takes it. Unset: `journal/` in the job's directory."""
+    path: tuple[str, ...] = ()
+    """Directories that are searched for the workers' classes before all others."""
+
+
+class MasterFile(Config):
+    """The process that is the master, as it says."""
+
+    epoch: int
+    """Of its mastership."""
+    machine: str
+    """Which boot of which machine."""
+    pid: int
+    """Its process."""
+    started: int
+    """When that started, which no other process of the same id did."""
+
+
+class OutcomeFile(Config):
+    """How the job ended."""
+
+    code: int
+    """0 only if its work is complete."""
+    reason: str
+    """For a person."""
+    failed_worker: str | None = None
+    """The worker whose output explains the reason."""
+    status: dict[str, Any] = Field(default_factory=dict)
+    """The last status, as the control socket would give it."""
+
+
+def read_job(directory: Path) -> JobFile:
+    """Returns the job in a directory. Raises `ClusterError` if there is none, or it cannot be read."""
+    path = directory / JOB_FILE
+    try:
+        return JobFile.model_validate(read_json(path, MAX_BYTES))
+    except FileNotFoundError:
+        raise ClusterError(f"{directory} has no job: there is no {JOB_FILE}; `submit` writes it") from None
+    except (OSError, UntrustedFileError, ValidationError) as error:
+        raise ClusterError(f"{path} cannot be read: {error}") from error
+
+
+def read_master(directory: Path) -> MasterFile | None:
+    """Returns who was the last master; None if there was none, or the file cannot be read."""
+    try:
+        return MasterFile.model_validate(read_json(directory / MASTER_FILE, MAX_BYTES))
+    except (OSError, UntrustedFileError, ValidationError):
+        return None
+
+
+def read_outcome(directory: Path) -> OutcomeFile | None:
+    """Returns how the job ended; None while it has not. Raises `ClusterError` if that cannot be read."""
+    path = directory / OUTCOME_FILE
+    try:
+        return OutcomeFile.model_validate(read_json(path, MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, UntrustedFileError, ValidationError) as error:
+        raise ClusterError(f"{path} cannot be read: {error}") from error
+
+
+def write_privately(path: Path, content: Config) -> None:
+    """Writes a file whole and durably, readable by this user alone: a spec's environment may hold secrets."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(orjson.dumps(content.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def control_path(directory: Path) -> Path:
+    """Returns where the master listens for clients on its machine."""
+    return socket_path(directory.resolve(), "control.sock")

@@ -1,0 +1,276 @@
+"""Submits a job, and talks to its master: from the program that submitted it, or from any other on the machine.
+
+The master is a process of its own, and the job outlives the program that submitted it. By default a second process waits to
+take over should the master be killed; `wait` also starts another one if it finds none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.builder import require_json
+from cluster.errors import ClusterError, JobFailed
+from cluster.job_files import (
+    JOB_FILE,
+    MASTER_LOG,
+    JobFile,
+    OutcomeFile,
+    control_path,
+    read_job,
+    read_master,
+    read_outcome,
+    write_privately,
+)
+from cluster.manager.events import Outcome
+from cluster.master.backend_choice import backend_class
+from cluster.master.control import NoMaster, ask
+from cluster.master.mastership import Identity
+from cluster.master.orders import log_file
+from cluster.master.standby import reaped, start_master
+from cluster.spec import MASTER, JobSpec
+from cluster.worker_classes import require_classes, search_path
+from transport.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""Longest time for a master to answer after it was started."""
+
+POLL_SECONDS = 0.05
+
+GRACE_SECONDS = 2.0
+"""How long a job may be without a master, so that its standby takes over, before `wait` starts one."""
+
+MAX_LOG_BYTES = 4 * 2**20
+"""Of a log's end, which is all that is read of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker, for a person."""
+
+    worker: str
+    role: str
+    rank: int
+    """-1 for a SubMaster."""
+    stage: str
+    phase: str
+    """Where it stands, in more detail."""
+    incarnation: int
+    node: str
+    pid: int
+    address: str
+    restarts: int
+    last_death: str
+    status: str
+    """What it says of itself."""
+    trouble: str
+    """What is wrong with it while it lives; empty if nothing is."""
+    log: str
+    """The path of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job, for a person."""
+
+    job: str
+    stage: str
+    epoch: int
+    """Counts its masters."""
+    trouble: str
+    """Why the master does not act; empty while it does."""
+    workers: tuple[WorkerStatus, ...]
+    outcome: Outcome | None = None
+    """None while the job has not ended."""
+
+
+def submit(
+    spec: JobSpec,
+    directory: str | Path,
+    backend: str = "local",
+    *,
+    standby: bool = True,
+    journal: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> JobHandle:
+    """Starts a job in a directory of its own, and returns once its master answers.
+
+    `backend` is `local`, `ray`, or the import path of a class; `options` are further arguments of it. With `standby` a second
+    process waits to take over should the master be killed. `journal` is the root of the journal (a directory, s3:// or gs://),
+    if it is not to be in the job's directory. Raises `UserError` for a spec that cannot be run, `ClusterError` if the directory
+    has a job already or the master does not start.
+    """
+    directory = Path(directory).resolve()
+    require_json(spec)
+    path = search_path()
+    require_classes(spec, path)
+    backend_class(backend)
+    if (directory / JOB_FILE).exists():
+        raise ClusterError(
+            f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
+        )
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    job = JobFile(spec=spec, backend=backend, options=dict(options or {}), journal=journal, path=path)
+    write_privately(directory / JOB_FILE, job)
+    handle = JobHandle(directory)
+    handle.start_master(standby=standby)
+    return handle
+
+
+class JobHandle:
+    """A job, by its directory."""
+
+    def __init__(self, directory: str | Path) -> None:
+        """Raises `ClusterError` if the directory has no job."""
+        self.directory = Path(directory).resolve()
+        self._job = read_job(self.directory)
+        self._control = control_path(self.directory)
+        self._children: list[int] = []
+        """Masters that this process started and did not reap."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job."""
+        return self._job.spec
+
+    def start_master(self, *, standby: bool = True) -> None:
+        """Starts a master, and returns once one answers, or the job has ended; it waits if the job has another.
+
+        Raises `ClusterError` with the end of its log if it does not start.
+        """
+        pid = start_master(self.directory, *(["--keep-standby"] if standby else []))
+        self._children.append(pid)
+        deadline = time.monotonic() + START_SECONDS
+        while not self._master_answers() and self.outcome() is None:
+            if pid not in self._children or self._reap(pid):
+                raise ClusterError(f"the master of {self.directory} did not start:\n{self.logs(MASTER, 15)}")
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the master of {self.directory} does not answer after {START_SECONDS:g} s:\n{self.logs(MASTER, 15)}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def status(self) -> JobStatus:
+        """Returns the state of the job and its workers. Raises `NoMaster` if none answers and the job has not ended."""
+        if (ended := read_outcome(self.directory)) is not None:
+            return _status(ended.status, _outcome(ended))
+        return _status(ask(self._control, {"ask": "status"}), None)
+
+    def get_nodes_by_role(self, role: str) -> tuple[WorkerStatus, ...]:
+        """Returns the workers of a role, its SubMaster included. Raises as `status`, `ControlError` for an unknown role."""
+        if (ended := read_outcome(self.directory)) is not None:
+            return tuple(one for one in _status(ended.status, None).workers if one.role == role)
+        return tuple(WorkerStatus(**one) for one in ask(self._control, {"ask": "nodes", "role": role})["workers"])
+
+    def outcome(self) -> Outcome | None:
+        """Returns how the job ended; None while it has not."""
+        ended = read_outcome(self.directory)
+        return None if ended is None else _outcome(ended)
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Returns the job's outcome when it has ended well. Starts another master if the job has none.
+
+        Raises `JobFailed` if it failed, `TimeoutError` after `timeout` seconds, `ClusterError` if no master can be started.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        seen = time.monotonic()
+        while (outcome := self.outcome()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{self.directory}: the job has not ended within {timeout:g} s; `status` says how far it is"
+                )
+            if self._master_lives():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > GRACE_SECONDS:
+                logger.warning("%s has no master; another one is started", self.directory)
+                self.start_master()
+                seen = time.monotonic()
+            time.sleep(POLL_SECONDS)
+        for pid in list(self._children):
+            self._reap(pid)
+        if outcome.code != 0:
+            raise JobFailed(f"job {self.spec.name!r} failed: {outcome.reason}", outcome.code)
+        return outcome
+
+    def stop(self, reason: str = "stopped by its user", code: int = 0) -> None:
+        """Asks the job to stop in order; a second time at least a second later kills it. `wait` for its end.
+
+        `code` is its exit code if everything ends cleanly. Nothing happens if it has ended. Raises `NoMaster`.
+        """
+        if self.outcome() is None:
+            try:
+                ask(self._control, {"ask": "stop", "reason": reason, "code": code})
+            except NoMaster:
+                if self.outcome() is None:
+                    raise
+
+    def scale(self, role: str, count: int) -> None:
+        """Asks for another number of workers, between the role's limits. Raises `NoMaster`, `ControlError` with its reason."""
+        ask(self._control, {"ask": "scale", "role": role, "count": count})
+
+    def logs(self, worker: str, lines: int = 50) -> str:
+        """Returns the last lines of a worker's output; those of the master for `master`. Empty if there are none yet.
+
+        Raises `UserError` for a name that the job cannot have.
+        """
+        path = self.log_path(worker)
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - MAX_LOG_BYTES))
+                text = file.read(MAX_LOG_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:]) if lines > 0 else ""
+
+    def log_path(self, worker: str) -> Path:
+        """Returns the path of a worker's output. Raises `UserError` as `logs`."""
+        if worker == MASTER:
+            return self.directory / MASTER_LOG
+        try:
+            return log_file(self.spec, self.directory, worker)
+        except KeyError:
+            roles = ", ".join(role.name for role in self.spec.roles)
+            raise UserError(
+                f"{worker!r} is no worker of {self.spec.name!r}; names are ROLE-RANK, its roles are {roles}"
+            ) from None
+
+    # --- the master ---
+
+    def _master_answers(self) -> bool:
+        try:
+            ask(self._control, {"ask": "status"})
+        except NoMaster:
+            return False
+        return True
+
+    def _master_lives(self) -> bool:
+        """Whether the process that was the master last lives, or cannot be seen from here."""
+        for pid in list(self._children):
+            self._reap(pid)
+        known = read_master(self.directory)
+        return known is not None and not Identity(known.machine, known.pid, known.started).is_dead()
+
+    def _reap(self, pid: int) -> bool:
+        """Whether a master that this process started has ended."""
+        if not reaped(pid):
+            return False
+        if pid in self._children:
+            self._children.remove(pid)
+        return True
+
+
+def _outcome(file: OutcomeFile) -> Outcome:
+    return Outcome(file.code, file.reason, file.failed_worker)
+
+
+def _status(fields: Mapping[str, Any], outcome: Outcome | None) -> JobStatus:
+    workers = tuple(WorkerStatus(**one) for one in fields.get("workers", ()))
+    return JobStatus(fields["job"], fields["stage"], fields["epoch"], fields.get("trouble", ""), workers, outcome)

@@ -1,0 +1,241 @@
+"""The master's process: takes the mastership, runs one term after the other until the job has ended, and says how it ended.
+
+A term ends early when the mastership is lost. If another master has it, this process ends (`LOST`). If the storage failed, so
+that nobody may have it, this process waits for the storage, and keeps the agents informed meanwhile: the workers go on. An
+exception in a term, a bug of ours, begins another one that stops the job in order; a second one ends everything at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.backends.base import Backend
+from cluster.errors import CapacityError, ClusterError
+from cluster.job_files import (
+    JOURNAL,
+    MASTER_FILE,
+    OUTCOME_FILE,
+    JobFile,
+    MasterFile,
+    OutcomeFile,
+    control_path,
+    read_job,
+    read_master,
+    read_outcome,
+    write_privately,
+)
+from cluster.manager.events import LONGEST_REASON, Outcome, StopRequested
+from cluster.master import queries
+from cluster.master.backend_choice import open_backend
+from cluster.master.control import ControlServer
+from cluster.master.durable import MastershipLost
+from cluster.master.faults import Faults
+from cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
+from cluster.master.orders import Orders
+from cluster.master.prime_master import PrimeMaster
+from cluster.master.standby import Standby
+from sweep.open_store import open_proven
+from sweep.store import Store, StoreError
+
+logger = logging.getLogger(__name__)
+
+LOST = 75
+"""Exit code of a master that another one has replaced."""
+
+HELD = 76
+"""Exit code when the job has another master, and this one was not to wait."""
+
+CANNOT_RUN = 2
+"""Exit code when there is no job in the directory, or it cannot be read."""
+
+END_SECONDS = 60.0
+"""Longest time to end the agents after the job."""
+
+
+class MasterProcess:
+    """The terms of one process."""
+
+    def __init__(
+        self, directory: Path, job: JobFile, store: Store, *, is_standby: bool, standby: Standby | None
+    ) -> None:
+        self._directory, self._job, self._store = directory, job, store
+        self._patience = float("inf") if is_standby else 2 * job.spec.lease_seconds + 10.0
+        self._standby = standby
+        self._give_up = threading.Event()
+        self._faults = Faults()
+        self._master: PrimeMaster | None = None
+        self._control: ControlServer | None = None
+        self._stop_first: StopRequested | None = None
+        self._failures = 0
+
+    async def run(self) -> int:
+        """Runs terms until the job has ended, or another master has it; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        former: Backend | None = None
+        epoch = 0
+        try:
+            while True:
+                mastership = await asyncio.to_thread(self._acquire, epoch)
+                if former is not None:
+                    await _closed(former, end=False)
+                    former = None
+                epoch = mastership.epoch
+                try:
+                    if (ended := read_outcome(self._directory)) is not None:
+                        return ended.code
+                    result = await self._term(mastership)
+                finally:
+                    await asyncio.to_thread(mastership.give_back)
+                if isinstance(result, OutcomeFile):
+                    return result.code
+                former = result
+        except MasterHeld as error:
+            if (ended := read_outcome(self._directory)) is not None:
+                return ended.code
+            logger.warning("%s", error)
+            return LOST if epoch else HELD
+        finally:
+            if former is not None:
+                await _closed(former, end=False)
+            if self._control is not None:
+                await self._control.close()
+            if self._standby is not None:
+                self._standby.stop_watching()
+
+    def _acquire(self, former_epoch: int) -> Mastership:
+        """Takes the mastership. Blocks. Raises `MasterHeld`, `StoreError`."""
+
+        def predecessor() -> tuple[int, Identity] | None:
+            known = read_master(self._directory)
+            if known is None:
+                return None
+            return known.epoch, Identity(known.machine, known.pid, known.started)
+
+        return acquire(
+            self._store,
+            terms_of(self._job.spec.lease_seconds, self._store),
+            patience=float("inf") if former_epoch else self._patience,
+            give_up=self._give_up,
+            predecessor=predecessor,
+            former_epoch=former_epoch,
+        )
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """Stops the job in order; a second signal kills it. A master that waits only ends."""
+        self._give_up.set()
+        if self._master is not None:
+            self._master.emit(StopRequested(f"stopped by {number.name}", 128 + number, "", 0.0))
+
+    # --- one term ---
+
+    async def _term(self, mastership: Mastership) -> OutcomeFile | Backend | None:
+        """Runs one term. Returns the job's outcome, or the backend that goes on to inform the agents, or None."""
+        me = Identity.of_this_process()
+        epoch = mastership.epoch
+        logger.info("master of %s with epoch %d, process %d", self._job.spec.name, epoch, me.pid)
+        with contextlib.suppress(OSError):  # a full disk; it only makes a takeover quicker
+            file = MasterFile(epoch=epoch, machine=me.machine, pid=me.pid, started=me.started)
+            write_privately(self._directory / MASTER_FILE, file)
+        backend = open_backend(self._job.backend, self._job.spec, self._directory, epoch, self._job.options)
+        master = PrimeMaster(
+            Orders(self._job.spec, self._directory, self._job.path),
+            self._store,
+            backend,
+            epoch,
+            lambda: mastership.lost,
+            self._faults,
+        )
+        self._master = master
+        loop = asyncio.get_running_loop()
+        mastership.on_lost(lambda: loop.call_soon_threadsafe(master.lose, mastership.lost or "lost"))
+        await self._listen()
+        if self._standby is not None:
+            self._standby.watch()
+        try:
+            outcome = await master.run(self._stop_first)
+        except MastershipLost as error:
+            logger.error("the mastership with epoch %d is lost: %s", epoch, error)
+            master.durable.trouble = f"the mastership is lost: {error}"
+            return backend
+        except CapacityError as error:
+            outcome = Outcome(1, f"the job cannot start: {error}")
+        except Exception as error:
+            logger.exception("the master failed")
+            self._failures += 1
+            reason = f"the master failed: {error!r}"[: LONGEST_REASON - 200] + f"; see {self._directory}/master.log"
+            if self._failures < 2 and not isinstance(error, ClusterError):
+                self._stop_first = StopRequested(reason, 1, "", 0.0)
+                await _closed(backend, end=False)
+                return None
+            outcome = Outcome(1, reason)
+        return await self._end(backend, master, outcome)
+
+    async def _listen(self) -> None:
+        if self._control is None:
+            self._control = ControlServer(control_path(self._directory), self._answer)
+            await self._control.start()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._master is not None
+        return await queries.answer(self._master, self._directory, request)
+
+    async def _end(self, backend: Backend, master: PrimeMaster, outcome: Outcome) -> OutcomeFile:
+        """Ends what is left of the job, and writes how it ended."""
+        await _closed(backend, end=True)
+        if self._standby is not None:
+            await self._standby.end()
+        status = queries.status(master, self._directory)
+        status["stage"] = "STOPPED"
+        file = OutcomeFile(code=outcome.code, reason=outcome.reason, failed_worker=outcome.failed_worker, status=status)
+        self._faults.reach("before_outcome")
+        while True:
+            try:
+                await asyncio.to_thread(write_privately, self._directory / OUTCOME_FILE, file)
+                break
+            except OSError as error:
+                logger.error("the outcome cannot be written, and is tried again: %s", error)
+                await asyncio.sleep(1.0)
+        self._faults.reach("after_outcome")
+        logger.info("the job has ended with code %d: %s", outcome.code, outcome.reason)
+        return file
+
+
+async def _closed(backend: Backend, *, end: bool) -> None:
+    """Closes a backend; logs what it raises, since nothing can be done about it."""
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            await backend.close(end=end)
+    except Exception:
+        logger.exception("the backend was not closed in order")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the master of the job in a directory; returns the exit code: the job's, `LOST`, `HELD` or `CANNOT_RUN`."""
+    parser = argparse.ArgumentParser("python -m cluster.master", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("directory", type=Path, help="the job's directory, which `submit` made")
+    parser.add_argument(
+        "--standby", action="store_true", help="wait as long as another master lives, and then take over"
+    )
+    parser.add_argument("--keep-standby", action="store_true", help="keep a further process that waits to take over")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
+    directory = given.directory.resolve()
+    try:
+        job = read_job(directory)
+        store = open_proven(job.journal or str(directory / JOURNAL))
+        standby = Standby(directory) if given.keep_standby else None
+        process = MasterProcess(directory, job, store, is_standby=given.standby, standby=standby)
+        return asyncio.run(process.run())
+    except (ClusterError, StoreError, ValueError, ImportError) as error:
+        logger.error("%s", error)
+        return CANNOT_RUN

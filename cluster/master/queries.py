@@ -1,0 +1,86 @@
+"""What clients may ask a master: the job's status, the workers of a role, to stop, and to have more or fewer workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
+from cluster.manager.state import WorkerRecord
+from cluster.master.control import ControlError
+from cluster.master.orders import log_file
+from cluster.master.prime_master import PrimeMaster
+
+
+async def answer(master: PrimeMaster, directory: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Answers one request. Raises `ControlError` for one that makes no sense."""
+    match request:
+        case {"ask": "status"}:
+            return status(master, directory)
+        case {"ask": "nodes", "role": str(role)}:
+            _checked_role(master, role)
+            return {"workers": [view(master, directory, one) for one in _workers(master) if one.role == role]}
+        case {"ask": "stop", "reason": str(reason), "code": int(code)}:
+            await master.request(StopRequested(reason[:LONGEST_REASON], code, "", 0.0))
+            return {}
+        case {"ask": "scale", "role": str(role), "count": int(count)}:
+            spec = master.spec.role(_checked_role(master, role))
+            if not spec.fewest <= count <= spec.most:
+                raise ControlError(f"role {role!r} may have {spec.fewest} to {spec.most} workers, not {count}")
+            await master.request(ScaleRequested(role, count, 0.0))
+            return {}
+    raise ControlError(f"{str(request)[:200]} is no request; expected `ask` to be status, nodes, stop or scale")
+
+
+def status(master: PrimeMaster, directory: Path) -> dict[str, Any]:
+    """Returns the state of the job."""
+    if not master.is_ready:
+        return {
+            "job": master.spec.name,
+            "stage": "INIT",
+            "epoch": master.epoch,
+            "trouble": master.durable.trouble or "a new master adopts the job",
+            "workers": [],
+        }
+    return {
+        "job": master.spec.name,
+        "stage": str(master.manager.stage),
+        "epoch": master.epoch,
+        "entries": master.durable.last,
+        "trouble": master.durable.trouble,
+        "workers": [view(master, directory, record) for record in _workers(master)],
+    }
+
+
+def view(master: PrimeMaster, directory: Path, record: WorkerRecord) -> dict[str, Any]:
+    """Returns a worker as people see it."""
+    beat = master.beats.get(record.name)
+    if beat is not None and beat.incarnation != record.incarnation:
+        beat = None
+    return {
+        "worker": record.name,
+        "role": record.role,
+        "rank": record.rank,
+        "stage": str(record.stage),
+        "phase": str(record.phase),
+        "incarnation": record.incarnation,
+        "node": record.node,
+        "pid": beat.pid if beat is not None and beat.pid else record.pid,
+        "address": record.address,
+        "restarts": record.restarts,
+        "last_death": record.last_death,
+        "status": beat.status if beat is not None else "",
+        "trouble": beat.trouble if beat is not None else "",
+        "log": str(log_file(master.spec, directory, record.name)),
+    }
+
+
+def _workers(master: PrimeMaster) -> list[WorkerRecord]:
+    return list(master.manager.state.workers.values()) if master.is_ready else []
+
+
+def _checked_role(master: PrimeMaster, role: str) -> str:
+    names = [one.name for one in master.spec.roles]
+    if role not in names:
+        raise ControlError(f"the job has no role {role!r}; its roles are {', '.join(names)}")
+    return role
