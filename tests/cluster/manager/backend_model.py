@@ -61,6 +61,8 @@ class Backend:
         """The highest incarnation of each worker that was created."""
         self.reports: dict[str, deque[Event]] = defaultdict(deque)
         """In order for each worker, bundle or node."""
+        self.late: list[Event] = []
+        """Reports that were delivered."""
         self.failing_places = 0
         self.failing_creations = 0
         self._next_node = 0

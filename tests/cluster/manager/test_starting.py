@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cluster.manager.events import LONGEST_REASON
+from cluster.manager.events import LONGEST_REASON, ChildrenChecked
 from cluster.manager.restarts import FIRST_BACKOFF_SECONDS
 from cluster.manager.starting import ANSWER_SECONDS
 from tests.cluster.manager.driver import Driver, command, managed, role
@@ -171,3 +171,16 @@ def test_a_reason_is_bounded() -> None:
     assert job.outcome is not None
     assert len(job.outcome.reason) <= LONGEST_REASON
     assert job.outcome.reason.endswith("(log: logs/actor-0.log)")
+
+
+def test_the_answer_to_an_earlier_check_is_void() -> None:
+    job = Driver(managed("rank", count=2))
+    job.begin(0.0)
+    for name in ("rank-0", "rank-1", "rank-master"):
+        job.ready(name, 1.0)
+    job.exit("rank-1", 1, 2.0)
+    job.tick()
+    assert job.ready("rank-1") == ["check rank-master"]
+    assert job.handle(ChildrenChecked("rank-master", 1, 1, 5.0)) == []
+    assert job.stage == "INIT"
+    assert job.handle(ChildrenChecked("rank-master", 1, 2, 6.0)) != []
