@@ -21,6 +21,7 @@ from cluster.manager.ledger import Ledger
 from cluster.manager.placement import release
 from cluster.manager.starting import advance
 from cluster.manager.state import ALIVE, DEAD, ENDED, Phase, WorkerRecord
+from cluster.spec import RestartScope
 from transport.process.stop_requests import REPETITION_SECONDS
 
 KILL_GRACE_SECONDS = 15.0
@@ -54,7 +55,7 @@ def stop_requested(ledger: Ledger, event: StopRequested) -> list[Instruction]:
     failed = state.failed_task
     if failed is None:
         return stop(ledger, Outcome(event.code, event.reason), event.at)
-    reason = f"{event.reason}, after {failed.reason}"
+    reason = f"{event.reason[: LONGEST_REASON // 2]}, after {failed.reason}"[:LONGEST_REASON]
     return stop(ledger, Outcome(event.code, reason, failed.failed_worker), event.at)
 
 
@@ -135,12 +136,16 @@ def _end(ledger: Ledger, worker: WorkerRecord, phase: Phase) -> list[Instruction
 
 
 def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) -> list[Instruction]:
-    """A worker that has died will not be created again: the job fails, or, after a task, the other tasks go on."""
+    """A worker that has died will not be created again: the job fails.
+
+    After a task that is created again alone the other tasks go on, since they do not need it.
+    """
     outcome = failure(ledger, worker, code)
-    if worker.task:
+    alone = worker.task and ledger.scope_of(worker) is RestartScope.WORKER
+    if alone:
         ledger.state.failed_task = ledger.state.failed_task or outcome
         worker.settled = True
-    if worker.task and not ledger.stops:
+    if alone and not ledger.stops:
         return ended(ledger, worker, Phase.FAILED, at)
     instructions = _end(ledger, worker, Phase.FAILED)
     return instructions + stop(ledger, outcome, at)

@@ -56,7 +56,9 @@ def test_one_that_does_not_stop_is_killed_and_created_again_with_the_others() ->
     job.tick(15.0)
     words = job.tick(15.0 + KILL_GRACE_SECONDS)
     assert job["rank-2"].phase.value == "failed"
-    assert words == ["create rank-0 again", "create rank-1 again"], "a task that has failed lets the others go on"
+    assert words == ["stop rank-master"]
+    job.exits("rank-master", "actor-0")
+    assert job.outcome == failed(1, "rank-2", "could not be killed")
 
 
 def test_a_second_death_while_the_role_is_created_again_costs_only_that_worker() -> None:
@@ -81,8 +83,9 @@ def test_a_second_failure_of_the_role_is_handled_as_the_first() -> None:
         job.tick()
         job.bring_up()
         assert [job.incarnation(f"rank-{rank}") for rank in range(3)] == [incarnation] * 3
-    assert job.exit("rank-1", 1) == [], "a task that has failed lets the others go on"
-    assert job["rank-1"].phase.value == "failed"
+    assert job.exit("rank-1", 1) == ["stop rank-2", "stop rank-0"], "they need it"
+    job.exits("rank-0", "rank-2", "rank-master", "actor-0", code=143)
+    assert job.outcome == failed(1, "rank-1", "ended with exit code 1")
 
 
 def test_two_deaths_at_once_are_one_restart_of_the_role() -> None:
