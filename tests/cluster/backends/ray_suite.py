@@ -1,0 +1,174 @@
+"""The tests of the backend for Ray. They need Ray in their own process, so `test_on_ray.py` runs this file in another.
+
+One cluster of two nodes on this machine serves them all; one test adds a node and takes it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.agent.remains import marked
+from cluster.agent.settings import mark_of, read_endpoint
+from cluster.backends.on_ray import OnRay
+from cluster.backends.ray_cluster import RayCluster
+from cluster.backends.ray_places import job_key
+from cluster.errors import BackendError, CapacityError
+from cluster.manager.events import Created, NodeLost, WorkerExited, WorkerReady
+from cluster.spec import Resources, RoleSpec
+from tests.cluster.backends.contract import *  # noqa: F403
+from tests.cluster.backends.contract import JOB, bundle, raises, watch
+from tests.support.polling import until
+
+NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
+
+
+class RayWorld:
+    """Backends over a Ray cluster, for one test."""
+
+    def __init__(self, directory: Path, address: str) -> None:
+        self.directory = directory
+        self.address = address
+        self.job = JOB
+        self.backends: list[OnRay] = []
+
+    async def backend(self, epoch: int) -> OnRay:
+        self.backends.append(OnRay(self.job, self.directory, epoch, address=self.address))
+        return self.backends[-1]
+
+    @property
+    def key(self) -> str:
+        return job_key(self.job.name, self.directory)
+
+    def processes(self) -> list[int]:
+        workers = [name for role in JOB.roles for name in role.worker_names] + ["plain-master"]
+        return [pid for worker in workers for pid in marked(mark_of(self.directory / "agents", worker))]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args=NODE)
+    made.add_node(**NODE)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="session")
+def connection(ray_cluster: Any) -> Iterator[RayCluster]:
+    """One for the whole session, which then waits for Ray once."""
+    with pytest.raises(BackendError, match=r"nothing answers at the address of the Ray cluster, 127\.0\.0\.1:1"):
+        RayCluster("127.0.0.1:1").connect()  # as long as this process has no connection
+    made = RayCluster(ray_cluster.address)
+    made.connect()
+    yield made
+    made.disconnect()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, connection: RayCluster) -> AsyncIterator[RayWorld]:
+    made = RayWorld(tmp_path, connection.address)
+    try:
+        yield made
+    finally:
+        last = OnRay(made.job, tmp_path, 1000, address=connection.address)
+        await last.adopt({})
+        await last.close(end=True)
+        for backend in made.backends:
+            await backend.close(end=False)
+        await until(lambda: not connection.groups(made.key) + connection.actors(made.key), "an empty Ray cluster")
+        await until(lambda: not made.processes(), "the end of every process")
+
+
+async def test_another_cluster_is_refused_by_a_process_that_has_one(world: RayWorld) -> None:
+    backend = OnRay(JOB, world.directory, 1, address="127.0.0.1:1")
+    assert "is connected to Ray at" in await raises(BackendError, backend.nodes)
+    await backend.close(end=False)
+
+
+async def test_a_collocation_group_is_on_one_node_or_nowhere(world: RayWorld, connection: RayCluster) -> None:
+    world.job = JOB.model_copy(
+        update={"roles": (RoleSpec(name="program", count=2, command=("unused",), resources=Resources(cpu=0.5)),)}
+    )
+    pair = bundle("program-0", "program-1", cpu=0.5)
+    async with await watch(world) as master:
+        await master.backend.allocate(pair, ())
+        await master.backend.allocate(pair, ())  # again
+        for worker in pair.needs:
+            await master.backend.create(master.order(worker, bundle="program-0"))
+        nodes = {(await master.get(Created, worker)).node for worker in pair.needs}
+        assert len(nodes) == 1
+        assert len(connection.groups(world.key)) == 1
+        maps = [mapped_by(actor_of(world, worker)) for worker in pair.needs]
+        assert all("ray" in text and "libtorch" not in text for text in maps)
+        await master.backend.release("program-0")
+        assert not connection.groups(world.key)
+        refused = await raises(CapacityError, lambda: master.backend.allocate(bundle("a", "b", cpu=1.5), ()))
+        assert "bundle a (a, b) fits on no node: cpu: wanted 3, present 2, missing 1" in refused
+
+
+async def test_a_dead_actor_is_told_and_its_worker_created_again(world: RayWorld) -> None:
+    async with await watch(world) as master:
+        await master.run("program-0")
+        os.kill(actor_of(world, "program-0"), signal.SIGKILL)
+        ended = await master.get(WorkerExited, "program-0")
+        assert "its actor died" in ended.reason
+        assert not world.processes()
+        await master.run("program-0", 2)
+
+
+async def test_a_job_without_a_master_leaves_nothing_on_ray(world: RayWorld, connection: RayCluster) -> None:
+    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+    async with await watch(world) as master:
+        for worker in ("program-0", "program-1"):
+            await master.backend.allocate(bundle("program-0", "program-1"), ())
+            await master.backend.create(master.order(worker, bundle="program-0"))
+            await master.get(WorkerReady, worker)
+        await master.backend.close(end=False)
+    await until(lambda: not connection.actors(world.key), "the end of the actors")
+    await until(lambda: not connection.groups(world.key), "the end of the placement group")
+
+
+async def test_the_workers_of_a_lost_node_are_placed_elsewhere(
+    world: RayWorld, connection: RayCluster, ray_cluster: Any
+) -> None:
+    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+    known = {node.name for node in connection.nodes()}
+    extra = ray_cluster.add_node(**NODE)
+    async with await watch(world) as master:
+        await master.backend.allocate(bundle("program-0"), sorted(known))
+        await master.backend.create(master.order("program-0"))
+        await master.get(WorkerReady, "program-0")
+        lost = (await master.get(Created, "program-0")).node
+        assert lost not in known
+        await asyncio.to_thread(ray_cluster.remove_node, extra)
+        told = await master.get(NodeLost)
+        assert told.node == lost
+        assert not world.processes()
+        assert [node.alive for node in await master.backend.nodes() if node.name == lost] == [False]
+        await master.run("program-0", 2)
+        assert (await master.get(Created, "program-0", 2)).node in known
+
+
+def actor_of(world: RayWorld, worker: str) -> int:
+    """The process of a worker's actor: below it is a guardian, and below that the agent."""
+    endpoint = read_endpoint(world.directory / "agents", worker)
+    assert endpoint is not None
+    return parent_of(parent_of(endpoint.pid))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def mapped_by(pid: int) -> str:
+    """What a process has in its memory."""
+    return Path(f"/proc/{pid}/maps").read_text()
