@@ -39,6 +39,7 @@ JOB = JobSpec(
         RoleSpec(name="plain", count=2, worker=f"{WORKERS}:Plain", sub_master=f"{WORKERS}:Leader"),
         RoleSpec(name="fails", worker=f"{WORKERS}:FailsInSetup"),
         RoleSpec(name="exits", worker=f"{WORKERS}:ExitsInStart"),
+        RoleSpec(name="asks", worker=f"{WORKERS}:Asker", task=True),
         RoleSpec(name="program", count=2, command=("unused",)),
     ),
 )
@@ -226,6 +227,19 @@ async def test_members_and_checks_reach_the_workers(world: World) -> None:
         assert "check_child plain-0 plain-1; known plain-0 plain-1" in hooks_of(world, "plain-master")
         asked = await master.get(StopRequested)
         assert (asked.reason, asked.code, asked.by) == ("checked", 0, "plain-master")
+
+
+async def test_a_worker_calls_another_one(world: World) -> None:
+    async with await watch(world) as master:
+        await master.run("plain-0")
+        ready = await master.get(WorkerReady, "plain-0")
+        callee = Member("plain-0", 1, Stage.READY, ready.address, "", ready.server_key)
+        await master.run("asks-0")
+        asker = Member("asks-0", 1, Stage.READY, server_key=(await master.get(WorkerReady, "asks-0")).server_key)
+        await master.backend.publish([callee, asker])
+        await master.backend.start("asks-0", 1)
+        assert (await master.get(WorkerExited, "asks-0")).code == 0
+        assert hooks_of(world, "asks-0") == ["told 42"]
 
 
 async def test_a_higher_master_adopts_what_lives_and_the_lower_one_must_stop(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from cluster.calls import remote
 from cluster.worker import Context, Member, SubMaster, Worker
 
 
@@ -30,6 +31,10 @@ class Plain(Worker):
     def stop(self) -> None:
         print("hook stop")
 
+    @remote
+    def double(self, number: int) -> int:
+        return 2 * number
+
     def on_failover(self, failed: Sequence[Member]) -> None:
         print("hook on_failover", *(f"{member.worker} {member.incarnation}" for member in failed))
 
@@ -41,6 +46,13 @@ class Leader(SubMaster):
         known = self.context.members(self.context.role)
         print("hook check_child", f"{_names(children)}; known {_names(known)}")
         self.context.stop_job("checked")
+
+
+class Asker(Worker):
+    """Calls another role."""
+
+    def start(self) -> None:
+        print("hook told", self.context.group("plain").call("double", 21, rank=0).result())
 
 
 class FailsInSetup(Worker):
