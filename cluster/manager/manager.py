@@ -39,7 +39,7 @@ from cluster.manager.events import (
 )
 from cluster.manager.ledger import Ledger
 from cluster.manager.outstanding import outstanding
-from cluster.manager.placement import allocate, allocation_failed
+from cluster.manager.placement import allocate, no_place, retry_later, use_all_nodes
 from cluster.manager.restarts import (
     create_failed,
     end_announced,
@@ -51,7 +51,7 @@ from cluster.manager.restarts import (
     replace_requested,
     silent,
 )
-from cluster.manager.scaling import scale
+from cluster.manager.scaling import make_room, scale
 from cluster.manager.starting import (
     allocated,
     became_ready,
@@ -200,8 +200,11 @@ class PrimeManager:
         bundle = self.state.bundles.get(event.bundle)
         if bundle is None or bundle.attempt != event.attempt or bundle.place is not Place.ALLOCATING:
             return []
-        outcome = allocation_failed(self._ledger, bundle, event)
-        return [] if outcome is None else stop(self._ledger, outcome, event.at)
+        if event.final and not use_all_nodes(self._ledger):
+            smaller = make_room(self._ledger, bundle, event.at)
+            return stop(self._ledger, no_place(bundle, event.reason), event.at) if smaller is None else smaller
+        retry_later(self._ledger, bundle, event.at)
+        return []
 
     def _tick(self, at: float) -> list[Instruction]:
         instructions: list[Instruction] = []

@@ -6,7 +6,7 @@ A node that is lost several times within a window is set aside. What becomes of 
 
 from __future__ import annotations
 
-from cluster.manager.events import Allocate, AllocationFailed, Instruction, Outcome, Release
+from cluster.manager.events import LONGEST_REASON, Allocate, Instruction, Outcome, Release
 from cluster.manager.ledger import Ledger
 from cluster.manager.state import BundleRecord, Place
 from cluster.spec import JobSpec, Resources, role_of, sub_master_name
@@ -53,22 +53,26 @@ def release(ledger: Ledger, bundle: BundleRecord) -> list[Instruction]:
     return [Release(bundle.name)]
 
 
-def allocation_failed(ledger: Ledger, bundle: BundleRecord, event: AllocationFailed) -> Outcome | None:
-    """Tries again later; returns the job's outcome if the bundle can never be placed.
+def use_all_nodes(ledger: Ledger) -> bool:
+    """Uses nodes that were set aside again, before something is given up for want of them; False if there are none."""
+    had = bool(ledger.state.set_aside)
+    ledger.state.set_aside.clear()
+    ledger.state.node_losses.clear()
+    return had
 
-    Nodes that were set aside are used again before the job is given up for want of them.
-    """
-    if event.final and not ledger.state.set_aside:
-        workers = ", ".join(bundle.workers[:3]) + (", ..." if len(bundle.workers) > 3 else "")
-        return Outcome(1, f"there is no place for {workers}: {event.reason}")
-    if event.final:
-        ledger.state.set_aside.clear()
-        ledger.state.node_losses.clear()
+
+def retry_later(ledger: Ledger, bundle: BundleRecord, at: float) -> None:
+    """Asks for the place again after a pause."""
     bundle.place = Place.RETRYING
     pause = min(FIRST_RETRY_SECONDS * 2 ** min(bundle.failures, 10), LONGEST_RETRY_SECONDS)
     bundle.failures += 1
-    ledger.set_deadline(bundle, event.at + pause)
-    return None
+    ledger.set_deadline(bundle, at + pause)
+
+
+def no_place(bundle: BundleRecord, reason: str) -> Outcome:
+    """Returns the outcome of a job of which a bundle can never be placed."""
+    workers = ", ".join(bundle.workers[:3]) + (", ..." if len(bundle.workers) > 3 else "")
+    return Outcome(1, f"there is no place for {workers}: {reason}"[:LONGEST_REASON])
 
 
 def lose_node(ledger: Ledger, node: str, at: float) -> list[BundleRecord]:

@@ -1,13 +1,16 @@
-"""A role gets more workers or fewer, between its limits: new ranks are created, the highest ranks are stopped."""
+"""A role gets more workers or fewer, between its limits: new ranks are created, the highest ranks are stopped.
+
+Somebody asks for it, or there is no place for all of them.
+"""
 
 from __future__ import annotations
 
 from cluster.manager.events import Instruction, ManagerStage, ScaleRequested
 from cluster.manager.ledger import Ledger
-from cluster.manager.placement import allocate
+from cluster.manager.placement import allocate, retry_later
 from cluster.manager.restarts import recycle, remove
 from cluster.manager.starting import create_if_possible
-from cluster.manager.state import DEAD, WELL, Phase, Place, add_worker
+from cluster.manager.state import DEAD, WELL, BundleRecord, Phase, Place, add_worker
 from cluster.spec import worker_name
 
 
@@ -53,3 +56,20 @@ def _take_out(ledger: Ledger, role: str, rank: int, at: float) -> list[Instructi
     if worker.settled or worker.phase not in WELL | {Phase.CREATING}:  # it ends by itself, or has ended
         return []
     return recycle(ledger, worker, at)
+
+
+def make_room(ledger: Ledger, bundle: BundleRecord, at: float) -> list[Instruction] | None:
+    """Goes on with one worker fewer if a worker can never be placed; None if its role needs all that it has.
+
+    The highest rank leaves, whoever has no place, and so may leave its own place to it.
+    """
+    worker = ledger.state.workers.get(bundle.workers[0])
+    if worker is None or worker.rank < 0 or len(bundle.workers) > 1:
+        return None
+    role = ledger.state.roles[worker.role]
+    leaving = ledger.recycling[worker.role] > 0
+    if not leaving and role.wanted <= ledger.spec_of(worker).fewest:
+        return None
+    if leaving or worker.rank < role.wanted - 1:
+        retry_later(ledger, bundle, at)
+    return [] if leaving else scale(ledger, ScaleRequested(worker.role, role.wanted - 1, at))

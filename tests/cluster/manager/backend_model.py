@@ -111,8 +111,9 @@ class Backend:
             return
         nodes = [node for node in NODES if node not in avoid]
         if self.failing_places or not nodes:
+            final = not nodes or (self.failing_places > 0 and bundle.startswith("extra"))
             self.failing_places = max(0, self.failing_places - 1)
-            self.report(bundle, AllocationFailed(bundle, attempt, "no room", not nodes, self.now))
+            self.report(bundle, AllocationFailed(bundle, attempt, "no room", final, self.now))
             return
         self._next_node += 1
         self.places[bundle] = (attempt, nodes[self._next_node % len(nodes)])

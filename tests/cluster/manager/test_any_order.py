@@ -66,6 +66,7 @@ SPECS = tuple(
         (
             role("source", count=2, restart=RestartScope.ROLE, max_restarts=1),
             managed("sink", count=2, task=True, after=("source",), max_restarts=1),
+            role("extra", count=2, min_count=1, max_count=3),
         ),
     )
 )

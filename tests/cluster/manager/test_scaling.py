@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.manager.events import Outcome
 from tests.cluster.manager.driver import Driver, managed, role
 
 
@@ -79,3 +80,39 @@ def test_a_collocated_role_grows_within_the_place_that_was_kept_for_it() -> None
     job.begin(0.0)
     job.place("group:near")
     assert job.scale("rank", 2) == ["create rank-1"]
+
+
+def test_a_role_that_cannot_grow_goes_on_as_it_was() -> None:
+    job = elastic()
+    job.answers = False
+    assert job.scale("rank", 3) == ["allocate rank-2"]
+    assert job.no_place("rank-2", final=True) == [
+        "release rank-2", "tell rank-master of rank-2", "check rank-master"
+    ]  # fmt: skip
+    assert job["rank-2"].phase.value == "removed"
+    assert job.manager.state.roles["rank"].wanted == 2
+
+
+def test_the_highest_rank_leaves_its_place_to_one_that_has_none_any_more() -> None:
+    job = Driver(managed("rank", count=2, min_count=1, max_count=4))
+    job.nodes = {"rank-0": "one", "rank-1": "two", "rank-master": "two"}
+    job.running()
+    job.answers = False
+    assert job.lose("one", 10.0) == ["release rank-0", "allocate rank-0"]
+    assert job.no_place("rank-0", final=True, at=11.0) == ["stop rank-1"]
+    job.tick(12.0)
+    assert job.no_place("rank-0", final=True, at=12.0) == [], "one is leaving"
+    assert job.exit("rank-1", 143, 13.0) == ["release rank-1"]
+    assert "allocate rank-0" in job.tick()
+    assert job.place("rank-0", "two") == ["create rank-0 again"]
+    assert job.manager.state.roles["rank"].wanted == 1
+
+
+def test_a_role_that_needs_all_its_workers_fails_the_job_for_want_of_a_place() -> None:
+    job = elastic()
+    job.answers = False
+    job.scale("rank", 1)
+    job.exit("rank-1", 143)
+    job.lose("node", 10.0)
+    job.no_place("rank-0", final=True, at=11.0)
+    assert job.outcome == Outcome(1, "there is no place for rank-0: no room")

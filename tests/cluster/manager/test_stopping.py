@@ -195,6 +195,14 @@ def test_a_failure_while_stopping_is_the_jobs_code() -> None:
     assert job.outcome == failed(1, "task-0", "ended with exit code 1 while it was being stopped")
 
 
+def test_a_failure_of_one_that_was_not_asked_yet_counts_as_well() -> None:
+    job = three().running()
+    job.stop(at=10.0)
+    assert job.exit("server-0", 1, 11.0) == []
+    job.exits("task-0", "trainer-0", code=143)
+    assert job.outcome == failed(1, "server-0", "ended with exit code 1")
+
+
 def test_the_services_stay_for_guests() -> None:
     job = sweep("a")
     job.guests("visitor", at=2.0)
