@@ -55,7 +55,7 @@ REPORT_SECONDS = 5.0
 """How long the reports of killed workers may take before their agents are ended, too."""
 
 
-class OnRay(AgentFleet):
+class RayBackend(AgentFleet):
     """The backend. Its seats are called as their workers."""
 
     def __init__(

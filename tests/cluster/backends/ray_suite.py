@@ -16,7 +16,7 @@ import pytest
 
 from cluster.agent.remains import marked
 from cluster.agent.settings import mark_of, read_endpoint
-from cluster.backends.on_ray import OnRay
+from cluster.backends.on_ray import RayBackend
 from cluster.backends.ray_cluster import RayCluster
 from cluster.backends.ray_places import job_key
 from cluster.errors import BackendError, CapacityError
@@ -36,10 +36,10 @@ class RayWorld:
         self.directory = directory
         self.address = address
         self.job = JOB
-        self.backends: list[OnRay] = []
+        self.backends: list[RayBackend] = []
 
-    async def backend(self, epoch: int) -> OnRay:
-        self.backends.append(OnRay(self.job, self.directory, epoch, address=self.address))
+    async def backend(self, epoch: int) -> RayBackend:
+        self.backends.append(RayBackend(self.job, self.directory, epoch, address=self.address))
         return self.backends[-1]
 
     @property
@@ -79,7 +79,7 @@ async def world(tmp_path: Path, connection: RayCluster) -> AsyncIterator[RayWorl
     try:
         yield made
     finally:
-        last = OnRay(made.job, tmp_path, 1000, address=connection.address)
+        last = RayBackend(made.job, tmp_path, 1000, address=connection.address)
         await last.adopt({})
         await last.close(end=True)
         for backend in made.backends:
@@ -89,7 +89,7 @@ async def world(tmp_path: Path, connection: RayCluster) -> AsyncIterator[RayWorl
 
 
 async def test_another_cluster_is_refused_by_a_process_that_has_one(world: RayWorld) -> None:
-    backend = OnRay(JOB, world.directory, 1, address="127.0.0.1:1")
+    backend = RayBackend(JOB, world.directory, 1, address="127.0.0.1:1")
     assert "is connected to Ray at" in await raises(BackendError, backend.nodes)
     await backend.close(end=False)
 
