@@ -246,7 +246,13 @@ class Caller:
             self._take_held(role)
 
     def _connect(self, peer: Peer) -> None:
-        connection = Connection(self._context, peer.member, self._keys, self._heartbeat_seconds, self._max_frame_bytes)
+        try:
+            connection = Connection(
+                self._context, peer.member, self._keys, self._heartbeat_seconds, self._max_frame_bytes
+            )
+        except zmq.ZMQError as error:
+            self._lose(peer, f"{peer.member.address!r} with key {peer.member.server_key!r}: {error}")
+            return
         peer.begin(connection, 2 * self._heartbeat_seconds)
         for socket in (connection.socket, connection.monitor):
             self._poller.register(socket, zmq.POLLIN)

@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from cluster.member import Member
 from transport.files.atomic import Buffer, as_bytes_view
-from transport.wires.endpoint import IPC, CurveKeys
+from transport.wires.endpoint import CurveKeys
 
 _COPY_BELOW_BYTES = 2**16
 
@@ -36,7 +36,10 @@ Event = Connected | Lost | list[Buffer]
 
 
 class Connection:
-    """The connection to a member's address; it waits for a worker that is not there yet."""
+    """The connection to a member's address; it waits for a worker that is not there yet.
+
+    Raises `zmq.ZMQError` for an address or a key that is none.
+    """
 
     def __init__(
         self,
@@ -57,12 +60,16 @@ class Connection:
         socket.linger = 0
         socket.copy_threshold = _COPY_BELOW_BYTES
         socket.ipv6 = member.address.startswith("tcp://[")
-        if keys is not None and not member.address.startswith(IPC):
-            socket.curve_serverkey = member.server_key.encode()
-            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
         events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILED_HANDSHAKES
         self.monitor = socket.get_monitor_socket(events)
-        socket.connect(member.address)
+        try:
+            if keys is not None and member.server_key:
+                socket.curve_serverkey = member.server_key.encode()
+                socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+            socket.connect(member.address)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def read(self) -> list[Event]:
         """Returns what happened since the last call. After a `Lost`, which comes last, the connection is to be closed."""

@@ -209,6 +209,17 @@ def test_beyond_loopback_only_known_keys_may_call() -> None:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("calls")]
 
 
+@pytest.mark.parametrize(("address", "key"), [("nonsense", ""), ("tcp://127.0.0.1:9", "too short")])
+def test_an_address_that_is_none_costs_no_other_worker(address: str, key: str, tmp_path: Path) -> None:
+    good = call_address(tmp_path, "callee-0")
+    with CallServer(Callee(), "callee-0", 1, good), Caller(keys=keys(), heartbeat_seconds=30.0) as caller:
+        caller.update([member(good), Member("callee-1", 1, Stage.RUNNING, address, "", key)])
+        group = caller.group("callee")
+        with pytest.raises(ActorRestarting, match=r"callee-1.*Invalid argument"):
+            group.call("echo", rank=1).result(DEADLINE)
+        assert group.call("echo", 1).result(DEADLINE) == [1]
+
+
 class Parent:
     @remote(idempotent=True)
     def kept(self) -> int:
