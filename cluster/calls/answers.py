@@ -38,9 +38,11 @@ class Answers:
         self._running[key] = sender
         return new
 
-    def end(self, key: Key, answer: Sequence[Buffer], keep: bool) -> bytes:
-        """Notes the answer of a call that ran; returns the connection to send it to, which may be another by now."""
+    def end(self, key: Key, answer: Sequence[Buffer] | None, keep: bool) -> bytes:
+        """Notes the answer of a call, None if it was dropped; returns the connection to send it to, by now perhaps another."""
         sender = self._running.pop(key)
+        if answer is None:
+            return sender
         size = sum(as_bytes_view(frame).nbytes for frame in answer)
         if keep and size <= KEPT_BYTES:
             self._kept[key] = (answer, size)

@@ -187,9 +187,10 @@ class CallServer:
             else:
                 self._waiting.put(call)
 
-    def _answer(self, call: _Call, answer: Sequence[Buffer]) -> None:
-        key = (call.header.caller, call.header.number)
-        self._send(self._answers.end(key, answer, call.method.idempotent), answer)
+    def _answer(self, call: _Call, answer: Sequence[Buffer] | None) -> None:
+        sender = self._answers.end((call.header.caller, call.header.number), answer, call.method.idempotent)
+        if answer is not None:
+            self._send(sender, answer)
 
     def _send(self, sender: bytes, frames: Sequence[Buffer]) -> None:
         assert self._socket is not None
@@ -201,7 +202,7 @@ class CallServer:
     def _run_plain(self) -> None:
         while (call := self._waiting.get()) is not None and not self._closing:
             if call.deadline < time.monotonic():
-                self._post(call, _raised(call, TimeoutError("the caller's deadline passed before the method began")))
+                self._post(call, None)
                 continue
             try:
                 args, kwargs = _arguments(call)
@@ -238,15 +239,18 @@ class CallServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _await(self, call: _Call) -> None:
+        answer: Sequence[Buffer] | None
+        limit = asyncio.timeout_at(call.deadline)
         try:
             args, kwargs = _arguments(call)
-            async with asyncio.timeout_at(call.deadline):
+            async with limit:
                 answer = _result(call, await getattr(self._target, call.method.name)(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - as above
-            answer = _raised(call, error)
+            answer = None if limit.expired() else _raised(call, error)
         self._post(call, answer)
 
-    def _post(self, call: _Call, answer: Sequence[Buffer]) -> None:
+    def _post(self, call: _Call, answer: Sequence[Buffer] | None) -> None:
+        """Has the answer sent; None: the caller's deadline has passed, which it knows itself."""
         if not self._closing:
             self._waker.post(lambda: self._answer(call, answer))
 
