@@ -98,6 +98,7 @@ class Driver:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._watchers.clear()
+            self._tasks.clear()
 
     async def _handle_next(self) -> None:
         deadline = self.rounds.deadline
@@ -140,16 +141,17 @@ class Driver:
         """Passes on who came and went; the first time, asks everyone what they do, since a round may be under way."""
         while True:
             now, living = time.monotonic(), self.living()
-            expected = len(self._context.members(self._context.role))
+            members = self._context.members(self._context.role)
+            expected = sum(member.stage not in (Stage.FINISH, Stage.FAILED) for member in members)
             if expected != self._expected:
                 self._expected = expected
                 self._post(Expected(expected, now))
             if not self._began:
                 reports = await asyncio.gather(*(self._first_report(worker) for worker in living.values()))
-                self._alive = {worker.name: worker for worker, report in reports if report is not None}
-                self._post(
-                    Begin({worker: report for worker, report in reports if report is not None}, time.monotonic())
-                )
+                said = {worker: report for worker, report in reports if report is not None}
+                self._alive = {worker.name: worker for worker in said}
+                finished = frozenset(member.worker for member in members if member.stage is Stage.FINISH)
+                self._post(Begin(said, time.monotonic(), finished))
                 self._began = True
             for name, worker in [*self._alive.items()]:
                 if living.get(name) != worker:

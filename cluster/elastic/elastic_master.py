@@ -52,7 +52,7 @@ class ElasticMaster(SubMaster):
 
         During training it returns at once, since the workers are checked between the rounds.
         """
-        if self._is_complete() or not self._running.acquire(blocking=False):
+        if not self._running.acquire(blocking=False):
             return
         try:
             replaced = {(child.worker, child.incarnation) for child in children}
@@ -67,8 +67,6 @@ class ElasticMaster(SubMaster):
 
     def start(self) -> None:
         """Trains until the script has succeeded on all ranks, round after round."""
-        if self._is_complete():
-            return self._finish_workers()
         with self._running:
             released = Released(time.monotonic())
             asyncio.run(self._driver.run(self._is_over, released))
@@ -82,10 +80,6 @@ class ElasticMaster(SubMaster):
             raise
         self._finish_workers()
 
-    def _is_complete(self) -> bool:
-        """Whether an earlier incarnation already told workers that the training is complete."""
-        return any(member.stage is Stage.FINISH for member in self.context.members(self.context.role))
-
     def _is_over(self) -> bool:
         return self.rounds.stage is RoundsStage.ENDED or self.context.stop.is_set()
 
@@ -98,8 +92,8 @@ class ElasticMaster(SubMaster):
         """Tells every worker that the training is complete, until all have finished; one may be created again meanwhile."""
         group = self.context.group(self.context.role)
         while not self.context.stop.is_set():
-            left = [member for member in self.context.members(self.context.role) if member.stage is not Stage.FINISH]
-            if not left:
+            members = self.context.members(self.context.role)
+            if all(member.stage in (Stage.FINISH, Stage.FAILED) for member in members):
                 return
             for worker in self._driver.living().values():
                 try:

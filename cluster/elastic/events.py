@@ -110,6 +110,8 @@ class Begin:
 
     reports: dict[WorkerId, Report]
     at: float
+    finished: frozenset[str] = frozenset()
+    """Names of workers that have finished: an earlier SubMaster told them that the training is complete, or they were removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,19 +120,27 @@ class Rounds:
         self._began = True
         self._alive = {worker.name: worker for worker in event.reports}
         self.round = max((report.round for report in event.reports.values()), default=0)
+        if event.finished and self._expected == 0:
+            return self._end(0, "the training is complete")
         current = {w: r for w, r in event.reports.items() if r.round == self.round and r.activity is not Activity.IDLE}
         self.members = next((report.members for report in current.values()), ())
         self.activities = {worker: report.activity for worker, report in current.items()}
-        if current and current.keys() == set(self.members):
-            self.stage, self._released = RoundsStage.RENDEZVOUS, True
-            tell = Tell(f"round {self.round} goes on under a new incarnation of its SubMaster")
-            for worker, report in current.items():
-                if report.activity is Activity.FAILED:
-                    return [tell, *self._script_failed(worker, report.reason, event.at)]
-            return [tell, *self._note_progress(event.at)]
+        if Activity.SUCCEEDED in self.activities.values():
+            finished = (worker for worker in self.members if worker.name in event.finished)
+            self.activities = dict.fromkeys(finished, Activity.SUCCEEDED) | self.activities
+        if current and self.activities.keys() == set(self.members):
+            return self._take_over(current, event.at)
         if any(report.activity in HAS_RANKS for report in event.reports.values()):
             return self._stop_all(f"round {self.round} has lost workers while no SubMaster was there", event.at)
         return self._regather(event.at)
+
+    def _take_over(self, current: dict[WorkerId, Report], at: float) -> list[Instruction]:
+        self.stage, self._released = RoundsStage.RENDEZVOUS, True
+        tell = Tell(f"round {self.round} goes on under a new incarnation of its SubMaster")
+        for worker, report in current.items():
+            if report.activity is Activity.FAILED:
+                return [tell, *self._script_failed(worker, report.reason, at)]
+        return [tell, *self._note_progress(at)]
 
     # --- gathering ---
 

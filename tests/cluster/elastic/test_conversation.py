@@ -111,6 +111,7 @@ def test_a_new_master_takes_over_the_round_and_the_end(ranks: list[FakeRanks], t
             for each in ranks:
                 each.succeed()
             until_over(second, job)
+            assert second.error is None
         with mastered(job, 3) as third:
             until_over(third, job)
             assert third.error is None

@@ -354,6 +354,16 @@ def test_a_new_sub_master_takes_over_a_round_that_runs() -> None:
     assert world.stage() is RoundsStage.ENDED
 
 
+def test_a_new_sub_master_finds_the_training_complete_for_some_or_for_all() -> None:
+    world = World(obey=False)
+    finished = frozenset({"trainer-1", "trainer-2"})
+    told = world.tell(Expected(1, 0.0), Begin(report_of_all(Activity.SUCCEEDED, A), 0.0, finished))
+    assert of(End, told)[0].ending.code == 0
+    assert of(End, World(obey=False).tell(Expected(0, 0.0), Begin({}, 0.0, finished)))[0].ending.code == 0
+    removed = World(obey=False)  # and the others are being created
+    assert removed.tell(Expected(2, 0.0), Begin({}, 0.0, finished)) == []
+
+
 @pytest.mark.parametrize(
     "reports",
     [

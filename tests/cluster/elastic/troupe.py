@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,7 +123,7 @@ class Troupe:
     """The job."""
 
     directory: Path
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     lives: dict[str, Life] = field(default_factory=dict)
     replaced: list[tuple[str, int, str]] = field(default_factory=list)
     stopped_for: str = ""
