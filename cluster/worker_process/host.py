@@ -28,8 +28,8 @@ from cluster.worker_process.worker_calls import WorkerCalls
 AGENT_GONE = 70
 """Exit code when the agent is gone; its guardian kills the process at the same time."""
 
-EXIT_SECONDS = 10.0
-"""How long the threads that the worker left may keep the process from its end."""
+EXIT_SECONDS, FAILED_EXIT_SECONDS = 10.0, 1.0
+"""How long the threads that the worker left may keep the process from its end; after a failure, which is to be known soon."""
 
 LONGEST_STATUS = 200
 
@@ -48,7 +48,8 @@ class Host:
         """Set by START, and by STOP."""
         self._stopped = threading.Event()
         """Set once `stop` has returned."""
-        self._stop_requests = 0
+        self._stopping = threading.Lock()
+        """Decides, of a stop request and READY, which came first."""
         self._status = ""
         self._failovers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._checks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -74,10 +75,11 @@ class Host:
         for name in ("setup", "self_check"):
             if not context.stop.is_set():
                 call(name, getattr(self._worker, name))
-        if context.stop.is_set():
+        with self._stopping:
+            self._ready = not context.stop.is_set()
+        if not self._ready:
             call("stop", self._worker.stop)
             return
-        self._ready = True
         for name, hook in (("status", self._ask_status), ("failover", self._fail_over), ("check", self._check)):
             self._spawn(name, hook)
         address = call("listen", lambda: self._calls.listen(self._worker))
@@ -122,11 +124,11 @@ class Host:
 
     def _stop(self) -> None:
         """Has the worker end in order; repeated requests change nothing."""
-        self._stop_requests += 1
-        if self._stop_requests > 1:
-            return
-        ready = self._ready
-        self._context.stop.set()
+        with self._stopping:
+            if self._context.stop.is_set():
+                return
+            ready = self._ready
+            self._context.stop.set()
         self._may_start.set()
         if ready:
             call("stop", cast(Worker, self._worker).stop)
@@ -194,10 +196,10 @@ def end_at_once(code: int) -> None:
 
 
 def end_soon(code: int) -> None:
-    """Ends the process after `EXIT_SECONDS` if threads that do not end keep it alive until then."""
+    """Ends the process after a while if threads that do not end keep it alive until then."""
 
     def end() -> None:
-        threading.Event().wait(EXIT_SECONDS)
+        threading.Event().wait(FAILED_EXIT_SECONDS if code else EXIT_SECONDS)
         left = [thread.name for thread in threading.enumerate() if not thread.daemon]
         print(f"threads that did not end: {left}; the process ends", file=sys.stderr)  # noqa: T201 - into the worker's log
         end_at_once(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 
 from cluster.calls import remote
@@ -67,3 +68,57 @@ class ExitsInStart(Worker):
 
 def _names(members: Sequence[Member]) -> str:
     return " ".join(member.worker for member in members)
+
+
+class Failing(Worker):
+    """Raises in the hook that its config names, or exits."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        if context.config.get("thread"):
+            threading.Thread(target=threading.Event().wait, name="left").start()
+        self._reach("__init__")
+
+    def setup(self) -> None:
+        self._reach("setup")
+
+    def self_check(self) -> None:
+        self._reach("self_check")
+
+    def status(self) -> str:
+        self._reach("status")
+        return ""
+
+    def start(self) -> None:
+        self._reach("start")
+
+    def stop(self) -> None:
+        self._reach("stop")
+
+    def on_failover(self, failed: Sequence[Member]) -> None:
+        self._reach("on_failover")
+
+    def _reach(self, hook: str) -> None:
+        if self.context.config["hook"] == hook:
+            if "exit" in self.context.config:
+                sys.exit(self.context.config["exit"])
+            raise RuntimeError(f"in {hook}")
+
+
+class SlowSetup(Worker):
+    def setup(self) -> None:
+        print("hook setup")
+        self.context.stop.wait()
+        print("hook setup ended")
+
+    def stop(self) -> None:
+        print("hook stop")
+
+
+class Patient(Worker):
+    def start(self) -> None:
+        self.context.stop.wait()
+        print("hook start saw the stop")
+
+    def stop(self) -> None:
+        print("hook stop")

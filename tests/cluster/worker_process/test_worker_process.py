@@ -1,0 +1,95 @@
+"""The process of a worker of a class: its hooks in order, and what becomes of each failure."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.agent import protocol
+from tests.cluster.worker_process.process import worker_process
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("hook", ["__init__", "setup", "self_check", "start", "on_failover", "stop"])
+def test_each_hook_that_raises_is_named_and_ends_the_process(tmp_path: Path, hook: str) -> None:
+    with worker_process(tmp_path, "Failing", config={"hook": hook}) as worker:
+        if hook in ("start", "on_failover", "stop"):
+            worker.wait_for_start()
+            order = {"start": None, "on_failover": protocol.FAILOVER, "stop": protocol.STOP}[hook]
+            if order is not None:
+                worker.send(order, notice=1, failed=[])
+        assert worker.end() == 1
+        assert worker.said(protocol.FAILED)[0]["reason"] == f"`{hook}` raised RuntimeError: in {hook}"
+        assert "Traceback (most recent call last)" in worker.log
+
+
+def test_sys_exit_in_a_background_hook_ends_the_process_with_its_code(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Failing", config={"hook": "on_failover", "exit": 9}) as worker:
+        worker.wait_for_start()
+        worker.send(protocol.FAILOVER, notice=1, failed=[])
+        assert worker.end() == 9
+        assert worker.said(protocol.FAILED)[0]["reason"] == "`on_failover` called sys.exit(9)"
+
+
+def test_threads_that_a_failed_worker_left_do_not_keep_its_process(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Failing", config={"hook": "setup", "thread": True}) as worker:
+        assert worker.end() == 1
+        assert "threads that did not end: ['MainThread', 'left']" in worker.log
+
+
+def test_a_status_that_raises_is_shown_and_the_worker_goes_on(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Failing", config={"hook": "status"}) as worker:
+        worker.wait_for_start()
+        shown = "status() raised RuntimeError: in status"
+        wait_until(lambda: any(one["status"] == shown for one in worker.said(protocol.ALIVE)), "the status")
+        worker.send(protocol.STOP)
+        assert worker.end() == 0
+
+
+def test_a_stop_within_setup_skips_what_would_follow(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "SlowSetup") as worker:
+        worker.wait_for(protocol.ALIVE)
+        worker.send(protocol.STOP)
+        assert worker.end() == 0
+        assert worker.hooks == ["setup", "setup ended", "stop"]
+        assert not worker.said(protocol.READY)
+
+
+def test_sigterm_is_a_request_to_stop_that_start_can_see(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Patient", task=True) as worker:
+        worker.wait_for_start()
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.end() == 0
+        assert sorted(worker.hooks) == ["start saw the stop", "stop"]
+        assert not worker.said(protocol.FINISHED), "its work is not done"
+
+
+def test_a_task_ends_once_its_work_is_done(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Plain", task=True) as worker:
+        worker.wait_for_start()
+        assert worker.end() == 0
+        assert worker.said(protocol.FINISHED)
+        assert "stop" not in worker.hooks
+
+
+def test_the_process_ends_when_its_agent_is_gone(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Patient") as worker:
+        worker.wait_for_start()
+        worker.leave()
+        assert worker.process.wait(60) == 70
+
+
+def test_what_is_no_worker_is_refused_by_name(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Sequence") as worker:
+        assert worker.end() == 1
+        assert "expected a subclass of Worker" in worker.said(protocol.FAILED)[0]["reason"]
+
+
+def test_a_class_is_found_in_the_given_directories_first(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from cluster.worker import Worker\nclass Mine(Worker):\n    pass\n")
+    with worker_process(tmp_path, "", import_path="mine:Mine", path=[str(tmp_path)]) as worker:
+        worker.wait_for(protocol.READY)
