@@ -145,9 +145,9 @@ class Agent:
                     waiting += self._spawn(order)
                 case table.Send(worker, message) if worker in self._processes:
                     self._processes[worker].send(message)
-                case table.Terminate(worker) if worker in self._processes:
+                case table.Terminate(worker) if worker in self._processes and worker not in self._ended:
                     self._processes[worker].terminate()
-                case table.Kill(worker) if worker in self._processes:
+                case table.Kill(worker) if worker in self._processes and worker not in self._ended:
                     self._processes[worker].kill()
                 case table.Finish(reason):
                     logger.info("ends: %s", reason)
