@@ -342,6 +342,15 @@ def test_a_sticky_consumers_records_wait_for_its_name() -> None:
     assert lent(channel.handle(ConsumerJoined(4, "trainer", 2, True, 1.0))) == [(4, 0)]
 
 
+def test_a_sticky_consumer_may_acknowledge_what_its_new_session_was_not_lent_yet() -> None:
+    channel = joined(trainer=True)
+    for position in range(3):
+        channel.handle(Put(1, position, "source-0", position))
+    assert lent(channel.handle(ConsumerJoined(3, "trainer", 1, True, 1.0))) == [(3, 0)]
+    assert channel.handle(Acknowledged(3, 1)) == [Forget(1)]
+    assert lent(channel.handle(Acknowledged(3, 0))) == [(3, 2)]
+
+
 def test_a_silent_consumer_loses_its_lease_and_its_late_acknowledgement_does_not_count() -> None:
     channel = joined(first=False)
     channel.handle(Put(1, 0, "source-0", 0))
