@@ -342,13 +342,15 @@ class AgentFleet(ABC, Listener):
             link, seat.link = seat.link, None
             if link is None:
                 return
-            if not link.lost:
-                try:
-                    await link.command(protocol.END)
-                except BackendError as error:
-                    logger.warning("the agent of node %s did not end in order: %s", seat.node, error)
-            await self.fence(seat, link.endpoint, END_SECONDS)
-            await link.close()
+            try:
+                if not link.lost:
+                    try:
+                        await link.command(protocol.END)
+                    except BackendError as error:
+                        logger.warning("the agent of node %s did not end in order: %s", seat.node, error)
+                await self.fence(seat, link.endpoint, END_SECONDS)
+            finally:  # also when it is cancelled: the seat has forgotten the link, and an open socket would hold up `close`
+                await link.close()
 
     # --- the rest of a `Backend` ---
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from cluster.backends.on_ray import RayBackend
 from cluster.backends.ray_cluster import RayCluster
 from cluster.backends.ray_places import job_key
 from cluster.errors import BackendError, CapacityError
+from cluster.job_files import read_master
+from cluster.job_handle import JobHandle, submit
 from cluster.manager.events import Created, NodeLost, WorkerExited, WorkerReady
-from cluster.spec import Resources, RoleSpec
+from cluster.master.control import NoMaster
+from cluster.spec import JobSpec, Resources, RoleSpec
 from tests.cluster.backends.contract import *  # noqa: F403
 from tests.cluster.backends.contract import JOB, bundle, raises, watch
-from tests.support.polling import until
+from tests.support.polling import until, wait_until
 
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
 
@@ -156,6 +160,51 @@ async def test_the_workers_of_a_lost_node_are_placed_elsewhere(
         assert [node.alive for node in await master.backend.nodes() if node.name == lost] == [False]
         await master.run("program-0", 2)
         assert (await master.get(Created, "program-0", 2)).node in known
+
+
+WORK = """
+import pathlib, sys, time
+directory = pathlib.Path(sys.argv[1])
+(directory / "begun").touch()
+while not (directory / "go").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_job_on_ray_survives_its_master(tmp_path: Path, connection: RayCluster) -> None:
+    work = RoleSpec(
+        name="work",
+        command=(sys.executable, "-c", WORK, str(tmp_path)),
+        task=True,
+        ready_timeout_seconds=None,
+        silence_timeout_seconds=None,
+        resources=Resources(cpu=1),
+    )
+    spec = JobSpec(name="small", roles=(work,), lease_seconds=10.0)
+    job = submit(spec, tmp_path / "job", "ray", options={"address": connection.address})
+    key = job_key(spec.name, tmp_path / "job")
+    try:
+        wait_until((tmp_path / "begun").exists, "the worker", details=lambda: job.logs("master"))
+        master = read_master(tmp_path / "job")
+        assert master is not None
+        os.kill(master.pid, signal.SIGKILL)
+        wait_until(lambda: _epoch(job) > 1, "the next master", details=lambda: job.logs("master"))
+        (tmp_path / "go").touch()
+        assert job.wait(60).code == 0, job.logs("master")
+        assert [one.incarnation for one in job.status().workers] == [1]
+        assert not connection.groups(key)
+        wait_until(lambda: not connection.actors(key), "the end of the actors")
+    finally:
+        if job.outcome() is None:
+            job.stop()
+            job.wait(60)
+
+
+def _epoch(job: JobHandle) -> int:
+    try:
+        return job.status().epoch
+    except NoMaster:
+        return 0
 
 
 def actor_of(world: RayWorld, worker: str) -> int:
