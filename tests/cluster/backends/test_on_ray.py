@@ -10,7 +10,7 @@ import pytest
 
 SUITE = Path(__file__).with_name("ray_suite.py")
 
-SECONDS = 280.0
+SECONDS = 580.0
 
 
 @pytest.mark.slow
