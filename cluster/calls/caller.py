@@ -6,7 +6,6 @@ closes it. `server.py` is the other end.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import math
@@ -24,6 +23,7 @@ from cluster.calls.call import Call
 from cluster.calls.codec import CodecError
 from cluster.calls.connection import Connected, Connection, Event, Lost
 from cluster.calls.group import RoleGroup
+from cluster.calls.open_requests import OpenRequests
 from cluster.calls.peer import Condition, Peer, next_in_turn
 from cluster.calls.request import Request
 from cluster.calls.server import MAX_FRAME_BYTES
@@ -65,8 +65,7 @@ class Caller:
         # What follows is for the thread alone.
         self._stopping = False
         self._peers: dict[str, Peer] = {}
-        self._open: dict[int, Request] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._open = OpenRequests()
         self._held: defaultdict[str, list[Request]] = defaultdict(list)
         """Repeatable calls that nobody takes now, by role."""
         self._methods: defaultdict[str, dict[str, bool]] = defaultdict(dict)
@@ -189,29 +188,21 @@ class Caller:
         self._context.term()
         for work in self._waker.take():
             work()  # so that calls that were just posted fail, too
-        for request in [*self._open.values()]:
+        for request in self._open:
             self._fail(request, CallError(f"{request}: {self._ended}"))
         self._waker.close()
 
     def _seconds_to_wait(self) -> float:
         now = time.monotonic()
-        due = [peer.due for peer in self._peers.values()]
-        if self._deadlines:
-            due.append(self._deadlines[0][0])
+        due = [self._open.due, *(peer.due for peer in self._peers.values())]
         return max(0.0, min([_LONGEST_WAIT_SECONDS, *(when - now for when in due)]))
 
     def _act_on_time(self) -> None:
         now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, number = heapq.heappop(self._deadlines)
-            if (request := self._open.get(number)) is not None:
-                where = (
-                    "no answer" if request.peer is not None and number in request.peer.in_flight else "it was not sent"
-                )
-                self._fail(request, CallTimeout(f"{request}: {where} within {request.timeout:g} s"))
-        if len(self._deadlines) > 2 * len(self._open) + 1024:
-            self._deadlines = [(request.deadline, number) for number, request in self._open.items()]
-            heapq.heapify(self._deadlines)
+        for request in self._open.take_late(now):
+            was_sent = request.peer is not None and request.number in request.peer.in_flight
+            where = "no answer" if was_sent else "it was not sent"
+            self._fail(request, CallTimeout(f"{request}: {where} within {request.timeout:g} s"))
         for peer in self._peers.values():
             if peer.due <= now:
                 if peer.is_to_connect:
@@ -270,7 +261,7 @@ class Caller:
         requests = peer.lose(reason)
         for request in requests:
             if request.call.done():
-                self._open.pop(request.number, None)
+                self._open.drop(request)
             elif self._is_repeatable(request):
                 self._route(request)
             else:
@@ -312,14 +303,13 @@ class Caller:
     # calls
 
     def _begin(self, request: Request) -> None:
-        self._open[request.number] = request
-        heapq.heappush(self._deadlines, (request.deadline, request.number))
+        self._open.add(request)
         self._route(request)
 
     def _route(self, request: Request) -> None:
         """Sends a call, lets it wait, or fails it."""
         if request.call.done():  # it was cancelled, or its deadline has passed
-            self._open.pop(request.number, None)
+            self._open.drop(request)
             return
         request.peer = peer = self._choose(request)
         condition = Condition.RESTARTING if peer is None else peer.condition
@@ -361,15 +351,14 @@ class Caller:
         request = peer.in_flight.pop(number, None)
         if request is None:
             return  # its deadline has passed
-        self._open.pop(number, None)
         if kind == messages.REFUSED and self._is_repeatable(request):
-            self._open[number] = request
             self._held[request.role].append(request)
         else:
+            self._open.drop(request)
             request.end(str(peer), kind, others, frames[2:])
 
     def _fail(self, request: Request, error: CallError) -> None:
-        self._open.pop(request.number, None)
+        self._open.drop(request)
         if request.peer is not None:
             request.peer.forget(request)
         held = self._held.get(request.role)
