@@ -9,8 +9,9 @@ import pytest
 
 from cluster.errors import StaleMasterError
 from cluster.master import journal as journal_module
-from cluster.master.journal import History, Journal, perform
+from cluster.master.journal import History, Journal, answer_of, perform
 from cluster.master.journal_format import EntryTooLarge, JournalError, entry_key
+from sweep.protocol import Write
 from sweep.store import Store, StoreError
 from sweep.stores.local import LocalStore
 
@@ -143,3 +144,24 @@ def test_an_entry_that_may_be_written_is_retried_with_the_same_bytes(store: Loca
     assert not journal.has_pending
     _, history = opened(store, 2)
     assert history.entries[1].events == [{"a": 1}]
+
+
+def test_a_master_that_reads_for_too_long_does_not_append_where_others_have_discarded(store: LocalStore) -> None:
+    """It has read up to an entry; others append, a later master opens, takes a snapshot and discards; then it goes on."""
+    first, _ = opened(store, 1)
+    slow = Journal(store.root, 2)
+    opening = slow.open(begin, give_up=0)
+    request = next(opening)
+    while not isinstance(request, Write):
+        request = opening.send(answer_of(store, request))
+    perform(store, first.append([{"n": 2}]))
+    perform(store, first.append([{"n": 3}]))
+    last, _ = opened(store, 3)
+    perform(store, last.write_snapshot(last.take_snapshot({"sum": 5})))
+    assert store.read(request.key) is None
+    with pytest.raises(StaleMasterError, match="epoch 3"):  # noqa: PT012 - one exchange
+        while True:
+            request = opening.send(answer_of(store, request))
+    _, history = opened(store, 4)
+    assert history.snapshot is not None
+    assert history.openings == [1, 4, 5]
