@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cluster.builder import JobBuilder, load_spec
+    from cluster.calls import RoleGroup, remote
+    from cluster.channel import ChannelConfig, ChannelConsumer, ChannelError, ChannelProducer
     from cluster.errors import (
         ActorDied,
         ActorRestarting,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "cluster.builder": ("JobBuilder", "load_spec"),
+    "cluster.calls": ("RoleGroup", "remote"),
+    "cluster.channel": ("ChannelConfig", "ChannelConsumer", "ChannelError", "ChannelProducer"),
     "cluster.errors": (
         "ActorDied",
         "ActorRestarting",
@@ -57,6 +61,10 @@ __all__ = [
     "CallError",
     "CallTimeout",
     "CapacityError",
+    "ChannelConfig",
+    "ChannelConsumer",
+    "ChannelError",
+    "ChannelProducer",
     "ClusterError",
     "Context",
     "ControlError",
@@ -71,12 +79,14 @@ __all__ = [
     "RemoteError",
     "Resources",
     "RestartScope",
+    "RoleGroup",
     "RoleSpec",
     "Stage",
     "SubMaster",
     "Worker",
     "WorkerStatus",
     "load_spec",
+    "remote",
     "submit",
 ]
 

@@ -44,6 +44,9 @@ START_SECONDS = 60.0
 
 POLL_SECONDS = 0.05
 
+END_SECONDS = 5.0
+"""How long `wait` waits for the master's process after the job's end."""
+
 GRACE_SECONDS = 2.0
 """How long a job may be without a master, so that its standby takes over, before `wait` starts one."""
 
@@ -193,8 +196,9 @@ class JobHandle:
                 self.start_master()
                 seen = time.monotonic()
             time.sleep(POLL_SECONDS)
-        for pid in list(self._children):
-            self._reap(pid)
+        end = time.monotonic() + END_SECONDS
+        while self._master_lives() and time.monotonic() < end:  # it ends by itself, now that the outcome is written
+            time.sleep(POLL_SECONDS)
         if outcome.code != 0:
             raise JobFailed(f"job {self.spec.name!r} failed: {outcome.reason}", outcome.code)
         return outcome

@@ -48,7 +48,7 @@ def validate(model: type[Model], values: Table, origin: str, above: Sequence[Lay
             if (
                 ".".join(map(str, one["loc"])) not in homes
                 if one["type"] == "missing"
-                else not _repeats(one, places, values)
+                else not _repeats(one, places, values) and not _follows(one, places)
             )
         ]
         lines = Lines(text)
@@ -60,6 +60,14 @@ def validate(model: type[Model], values: Table, origin: str, above: Sequence[Lay
 def _repeats(details: ErrorDetails, places: set[tuple[int | str, ...]], values: Table) -> bool:
     """Whether the error concerns a value that was copied from the top of the file, where the same error is reported."""
     return details["loc"][1:] in places and not _holds(values, list(details["loc"]))
+
+
+def _follows(details: ErrorDetails, places: set[tuple[int | str, ...]]) -> bool:
+    """Whether a list counts as too short only because its entries have errors of their own."""
+    place = details["loc"]
+    return details["type"] == "too_short" and any(
+        len(one) > len(place) and one[: len(place)] == place for one in places
+    )
 
 
 def _origin(path: list[str | int], origin: str, above: Sequence[Layer]) -> str:

@@ -1,0 +1,99 @@
+"""The errors of a job's spec are those of a configuration: file, line, key, and the nearest one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cluster
+from cluster import ClusterError, JobBuilder, JobHandle, Resources, RestartScope, load_spec, submit
+from cluster.worker import Worker
+from tests.cluster.master import tiny_workers
+from transport.errors import UserError
+
+
+def test_a_builder_makes_the_spec_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'name = "demo"\n[[roles]]\nname = "a"\nworker = "m.n:C"\ncount = 2\nrestart = "job"\nconfig = {steps = 3}\n'
+        '[roles.resources]\ncpu = 0.5\n[[roles]]\nname = "b"\ncommand = ["sleep", "1"]\n'
+    )
+    built = (
+        JobBuilder("demo")
+        .role("a", worker="m.n:C", count=2, restart="job", config={"steps": 3}, resources={"cpu": 0.5})
+        .role("b", command=["sleep", 1])  # type: ignore[list-item]
+        .build()
+    )
+    assert load_spec(file) == load_spec(str(file)) == built
+    assert built.role("a").restart is RestartScope.JOB
+    assert built.role("a").resources == Resources(cpu=0.5)
+
+
+def test_an_unknown_key_is_named_with_its_line_and_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('name = "demo"\n[[roles]]\nname = "a"\nworker = "m:C"\ncuont = 2\n')
+    with pytest.raises(UserError) as error:
+        load_spec(file)
+    assert f"{file}:5:1: roles[0].cuont = 2" in str(error.value)
+    assert "unknown key; the nearest is roles[0].count" in str(error.value)
+    assert "1 error in the configuration" in str(error.value)
+
+
+def test_a_class_stands_for_its_import_path() -> None:
+    spec = JobBuilder("demo").role("a", worker=tiny_workers.Service).build()
+    assert spec.role("a").worker == "tests.cluster.master.tiny_workers:Service"
+
+    class Local(Worker):
+        pass
+
+    with pytest.raises(UserError, match="defined inside something else"):
+        JobBuilder("demo").role("a", worker=Local)
+
+
+def test_a_value_that_json_does_not_have_is_named() -> None:
+    with pytest.raises(UserError, match=r"config\.model of role 'a' is <object"):
+        JobBuilder("demo").role("a", worker="m:C", config={"model": object()}).build()
+
+
+@pytest.mark.parametrize(
+    ("worker", "message"),
+    [
+        ("tests.cluster.master.tiny_workers:Servise", "defines no Servise; the nearest is Service"),
+        ("tests.cluster.master.nowhere:C", "there is no module 'nowhere' in tests.cluster.master"),
+        ("nowhere_at_all:C", "there is no module 'nowhere_at_all'"),
+        ("json.decoder.deeper:C", "json.decoder is no package"),
+        ("__main__:C", "another program in each process"),
+    ],
+)
+def test_a_class_that_is_not_there_is_named_at_submission(tmp_path: Path, worker: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"role 'a': worker = '{worker}': .*{message}"):
+        submit(JobBuilder("demo").role("a", worker=worker).build(), tmp_path / "job")
+    assert not (tmp_path / "job").exists()
+
+
+def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
+    spec = JobBuilder("demo").role("a", command=["true"]).build()
+    with pytest.raises(ClusterError, match="backend = 'locl': expected one of local, ray"):
+        submit(spec, tmp_path / "job", "locl")
+
+
+def test_a_directory_without_a_job_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"has no job: there is no cluster_job.json"):
+        JobHandle(tmp_path)
+
+
+def test_everything_that_is_exported_is_there() -> None:
+    for name in cluster.__all__:
+        assert getattr(cluster, name) is not None
+    with pytest.raises(AttributeError, match="no 'Nonsense'"):
+        cluster.Nonsense  # noqa: B018
+
+
+@pytest.mark.slow
+def test_importing_the_package_imports_nothing_of_it() -> None:
+    program = "import sys, cluster; print([name for name in sys.modules if name.startswith('cluster.')])"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,141 @@
+"""Whole jobs of real processes on the local backend: submitted, watched, stopped, and with their master killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cluster import ClusterError, JobBuilder, JobFailed, JobHandle, JobSpec, NoMaster, submit
+from cluster.job_files import read_master
+
+pytestmark = pytest.mark.slow
+
+WORKERS = "tests.cluster.master.tiny_workers"
+DEADLINE = 60.0
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A job's directory. What a failed test has left running there is killed."""
+    yield tmp_path / "job"
+    for pid in processes_of(tmp_path):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not processes_of(tmp_path))
+
+
+def processes_of(directory: Path) -> list[int]:
+    """The masters and agents of a job, which name its directory in their commands."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if str(directory).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.02)
+
+
+def two_roles() -> JobSpec:
+    return (
+        JobBuilder("tiny")
+        .role("service", worker=f"{WORKERS}:Service")
+        .role("counter", worker=f"{WORKERS}:Counter", count=2, task=True, after=("service",))
+        .build()
+    )
+
+
+def test_a_job_runs_to_its_end_and_is_seen_from_another_handle(directory: Path) -> None:
+    handle = submit(two_roles(), directory, standby=False)
+    with pytest.raises(ClusterError, match="has a job already"):
+        submit(two_roles(), directory)
+    other = JobHandle(str(directory))
+    until((directory / "counter-1.started").exists)
+    until(lambda: other.status().stage == "RUNNING")
+    assert {one.worker for one in other.get_nodes_by_role("counter")} == {"counter-0", "counter-1"}
+    (directory / "go").touch()
+    assert handle.wait(DEADLINE).code == 0
+    status = other.status()
+    assert (status.stage, [one.incarnation for one in status.workers]) == ("STOPPED", [1, 1, 1])
+    assert other.logs("counter-0") == "counter-0 has started"
+    other.stop()  # nothing happens any more
+    until(lambda: not processes_of(directory))
+
+
+def test_the_death_of_the_master_costs_nothing(directory: Path) -> None:
+    handle = submit(two_roles(), directory)
+    until(lambda: (directory / "counter-0.started").exists() and (directory / "counter-1.started").exists())
+    first = read_master(directory)
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+
+    def taken_over() -> bool:
+        now = read_master(directory)
+        return now is not None and now.epoch > first.epoch
+
+    until(taken_over)  # by the standby
+    (directory / "go").touch()
+    assert handle.wait(DEADLINE).code == 0
+    assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
+    until(lambda: not processes_of(directory))
+
+
+def test_wait_starts_another_master(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one kills itself between the journal and a side effect."""
+    monkeypatch.setenv("CLUSTER_FAULT", "before_instruction:4")
+    try:
+        handle = submit(two_roles(), directory, standby=False)
+    except ClusterError:
+        handle = JobHandle(directory)  # it died before it answered
+    monkeypatch.delenv("CLUSTER_FAULT")
+    (directory / "go").touch()
+    assert handle.wait(DEADLINE).code == 0
+    assert handle.status().epoch == 2
+    assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
+
+
+def test_a_job_is_stopped(directory: Path) -> None:
+    handle = submit(two_roles(), directory, standby=False)
+    until((directory / "counter-0.started").exists)
+    handle.stop("enough", code=7)
+    with pytest.raises(JobFailed, match="enough") as failure:
+        handle.wait(DEADLINE)
+    assert failure.value.code == 7
+
+
+def test_the_failure_of_a_worker_is_named(directory: Path) -> None:
+    spec = JobBuilder("broken").role("broken", worker=f"{WORKERS}:Broken", task=True, max_restarts=0).build()
+    handle = submit(spec, directory, standby=False)
+    with pytest.raises(JobFailed, match=r"(?s)broken-0.*the model is missing"):
+        handle.wait(DEADLINE)
+
+
+def test_a_job_that_does_not_fit_says_what_is_missing(directory: Path) -> None:
+    spec = JobBuilder("large").role("large", worker=f"{WORKERS}:Service", resources={"cpu": 5000}).build()
+    handle = submit(spec, directory, standby=False)
+    with pytest.raises(JobFailed, match="cpu: wanted 5000, present"):
+        handle.wait(DEADLINE)
+
+
+def test_a_directory_without_a_master_says_so(directory: Path) -> None:
+    handle = submit(two_roles(), directory, standby=False)
+    known = read_master(directory)
+    assert known is not None
+    os.kill(known.pid, signal.SIGKILL)
+    until(lambda: not handle._master_lives())
+    with pytest.raises(NoMaster, match="no master answers"):
+        handle.status()

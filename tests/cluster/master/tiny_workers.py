@@ -1,0 +1,34 @@
+"""Workers for whole jobs: a service that waits, and a task that counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.worker import Worker
+
+
+class Service(Worker):
+    """Serves until it is stopped."""
+
+    def status(self) -> str:
+        return "serving"
+
+
+class Counter(Worker):
+    """Writes a line for each incarnation, and ends once the file `go` is there."""
+
+    def start(self) -> None:
+        directory = Path(self.context.directory)
+        with (directory / f"{self.context.worker}.started").open("a") as file:
+            file.write(f"{self.context.incarnation}\n")
+        print(f"{self.context.worker} has started", flush=True)
+        while not (directory / "go").exists():
+            if self.context.stop.wait(0.02):
+                return
+
+
+class Broken(Worker):
+    """Fails in `setup`."""
+
+    def setup(self) -> None:
+        raise ValueError("the model is missing")
