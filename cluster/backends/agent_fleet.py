@@ -99,12 +99,13 @@ class AgentFleet(ABC, Listener):
         """
 
     def watch(self, seat: Seat, link: AgentLink) -> None:
-        """Called with each new link: a backend that hears of an agent's death by itself calls `link.lose` then."""
+        """Called with each new link, before it connects: a backend that hears of an agent's death calls `link.lose` then."""
 
     async def link_to(self, seat: Seat, endpoint: AgentEndpoint) -> AgentLink:
         """Connects a seat to its agent. Raises as `AgentLink.connect`. Hold the seat's lock."""
         link = AgentLink(self._context, endpoint, self._identity, self, self._clock)
         seat.link = link
+        self.watch(seat, link)  # first: an agent that dies meanwhile is not waited for
         try:
             await link.connect()
             if self._members:
@@ -116,7 +117,6 @@ class AgentFleet(ABC, Listener):
         for living in link.workers:
             seat.workers.setdefault((living.worker, living.incarnation), False)
             seat.bundles[living.worker, living.incarnation] = living.bundle
-        self.watch(seat, link)
         return link
 
     def put(self, event: Event) -> None:
