@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cluster.builder import JobBuilder, load_spec
-    from cluster.calls import RoleGroup, remote
-    from cluster.channel import ChannelConfig, ChannelConsumer, ChannelError, ChannelProducer
+    from cluster.calls import Call, Calls, RoleGroup, remote
+    from cluster.channel import (
+        ChannelConfig,
+        ChannelConsumer,
+        ChannelError,
+        ChannelHost,
+        ChannelProducer,
+        CommitFile,
+        CommittedPositions,
+    )
     from cluster.errors import (
         ActorDied,
         ActorRestarting,
@@ -32,8 +40,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "cluster.builder": ("JobBuilder", "load_spec"),
-    "cluster.calls": ("RoleGroup", "remote"),
-    "cluster.channel": ("ChannelConfig", "ChannelConsumer", "ChannelError", "ChannelProducer"),
+    "cluster.calls": ("Call", "Calls", "RoleGroup", "remote"),
+    "cluster.channel": (
+        "ChannelConfig",
+        "ChannelConsumer",
+        "ChannelError",
+        "ChannelHost",
+        "ChannelProducer",
+        "CommitFile",
+        "CommittedPositions",
+    ),
     "cluster.errors": (
         "ActorDied",
         "ActorRestarting",
@@ -58,14 +74,19 @@ __all__ = [
     "ActorDied",
     "ActorRestarting",
     "BackendError",
+    "Call",
     "CallError",
     "CallTimeout",
+    "Calls",
     "CapacityError",
     "ChannelConfig",
     "ChannelConsumer",
     "ChannelError",
+    "ChannelHost",
     "ChannelProducer",
     "ClusterError",
+    "CommitFile",
+    "CommittedPositions",
     "Context",
     "ControlError",
     "JobBuilder",

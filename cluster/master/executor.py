@@ -7,6 +7,7 @@ Nothing is raised to the loop. What fails becomes the event that the manager exp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -49,6 +50,9 @@ TRIES = 4
 PAUSE_SECONDS = 1.0
 """Between two tries."""
 
+NEWS_SECONDS = 5.0
+"""Longest wait of a `start` for the news of members to arrive everywhere. A worker can be told late, but not never."""
+
 
 class Executor:
     """The instructions under way. Made by the loop, which passes on the events that `emit` is called with."""
@@ -69,6 +73,9 @@ class Executor:
         self._fail = fail
         self._faults = faults
         self._unpublished: dict[str, Member] = {}
+        self._published = asyncio.Event()
+        """Set while there is no news of members that has not arrived."""
+        self._published.set()
         self._lanes: dict[str, deque[Instruction]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,6 +94,7 @@ class Executor:
         idle = not self._unpublished
         self._unpublished |= {one.worker: one for one in members}
         if idle and self._unpublished:
+            self._published.clear()
             self._begin(self._publish(), "members")
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -116,6 +124,7 @@ class Executor:
             for one in members:
                 if self._unpublished[one.worker] is one:
                     del self._unpublished[one.worker]
+        self._published.set()
 
     @property
     def under_way(self) -> list[str]:
@@ -145,6 +154,11 @@ class Executor:
                 await self._allocate(instruction)
             case Create():
                 await self._create(instruction)
+            case Start():  # after the news of its peers, or its first calls would find them unready
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(NEWS_SECONDS):
+                        await self._published.wait()
+                await self._order(instruction, lane)
             case _:
                 await self._order(instruction, lane)
 
