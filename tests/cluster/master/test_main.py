@@ -1,0 +1,169 @@
+"""The master's process, on a backend in memory: exceptions of ours, other masters, and a full disk that outlasts a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.job_files import JobFile, control_path, read_outcome, write_privately
+from cluster.manager.events import Event, Instruction, WorkFinished
+from cluster.manager.manager import PrimeManager
+from cluster.master import main as main_module
+from cluster.master.control import ControlError, ask
+from cluster.master.main import LOST, MasterProcess
+from cluster.spec import JobSpec, RoleSpec
+from sweep.record import Record
+from sweep.store import Conflict
+from sweep.stores.local import LocalStore
+from tests.cluster.master.fake_backend import FakeBackend, World
+from tests.cluster.master.test_prime_master import DEADLINE, until
+
+SPEC = JobSpec(
+    name="job",
+    lease_seconds=100.0,
+    roles=(
+        RoleSpec(name="service", worker="some.module:Service"),
+        RoleSpec(name="task", worker="some.module:Task", task=True, min_count=1, max_count=3),
+    ),
+)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World()
+    monkeypatch.setattr(
+        main_module, "open_backend", lambda name, spec, directory, epoch, options: FakeBackend(world, epoch)
+    )
+    yield world
+    assert world.ran_twice == []
+
+
+def process(directory: Path, lease_seconds: float = 100.0) -> MasterProcess:
+    job = JobFile(spec=SPEC.model_copy(update={"lease_seconds": lease_seconds}))
+    return MasterProcess(directory, job, LocalStore(directory / "journal"), is_standby=False, standby=None)
+
+
+async def asked(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
+    return await asyncio.to_thread(ask, control_path(directory), request)
+
+
+async def test_the_outcome_is_written_and_a_later_master_returns_it(tmp_path: Path, world: World) -> None:
+    async with asyncio.timeout(DEADLINE):
+        assert await process(tmp_path).run() == 0
+        assert await process(tmp_path).run() == 0
+    ended = read_outcome(tmp_path)
+    assert ended is not None
+    assert (ended.code, ended.status["stage"]) == (0, "STOPPED")
+    assert world.ended
+
+
+@pytest.mark.parametrize(("times", "stops_in_order"), [(1, True), (1000, False)])
+async def test_an_exception_of_the_manager_ends_the_job_with_a_reason(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, times: int, stops_in_order: bool
+) -> None:
+    handle, failures = PrimeManager.handle, 0
+
+    def fail(self: PrimeManager, event: Event) -> list[Instruction]:
+        nonlocal failures
+        if failures < times and (isinstance(event, WorkFinished) or failures):
+            failures += 1
+            raise RuntimeError("a bug of ours")
+        return handle(self, event)
+
+    monkeypatch.setattr(PrimeManager, "handle", fail)
+    async with asyncio.timeout(DEADLINE):
+        assert await process(tmp_path).run() == 1
+    ended = read_outcome(tmp_path)
+    assert ended is not None
+    assert "the master failed: RuntimeError('a bug of ours'); see" in ended.reason
+    assert any(command.startswith("stop") for command in world.commands) == stops_in_order
+    assert world.ended
+
+
+async def test_clients_ask_and_are_refused_with_a_reason(tmp_path: Path, world: World) -> None:
+    world.on_start = lambda world, worker, incarnation: None
+    run = asyncio.create_task(process(tmp_path).run())
+    await until(lambda: "start task-0 1" in world.commands)
+    status = await asked(tmp_path, {"ask": "status"})
+    assert [one["worker"] for one in status["workers"]] == ["service-0", "task-0"]
+    assert [one["worker"] for one in (await asked(tmp_path, {"ask": "nodes", "role": "task"}))["workers"]] == ["task-0"]
+    for request, message in (
+        ({"ask": "nodes", "role": "tusk"}, "no role 'tusk'; its roles are service, task"),
+        ({"ask": "scale", "role": "task", "count": 9}, "may have 1 to 3 workers, not 9"),
+        ({"ask": "dance"}, "is no request"),
+    ):
+        with pytest.raises(ControlError, match=message):
+            await asked(tmp_path, request)
+    await asked(tmp_path, {"ask": "scale", "role": "task", "count": 2})
+    await until(lambda: ("task-1", 1) in world.created)
+    await asked(tmp_path, {"ask": "stop", "reason": "enough", "code": 5})
+    async with asyncio.timeout(DEADLINE):
+        assert await run == 5
+
+
+@pytest.mark.slow
+async def test_a_disk_that_is_full_for_longer_than_the_lease_costs_nothing(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.on_start = lambda world, worker, incarnation: None
+    run = asyncio.create_task(process(tmp_path, lease_seconds=2.0).run())
+    await until(lambda: "start task-0 1" in world.commands)
+    write_partial = LocalStore._write_partial
+
+    def full(self: LocalStore, key: str, data: bytes) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LocalStore, "_write_partial", full)
+    world.end("task-0", 1)
+    world.on_start = lambda world, worker, incarnation: world.finish(worker)
+
+    async def trouble() -> str:
+        return str((await asked(tmp_path, {"ask": "status"}))["trouble"])
+
+    async with asyncio.timeout(DEADLINE):
+        while "the mastership is lost" not in await trouble():  # noqa: ASYNC110 - asked, as a client does
+            await asyncio.sleep(0.02)
+    assert ("task-0", 2) not in world.created
+    monkeypatch.setattr(LocalStore, "_write_partial", write_partial)
+    async with asyncio.timeout(DEADLINE):
+        assert await run == 0
+    assert world.epoch > 1
+    assert ("task-0", 2) in world.created
+
+
+@pytest.mark.slow
+async def test_a_master_whose_lease_another_has_ends(tmp_path: Path, world: World) -> None:
+    """As after SIGSTOP: the lease has another owner, and the agents another master, when it goes on."""
+    world.on_start = lambda world, worker, incarnation: None
+    run = asyncio.create_task(process(tmp_path, lease_seconds=10.0).run())
+    await until(lambda: "start task-0 1" in world.commands)
+    store = LocalStore(tmp_path / "journal")
+    assert await asyncio.to_thread(replaced, store)
+    async with asyncio.timeout(DEADLINE):
+        assert await run == LOST
+    assert read_outcome(tmp_path) is None
+    assert not any(command.startswith(("stop", "kill")) for command in world.commands)
+
+
+def replaced(store: LocalStore) -> bool:
+    """Makes another the owner of the lease, between two heartbeats of its owner."""
+    for _ in range(100):
+        stored = store.read("master")
+        assert stored is not None
+        record = Record.of_bytes(stored.data, "master")
+        other = replace(record, owner="other", token=record.token + 1, revision=record.revision + 1)
+        with suppress(Conflict):
+            store.write("master", other.to_bytes(), stored.version)
+            return True
+    return False
+
+
+def test_what_a_submitter_writes_is_private(tmp_path: Path) -> None:
+    write_privately(tmp_path / "cluster_job.json", JobFile(spec=SPEC))
+    assert (tmp_path / "cluster_job.json").stat().st_mode & 0o777 == 0o600
