@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,11 @@ def ray_cluster() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args=NODE)
-    made.add_node(**NODE)
-    yield made
-    made.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:  # short: it has sockets
+        made = Cluster(initialize_head=True, head_node_args=NODE | {"temp_dir": files})
+        made.add_node(**NODE)
+        yield made
+        made.shutdown()
 
 
 @pytest.fixture(scope="session")
