@@ -37,6 +37,8 @@ class JobFile(Config):
     """Further arguments of the backend."""
     journal: str | None = None
     """The root of the journal, as `sweep` takes it. Unset: `journal/` in the job's directory."""
+    standby: bool = True
+    """Whether a second process waits to take over should the master be killed."""
     path: tuple[str, ...] = ()
     """Directories that are searched for the workers' classes before all others."""
 

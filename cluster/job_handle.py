@@ -120,10 +120,10 @@ def submit(
             f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
         )
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    job = JobFile(spec=spec, backend=backend, options=dict(options or {}), journal=journal, path=path)
+    job = JobFile(spec=spec, backend=backend, options=dict(options or {}), journal=journal, standby=standby, path=path)
     write_privately(directory / JOB_FILE, job)
     handle = JobHandle(directory)
-    handle.start_master(standby=standby)
+    handle.start_master()
     return handle
 
 
@@ -143,12 +143,12 @@ class JobHandle:
         """The job."""
         return self._job.spec
 
-    def start_master(self, *, standby: bool = True) -> None:
+    def start_master(self) -> None:
         """Starts a master, and returns once one answers, or the job has ended; it waits if the job has another.
 
         Raises `ClusterError` with the end of its log if it does not start.
         """
-        pid = start_master(self.directory, *(["--keep-standby"] if standby else []))
+        pid = start_master(self.directory, *(["--keep-standby"] if self._job.standby else []))
         self._children.append(pid)
         deadline = time.monotonic() + START_SECONDS
         while not self._master_answers() and self.outcome() is None:

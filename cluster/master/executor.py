@@ -237,7 +237,7 @@ class Executor:
         return self._members([record.name for record in records])
 
     def _count(self, record: WorkerRecord) -> int:
-        return len(self._workers_of(record.role))
+        return self._manager.state.roles[record.role].wanted
 
     def _workers_of(self, role: str) -> list[WorkerRecord]:
         workers = self._manager.state.workers.values()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from cluster.job_files import MASTER_LOG
+from cluster.master.faults import VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def start_master(directory: Path, *flags: str) -> int:
             return os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-m", "cluster.master", str(directory), *flags],
-                os.environ,
+                {name: value for name, value in os.environ.items() if name != VARIABLE or "--standby" not in flags},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),
                     (os.POSIX_SPAWN_DUP2, log, 1),
