@@ -35,7 +35,7 @@ class TrainerConfig(Config):
     """CPU threads of one rank. Unset: torch's default."""
 
     processes: int = Field(default=1, ge=1)
-    """Ranks, started by `torchrun` when more than one."""
+    """Ranks, started by torch's elastic agent when more than one."""
 
     max_tokens: int = Field(default=8192, ge=16)
     """Tokens of one micro-batch of one rank. A longer sample is refused."""

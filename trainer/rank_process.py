@@ -1,4 +1,4 @@
-"""The command that `trainer/ranks.py` starts (`python -m trainer.rank_process`): torchrun, and then each rank as its child."""
+"""The command of each rank that `trainer/ranks.py` has torch's agent start (`python -m trainer.rank_process`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 from cluster.launch import die_with_parent
 from cluster.notify import notify, notify_ready
 from trainer.config import TrainerConfig
-from trainer.ranks import inside_torchrun
+from trainer.train import train
 
 
 def _rank_main(file: Path) -> int:
-    from trainer.train import train  # torchrun itself does not need it: 130 MB and seconds of its start
-
     config = TrainerConfig.model_validate_json(file.read_bytes())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     die_with_parent(signal.SIGKILL, os.getppid())
@@ -28,15 +26,5 @@ def _rank_main(file: Path) -> int:
     return code
 
 
-def _torchrun_main(parent: int, processes: str, file: str, meeting_directory: str) -> None:
-    from torch.distributed.run import main
-
-    die_with_parent(signal.SIGTERM, parent)
-    rendezvous = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={meeting_directory}"]
-    main([*rendezvous, f"--nproc-per-node={processes}", "-m", "trainer.rank_process", file])
-
-
 if __name__ == "__main__":
-    if inside_torchrun():
-        sys.exit(_rank_main(Path(sys.argv[1])))
-    _torchrun_main(int(sys.argv[1]), *sys.argv[2:])
+    sys.exit(_rank_main(Path(sys.argv[1])))

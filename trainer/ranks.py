@@ -4,8 +4,7 @@ Every rank holds the whole model and trains its share of each step's micro-batch
 over the ranks, so every rank then takes the same step. Rank 0 owns the wire, the disk and all decisions; the others follow its
 commands, which are bytes (msgpack and the wire's own frames, never pickled objects). With `processes = 1` nothing here
 communicates. Collective calls on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo. All ranks are on this
-machine: they find each other through files, since torch's TCP store would listen on every interface, and connect over the
-loopback interface.
+machine, under torch's elastic agent (`cluster.elastic.ranks`), and use the loopback interface only.
 """
 
 from __future__ import annotations
@@ -13,22 +12,18 @@ from __future__ import annotations
 import logging
 import os
 import select
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cluster.elastic.ranks import RanksProcess, alone, python_command
 from cluster.notify import Heartbeat, NotifySocket
 from trainer.config import TrainerConfig
 from transport.files.atomic import write_atomically
@@ -42,11 +37,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 HEARTBEAT_SECONDS = 30.0
 
-TORCHRUN_STOP_SECONDS = 60.0
-"""torchrun itself kills ranks that have not ended 30 s after its SIGTERM."""
-
-_STORE = "RANKS_STORE"
-"""Environment variable: the file of the ranks' store."""
+AGENT_STOP_SECONDS = 60.0
+"""torch's agent itself kills ranks that have not ended 30 s after its SIGTERM."""
 
 _FAULT_BYTES = 1024
 """Most bytes of a fault that a rank sends to the others; the wire has the same limit."""
@@ -119,8 +111,8 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def inside_torchrun() -> bool:
-    """Returns whether torchrun started this process as a rank."""
+def is_rank() -> bool:
+    """Returns whether torch's agent started this process as a rank."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -130,19 +122,11 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
     if config.processes == 1:
         yield Ranks(0, 1, device, None)
         return
-    rank = int(os.environ["RANK"])
-    store = dist.FileStore(os.environ[_STORE], config.processes)
-    group: dict[str, Any] = {
-        "store": store,
-        "rank": rank,
-        "world_size": config.processes,
-        "timeout": COLLECTIVE_TIMEOUT,
-    }
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, **group)
+        dist.init_process_group("nccl", device_id=device, timeout=COLLECTIVE_TIMEOUT)
     else:
-        dist.init_process_group("gloo", **group)
+        dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
         commands = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands)
@@ -151,54 +135,48 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
 
 
 def launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
-    """Runs the trainer as `config.processes` ranks under torchrun, until they end; returns rank 0's exit code.
+    """Runs the trainer as `config.processes` ranks under torch's agent, until they end; returns rank 0's exit code.
 
-    A stop signal is forwarded to rank 0 alone, which finishes its step and ends the others' loops: torchrun would kill them all.
-    If this process dies, the kernel ends torchrun, and torchrun ends its ranks.
+    A stop signal is forwarded to rank 0 alone, which finishes its step and ends the others' loops: the agent would end them all.
+    If this process dies, the agent's guardian kills everything.
     """
     directory = config.output_dir / "trainer"
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "ranks.json"
     write_atomically(file, config.model_dump_json().encode())
-    meeting_directory = Path(tempfile.mkdtemp(prefix="counterpoint-ranks-"))
     socket = NotifySocket()
-    command = [sys.executable, "-P", "-m", "trainer.rank_process", str(os.getpid()), str(config.processes), str(file)]
-    command.append(str(meeting_directory / "torchrun"))
-    environment = os.environ | {
+    environment = {
         "NOTIFY_SOCKET": socket.address,
-        _STORE: str(meeting_directory / "store"),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(config.threads or 1),
-        "PYTHONSAFEPATH": "1",  # for the ranks, as -P for torchrun
+        "PYTHONSAFEPATH": "1",  # as -P does, which the agent itself is started with
     }
-    torchrun = subprocess.Popen(command, env=environment, process_group=0)
+    if (period := os.environ.get("WATCHDOG_USEC")) is not None:  # of this process, for rank 0's heartbeat
+        environment["WATCHDOG_USEC"] = period
+    command = python_command(module="trainer.rank_process", arguments=(str(file),))
+    ranks = alone(command, config.processes, environment)
     try:
         with StopSignals(end_at_second_request) as stop:
-            return _supervise(torchrun, socket, stop, on_ready)
+            return _supervise(ranks, socket, stop, on_ready)
     finally:
-        if torchrun.poll() is None:
-            torchrun.terminate()
+        if ranks.poll() is None:
+            ranks.terminate()
             try:
-                torchrun.wait(TORCHRUN_STOP_SECONDS)
+                ranks.process.wait(AGENT_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                logger.error("torchrun did not end within %.0f s of its SIGTERM; it is killed", TORCHRUN_STOP_SECONDS)
-                torchrun.kill()
-                torchrun.wait()
+                logger.error(
+                    "the ranks did not end within %.0f s of their SIGTERM; they are killed", AGENT_STOP_SECONDS
+                )
+        ranks.close()
         socket.close()
-        shutil.rmtree(meeting_directory, ignore_errors=True)
 
 
-def _supervise(
-    torchrun: subprocess.Popen[bytes], socket: NotifySocket, stop: StopSignals, on_ready: Callable[[], object]
-) -> int:
+def _supervise(ranks: RanksProcess, socket: NotifySocket, stop: StopSignals, on_ready: Callable[[], object]) -> int:
     rank_zero: int | None = None
     forwarded = False
     ready = False
     heartbeat = Heartbeat()
     code: int | None = None
-    while torchrun.poll() is None:
+    while ranks.poll() is None:
         select.select([socket], [], [], 0.2)
         while (message := socket.receive()) is not None:
             if "MAINPID" in message:
@@ -214,15 +192,13 @@ def _supervise(
             forwarded = True
             if rank_zero is None:
                 logger.info("stopped before the ranks had started")
-                torchrun.terminate()
+                ranks.terminate()
             else:
-                with suppress(ProcessLookupError):  # it has died, and torchrun will notice
+                with suppress(ProcessLookupError):  # it has died, and the agent will notice
                     os.kill(rank_zero, signal.SIGTERM)
     if code is None and forwarded and rank_zero is None:
         return stop.exit_code
     if code is None:
-        logger.error(
-            "a rank of the trainer died (torchrun's exit code %d); its last output is above", torchrun.returncode
-        )
+        logger.error("a rank of the trainer died (%s); its last output is above", ranks.failure)
         return 1
     return code

@@ -84,7 +84,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     except OSError as error:
         logger.error("output_dir = %s: cannot be written: %s", config.output_dir, error.strerror)
         return 2 if is_permanent(error) else 1
-    if config.processes > 1 and not ranks.inside_torchrun():
+    if config.processes > 1 and not ranks.is_rank():
         return ranks.launch(config, on_ready)
     with ExitStack() as stack:
         try:

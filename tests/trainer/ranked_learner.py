@@ -1,6 +1,6 @@
 """A learner on each of two real ranks whose collective calls have eight seconds, for `test_ranks.py`: rank 0 writes for longer.
 
-Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY MODEL`, with `RANKS_STORE` naming a file.
+Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY MODEL`.
 """
 
 from __future__ import annotations
