@@ -29,7 +29,8 @@ class ChannelConfig(Config):
     """A peer that is silent for so long is counted as dead. One whose connection breaks is so at once."""
 
     directory: Path | None = None
-    """Where the host keeps its journal, so that its own death loses nothing. Unset: it keeps the records in memory only."""
+    """Where the host keeps its journal, so that its own death loses nothing; relative to the job's directory. Unset: it keeps the
+    records in memory only."""
 
     sync: bool = False
     """Whether a record counts as stored only when it is on the disk, so that it survives the machine's crash, too. Without, it

@@ -63,7 +63,9 @@ class ChannelHost:
         authorized = load_authorized_keys(config.transport(), keys) if keys is not None else frozenset()
         self._socket = RouterSocket(self.address, keys, authorized, config.max_record_bytes)
         try:
-            self._journal = Journal(config.directory, config.sync) if config.directory is not None else None
+            self._journal = (
+                Journal(job_directory / config.directory, config.sync) if config.directory is not None else None
+            )
         except BaseException:
             self._socket.close()
             raise
