@@ -24,6 +24,12 @@ SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 INHERITED = 3
 """The number under which a worker finds a descriptor that it inherits."""
 
+MOST_AT_ONCE = 1000
+"""Notifications that are read before others have their turn: a worker may send them faster than they are read."""
+
+LONGEST_PID = 9
+"""Digits."""
+
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
 
 
@@ -118,16 +124,18 @@ class Process:
             os.kill(self.guardian_pid, number)
 
     def read_notifications(self) -> set[str]:
-        """Reads the worker's notifications; returns which of `READY`, `WATCHDOG` and `STOPPING` it sent."""
+        """Reads the worker's notifications, or many of them; returns which of `READY`, `WATCHDOG` and `STOPPING` it sent."""
         received: set[str] = set()
-        while (message := self.notifications.receive()) is not None:
+        for _ in range(MOST_AT_ONCE):
+            if (message := self.notifications.receive()) is None:
+                break
             received |= {word for word in ("READY", "WATCHDOG", "STOPPING") if message.get(word) == "1"}
             self.status = message.get("STATUS", self.status)
             if (microseconds := message.get("EXTEND_TIMEOUT_USEC", "")).isdecimal():
                 self._extension = int(microseconds[:18]) / 1e6
             self.trouble = message.get("X_TROUBLE", self.trouble)
-            if message.get("MAINPID", "").isdigit():
-                self.main_pid = int(message["MAINPID"])
+            if (pid := message.get("MAINPID", "")).isdecimal() and len(pid) <= LONGEST_PID:
+                self.main_pid = int(pid)
         return received
 
     def take_extension(self) -> float:

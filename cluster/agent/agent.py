@@ -106,8 +106,12 @@ class Agent:
     async def _send(self) -> None:
         while True:
             peer, message = await self._outgoing.get()
-            await self._router.send_multipart([peer, pack(message)])
-            self._outgoing.task_done()
+            try:
+                await self._router.send_multipart([peer, pack(message)])
+            except MalformedMessageError as error:  # a worker's doing: the others need their agent
+                self._log_once(f"a message is not sent: {error}")
+            finally:
+                self._outgoing.task_done()
 
     async def _watch(self) -> None:
         while True:

@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 MOST_UNREAD = 4 * MAX_MESSAGE
 """Bytes that wait for a process that does not read."""
 
-CHUNK = 256 * 1024
+CHUNK = 64 * 1024
+
+LEFT_CHUNKS = 64
+"""Of what an ended process may have left unread; more than a socket's buffer holds."""
 
 
 class ControlSocket:
@@ -31,7 +34,7 @@ class ControlSocket:
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._own.fileno(), self.read)
+        self._loop.add_reader(self._own.fileno(), self._read, 1)
 
     def send(self, message: Mapping[str, Any]) -> bool:
         """Sends a message, now or once the process reads; returns False if too much waits, and it was not sent."""
@@ -42,13 +45,20 @@ class ControlSocket:
         self._write()
         return True
 
-    def read(self) -> None:
-        """Reads what has come."""
+    def read_rest(self) -> None:
+        """Reads what an ended process left unread."""
+        self._read(LEFT_CHUNKS)
+
+    def _read(self, chunks: int) -> None:
+        """Reads at most so much: a process may write faster than it is read, and the agent has others to hear."""
         try:
-            while data := self._own.recv(CHUNK):
+            for _ in range(chunks):
+                data = self._own.recv(CHUNK)
+                if not data:
+                    self._loop.remove_reader(self._own.fileno())  # the process has closed it
+                    return
                 for message in self._reader.feed(data):
                     self._on_message(message)
-            self._loop.remove_reader(self._own.fileno())  # the process has closed it
         except BlockingIOError:
             return
         except ConnectionResetError:

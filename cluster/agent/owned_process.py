@@ -11,12 +11,16 @@ from typing import Any
 
 from cluster.agent import protocol
 from cluster.agent.control import ControlSocket
+from cluster.agent.frames import MalformedMessageError
 from cluster.backends.base import WorkerOrder
 from cluster.events import Worker
 from cluster.log_rotation import rotate_if_full
 from cluster.process import INHERITED, Process
 
 logger = logging.getLogger(__name__)
+
+BEATS_APART_SECONDS = 0.05
+"""Shortest time between two heartbeats that are passed on; what comes sooner is passed on together, later."""
 
 Hear = Callable[[str, int, Mapping[str, Any]], None]
 """Takes a worker, its incarnation, and a message of its process (`protocol`)."""
@@ -32,6 +36,8 @@ class OwnedProcess:
         self._loop = asyncio.get_running_loop()
         self._control = ControlSocket(order.worker, self._on_message) if order.description else None
         self.status = ""
+        self._beaten = 0.0
+        self._late_beat: asyncio.TimerHandle | None = None
         environment = dict(order.environment)
         if self._control is not None:
             environment[protocol.CONTROL_FD] = str(INHERITED)
@@ -61,9 +67,15 @@ class OwnedProcess:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message to the process of a class; kills one that has not read for long."""
-        if self._control is not None and not self._control.send(message):
-            logger.warning("%s does not read its control socket; it is killed", self.order.worker)
-            self._hear({"kind": protocol.FAILED, "reason": "it did not read its control socket"})
+        if self._control is None:
+            return
+        try:
+            reason = "" if self._control.send(message) else "it did not read its control socket"
+        except MalformedMessageError as error:
+            reason = str(error)
+        if reason:
+            logger.warning("%s is killed: %s", self.order.worker, reason)
+            self._hear({"kind": protocol.FAILED, "reason": reason})
             self.kill()
 
     def terminate(self) -> None:
@@ -99,11 +111,13 @@ class OwnedProcess:
     def read_rest(self) -> None:
         """Reads what it sent before it ended."""
         if self._control is not None:
-            self._control.read()
+            self._control.read_rest()
         self._read_notifications()
 
     def close(self) -> None:
         """Frees its sockets."""
+        if self._late_beat is not None:
+            self._late_beat.cancel()
         self._loop.remove_reader(self._process.notifications.fileno())
         self._process.close()
         if self._control is not None:
@@ -112,7 +126,19 @@ class OwnedProcess:
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["kind"] == protocol.ALIVE:
             self.status = str(message.get("status", ""))
-        self._hear(message)
+            self._pass_beat_on()
+        else:
+            self._hear(message)
+
+    def _pass_beat_on(self) -> None:
+        """Passes a heartbeat on, at once unless the last one was just now."""
+        now = self._loop.time()
+        if self._late_beat is None:
+            self._late_beat = self._loop.call_at(max(now, self._beaten + BEATS_APART_SECONDS), self._beat)
+
+    def _beat(self) -> None:
+        self._late_beat, self._beaten = None, self._loop.time()
+        self._hear({"kind": protocol.ALIVE})
 
     def _read_notifications(self) -> None:
         """Turns systemd's notifications into the messages of a class's process."""
@@ -126,4 +152,4 @@ class OwnedProcess:
                 self._hear({"kind": protocol.EXTEND, "seconds": seconds})
         changed = before != (self._process.main_pid, self._process.status, self._process.trouble)
         if "WATCHDOG" in received or "READY" in received or changed:
-            self._hear({"kind": protocol.ALIVE})
+            self._pass_beat_on()

@@ -11,6 +11,7 @@ Its promises, which `tests/cluster/agent/test_table.py` holds against arbitrary 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ from cluster.manager import events
 
 KILL_SECONDS = 10.0
 """How long an ending agent waits for processes that were killed."""
+
+LONGEST_ADDRESS = 1000
+"""Characters of the address, and of the key, with which a worker takes calls."""
 
 NO_PROCESS = 128 + 9
 """Exit code of a worker whose process is not known, or no more."""
@@ -319,7 +323,7 @@ class Table:
     def hear(self, worker: str, incarnation: int, message: Mapping[str, Any]) -> list[Instruction]:
         """Handles what a worker's process said; one that is over, or says what makes no sense, is ignored."""
         entry = self._living(worker, incarnation)
-        if entry is None:
+        if entry is None or not all(map(_is_plain, message.values())):
             return []
         match message:
             case {"kind": protocol.READY, **rest}:
@@ -350,6 +354,7 @@ class Table:
     def _ready(self, entry: _Entry, address: str, server_key: str) -> list[Instruction]:
         if entry.ready:
             return []
+        address, server_key = address[:LONGEST_ADDRESS], server_key[:LONGEST_ADDRESS]
         entry.ready, entry.address, entry.server_key = True, address, server_key
         return self._report(entry, events.WorkerReady, address=address, server_key=server_key)
 
@@ -444,6 +449,11 @@ class Table:
     def _add(self, about: str, of: int, event: type[events.Event], **fields: Any) -> list[Instruction]:
         report = self.reports.add(about, of, event, fields)
         return [] if report is None else [_tell(report)]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a worker may say it: no message has a truth value, and an infinite number cannot be journalled."""
+    return not isinstance(value, bool) and (not isinstance(value, float) or math.isfinite(value))
 
 
 def _tell(report: Report) -> Tell:
