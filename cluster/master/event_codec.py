@@ -58,22 +58,39 @@ def decode(data: Mapping[str, Any]) -> Event:
 
 
 def fitting(event: Event) -> Event:
-    """Returns the event as it can be journalled: with a reason that is not too long.
+    """Returns the event as it can be journalled: with a reason that is not too long, and is text.
 
-    One that is too large all the same is replaced by the failure of its cause: the worker that it is about, or from, counts as
-    silent and is created again. Raises `ValueError` if it is of no worker.
+    One that is too large all the same, or would not come back as it is, is replaced by the failure of its cause: the worker that
+    it is about, or from, counts as silent and is created again. Raises `ValueError` if it is of no worker.
     """
     reason = getattr(event, "reason", "")
-    if isinstance(reason, str) and len(reason) > LONGEST_REASON:
-        shortened: Any = {"reason": reason[: LONGEST_REASON - len(CUT)] + CUT}
-        event = replace(event, **shortened)
-    if (size := len(orjson.dumps(encode(event)))) <= MAX_EVENT_BYTES:
+    if isinstance(reason, str) and (len(reason) > LONGEST_REASON or not reason.isascii()):
+        text = reason.encode(errors="replace").decode()
+        mended: Any = {"reason": text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - len(CUT)] + CUT}
+        event = replace(event, **mended)
+    if not (wrong := _misfit(event)):
         return event
     worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
     if worker is None or incarnation is None:
-        raise ValueError(f"{type(event).__name__} has {size} bytes as JSON; an event may have {MAX_EVENT_BYTES}")
-    logger.error("%s reports %d bytes, more than an event may have; it counts as silent", worker, size)
-    return WorkerSilent(worker, incarnation, 0.0, event.at)
+        raise ValueError(wrong)
+    silent = WorkerSilent(worker, incarnation, 0.0, event.at)
+    if _misfit(silent):
+        raise ValueError(wrong)
+    logger.error("%s counts as silent: %s", worker, wrong)
+    return silent
+
+
+def _misfit(event: Event) -> str:
+    """Returns why an event cannot be journalled; empty if it can: an entry that cannot be read back would end the job."""
+    name = type(event).__name__
+    try:
+        data = orjson.dumps(encode(event))
+        if len(data) > MAX_EVENT_BYTES:
+            return f"{name} has {len(data)} bytes as JSON; an event may have {MAX_EVENT_BYTES}"
+        decode(orjson.loads(data))
+    except (TypeError, UnknownEvent) as error:  # TypeError: JSON has no such value
+        return f"{name} cannot be journalled: {error}"
+    return ""
 
 
 @cache

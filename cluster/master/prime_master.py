@@ -171,7 +171,9 @@ class PrimeMaster:
         now = self.clock.read()
         events: list[Event] = []
         instructions: list[Instruction] = []
-        for event in dict.fromkeys(fitting(replace(arrival.event, at=now)) for arrival in arrived):
+        for event in dict.fromkeys(self._fitting(arrival, now) for arrival in arrived):
+            if event is None:
+                continue
             if self.tally.passes(event):
                 events.append(event)
                 instructions += self.manager.handle(event)
@@ -188,6 +190,16 @@ class PrimeMaster:
         self._executor.publish(changes)
         self._executor.submit(instructions)
         self.durable.consider_snapshot(lambda: state_of(self.manager, now))
+
+    def _fitting(self, arrival: Arrival, now: float) -> Event | None:
+        """Returns an event as it can be journalled, with its time; None if it cannot be, which whoever asked for it is told."""
+        try:
+            return fitting(replace(arrival.event, at=now))
+        except ValueError as error:
+            logger.error("an event is dropped: %s", error)
+            if arrival.done is not None and not arrival.done.done():
+                arrival.done.set_exception(error)
+            return None
 
     async def _read_backend(self) -> None:
         """Lets the backend's events arrive. Heartbeats are counted at once, and never journalled."""

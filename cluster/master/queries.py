@@ -14,6 +14,8 @@ from cluster.master.prime_master import PrimeMaster
 
 async def answer(master: PrimeMaster, directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Answers one request. Raises `ControlError` for one that makes no sense."""
+    if any(isinstance(value, bool) for value in request.values()):
+        raise ControlError(f"{str(request)[:200]} has a truth value where none belongs")
     match request:
         case {"ask": "status"}:
             return status(master, directory)

@@ -9,7 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
-from cluster.manager.events import Event, GuestsChanged, WorkerExited, WorkerReady, WorkerSilent
+from cluster.manager.events import (
+    AllocationFailed,
+    Event,
+    ExtensionRequested,
+    GuestsChanged,
+    StopRequested,
+    WorkerExited,
+    WorkerReady,
+    WorkerSilent,
+)
 from cluster.master.event_codec import UnknownEvent, decode, encode, fitting
 
 EXAMPLES: dict[str, Any] = {"str": "text", "int": 3, "float": 2.5, "bool": True, "tuple[str, ...]": ("a", "b")}
@@ -45,3 +54,20 @@ def test_what_is_too_large_counts_against_its_worker() -> None:
     assert fitting(WorkerReady("a-0", 2, "x" * 100_000, "", 5.0)) == WorkerSilent("a-0", 2, 0.0, 5.0)
     with pytest.raises(ValueError, match=r"GuestsChanged has .* bytes"):
         fitting(GuestsChanged(("x" * 100_000,), 0.0))
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), True, "soon"])
+def test_what_would_not_come_back_counts_against_its_worker(seconds: Any) -> None:
+    assert fitting(ExtensionRequested("a-0", 2, seconds, 5.0)) == WorkerSilent("a-0", 2, 0.0, 5.0)
+
+
+def test_what_would_not_come_back_and_is_of_no_worker_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"StopRequested cannot be journalled: StopRequested.code is True; expected int"
+    ):
+        fitting(StopRequested("x", True, "", 0.0))
+
+
+def test_a_reason_that_is_no_text_is_made_one() -> None:
+    event = fitting(AllocationFailed("bundle", 1, "no file b\udcff \N{SNOWMAN}", False, 0.0))
+    assert event == AllocationFailed("bundle", 1, "no file b? \N{SNOWMAN}", False, 0.0)
