@@ -1,1 +1,1 @@
-"""The demos of many runs and of a sweep. They also measure, and their exit code is a verdict."""
+"""The demos of many runs, of a sweep, and of the cluster controller. They also measure, and their exit code is a verdict."""
