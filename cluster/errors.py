@@ -45,7 +45,7 @@ class StaleMasterError(ClusterError):
 
 
 class JobFailed(ClusterError):
-    """A job ended with a failure. `code` is its exit code; the message names the worker and where its log is."""
+    """A job ended before its work was complete. `code` is its exit code; the message names the worker and where its log is."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

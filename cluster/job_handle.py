@@ -28,6 +28,7 @@ from cluster.job_files import (
     write_privately,
 )
 from cluster.manager.events import Outcome
+from cluster.manager.stopping import STOPPED_EARLY
 from cluster.master.backend_choice import backend_class
 from cluster.master.control import NoMaster, ask
 from cluster.master.mastership import Identity
@@ -178,9 +179,9 @@ class JobHandle:
         return None if ended is None else _outcome(ended)
 
     def wait(self, timeout: float | None = None) -> Outcome:
-        """Returns the job's outcome when it has ended well. Starts another master if the job has none.
+        """Returns the job's outcome when its work is complete. Starts another master if the job has none.
 
-        Raises `JobFailed` if it failed, `TimeoutError` after `timeout` seconds, `ClusterError` if no master can be started.
+        Raises `JobFailed` if it failed or was stopped before that, `TimeoutError` after `timeout` seconds, `ClusterError` if no master can be started.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = time.monotonic()
@@ -200,13 +201,17 @@ class JobHandle:
         while self._master_lives() and time.monotonic() < end:  # it ends by itself, now that the outcome is written
             time.sleep(POLL_SECONDS)
         if outcome.code != 0:
-            raise JobFailed(f"job {self.spec.name!r} failed: {outcome.reason}", outcome.code)
+            raise JobFailed(
+                f"job {self.spec.name!r} in {self.directory} ended with exit code {outcome.code}: {outcome.reason}",
+                outcome.code,
+            )
         return outcome
 
-    def stop(self, reason: str = "stopped by its user", code: int = 0) -> None:
+    def stop(self, reason: str = "stopped by its user", code: int = STOPPED_EARLY) -> None:
         """Asks the job to stop in order; a second time at least a second later kills it. `wait` for its end.
 
-        `code` is its exit code if everything ends cleanly. Nothing happens if it has ended. Raises `NoMaster`.
+        `code` is its exit code if everything ends cleanly before its work is complete. Nothing happens if it has ended. Raises
+        `NoMaster`.
         """
         if self.outcome() is None:
             try:

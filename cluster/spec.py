@@ -18,7 +18,7 @@ RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]
 """A role's name: letters, digits, `_`, `.`, `-`, 96 characters at most. A worker's rank follows the last `-` of its name."""
 
 ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-"""`package.module:Class`."""
+"""`package.module:Class`, with a colon before the class."""
 
 
 class RestartScope(StrEnum):
@@ -57,13 +57,13 @@ class RoleSpec(Config):
     max_count: int | None = Field(default=None, ge=1)
     """Most workers the role may grow to. Unset: `count`."""
     worker: ImportPath | None = None
-    """A subclass of `cluster.Worker`."""
+    """The import path of a subclass of `cluster.Worker`: `package.module:Class`."""
     command: tuple[str, ...] | None = None
-    """Any command. With `ready_timeout_seconds` it must send `READY=1` as systemd's services do."""
+    """A list of any program and its arguments. With `ready_timeout_seconds` it must send `READY=1` as systemd's services do."""
     restart_arguments: tuple[str, ...] = ()
     """Added to `command` when a worker is started again."""
     sub_master: ImportPath | None = None
-    """A subclass of `cluster.SubMaster`, of which one worker manages this role."""
+    """The import path of a subclass of `cluster.SubMaster`, of which one worker manages this role."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Given to every worker of the role as `context.config`. JSON values only."""
     resources: Resources = Resources()

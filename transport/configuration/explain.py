@@ -131,6 +131,8 @@ def _message(details: ErrorDetails) -> str:
             return f"{name} = {context['tag']!r} is not known; expected one of {context['expected_tags']}"
         case "path_type":
             return "expected a path, written as text"
+        case "tuple_type" | "list_type":
+            return "expected a list, such as [1, 2] or [\"a\", \"b\"]"
         case "string_pattern_mismatch":
             return f"expected text that matches {context['pattern']}"
     return details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")

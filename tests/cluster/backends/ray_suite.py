@@ -199,7 +199,7 @@ def test_a_job_on_ray_survives_its_master(tmp_path: Path, connection: RayCluster
     finally:
         if job.outcome() is None:
             job.stop()
-            job.wait(60)
+            wait_until(lambda: job.outcome() is not None, "the job's end")
 
 
 def _epoch(job: JobHandle) -> int:

@@ -108,13 +108,15 @@ def test_wait_starts_another_master(directory: Path, monkeypatch: pytest.MonkeyP
     assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
 
 
-def test_a_job_is_stopped(directory: Path) -> None:
+@pytest.mark.parametrize(("given", "code"), [({}, 143), ({"code": 7}, 7)])
+def test_a_job_is_stopped(directory: Path, given: dict[str, int], code: int) -> None:
+    """Its exit code is never 0, since its work is not complete."""
     handle = submit(two_roles(), directory, standby=False)
     until((directory / "counter-0.started").exists)
-    handle.stop("enough", code=7)
+    handle.stop("enough", **given)
     with pytest.raises(JobFailed, match="enough") as failure:
         handle.wait(DEADLINE)
-    assert failure.value.code == 7
+    assert failure.value.code == code
 
 
 def test_the_failure_of_a_worker_is_named(directory: Path) -> None:
