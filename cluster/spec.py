@@ -59,7 +59,9 @@ class RoleSpec(Config):
     worker: ImportPath | None = None
     """The import path of a subclass of `cluster.Worker`: `package.module:Class`."""
     command: tuple[str, ...] | None = None
-    """A list of any program and its arguments. With `ready_timeout_seconds` it must send `READY=1` as systemd's services do."""
+    """A list of any program and its arguments. Unless `notifies = false` it must send `READY=1` as systemd's services do."""
+    notifies: bool = True
+    """False, for a command only: it sends neither readiness nor heartbeats, is ready once started, and has no such timeouts."""
     restart_arguments: tuple[str, ...] = ()
     """Added to `command` when a worker is started again."""
     sub_master: ImportPath | None = None
@@ -94,6 +96,14 @@ class RoleSpec(Config):
     """Where the output of its workers is appended; only for a role of one worker. Unset: `logs/<worker>.log` in the job's
     directory."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_timeouts(cls, given: Any) -> Any:
+        """A file cannot say None."""
+        if isinstance(given, dict) and given.get("notifies") is False:
+            return {"ready_timeout_seconds": None, "silence_timeout_seconds": None} | given
+        return given
+
     @model_validator(mode="after")
     def _consistent(self) -> RoleSpec:
         if (self.worker is None) == (self.command is None):
@@ -102,8 +112,12 @@ class RoleSpec(Config):
             raise ValueError(f"role {self.name!r}: `command` is empty; expected a program and its arguments")
         if self.command is not None and self.sub_master is not None:
             raise ValueError(f"role {self.name!r}: a SubMaster manages workers of a class, not commands")
-        if self.worker is not None and self.ready_timeout_seconds is None:
+        if self.worker is not None and (self.ready_timeout_seconds is None or not self.notifies):
             raise ValueError(f"role {self.name!r}: only a command can be ready without a notification")
+        if not self.notifies and (self.ready_timeout_seconds or self.silence_timeout_seconds):
+            raise ValueError(
+                f"role {self.name!r}: leave the timeouts out, which a command without notifications cannot keep"
+            )
         if not self.fewest <= self.count <= self.most:
             raise ValueError(
                 f"role {self.name!r}: count = {self.count} is not between min_count = {self.fewest} and max_count = {self.most}"

@@ -132,7 +132,7 @@ def _message(details: ErrorDetails) -> str:
         case "path_type":
             return "expected a path, written as text"
         case "tuple_type" | "list_type":
-            return "expected a list, such as [1, 2] or [\"a\", \"b\"]"
+            return 'expected a list, such as [1, 2] or ["a", "b"]'
         case "string_pattern_mismatch":
             return f"expected text that matches {context['pattern']}"
     return details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")

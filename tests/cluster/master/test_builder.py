@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from cluster import ClusterError, JobBuilder, JobHandle, Resources, RestartScope, load_spec, submit
+from cluster import ClusterError, JobBuilder, JobHandle, JobSpec, Resources, RestartScope, load_spec, submit
 from cluster.worker import Worker
 from tests.cluster.master import tiny_workers
 from transport.errors import UserError
@@ -97,3 +97,18 @@ def test_importing_the_package_imports_nothing_of_it() -> None:
     program = "import sys, cluster; print([name for name in sys.modules if name.startswith('cluster.')])"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "[]"
+
+
+def test_a_file_can_name_a_command_that_does_not_notify(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('name = "plain"\n[[roles]]\nname = "a"\ncommand = ["true"]\nnotifies = false\n')
+    spec = load_spec(file)
+    role = spec.role("a")
+    assert (role.ready_timeout_seconds, role.silence_timeout_seconds) == (None, None)
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    file.write_text(file.read_text() + "silence_timeout_seconds = 3\n")
+    with pytest.raises(UserError, match="leave the timeouts out"):
+        load_spec(file)
+    file.write_text(file.read_text().replace('command = ["true"]', 'worker = "a:B"'))
+    with pytest.raises(UserError, match="only a command can be ready without a notification"):
+        load_spec(file)
