@@ -1,4 +1,4 @@
-"""`counterpoint status DIRECTORY`: prints a job's runs, their states, its processes and last errors."""
+"""`counterpoint status DIRECTORY`: prints a job's runs, processes and last errors, or a submitted job's workers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import json
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from cli.cluster import status as cluster_status
 from cli.display.console import console_for
 from cli.display.status_tables import status_parts
+from cluster.job_files import holds_job
 from job.inspection.status import read_status
 from job.inspection.why import DROPPED, describe_decision, explain
 from transport.printable import printable
@@ -31,12 +34,11 @@ def main(arguments: list[str]) -> int:
         return _why(given.directory, given.why, given.json)
     if given.watch:
         return _watch(given.directory, given.json)
-    status = read_status(given.directory)
     if given.json:
-        print(json.dumps(status.as_json(), indent=1))
+        print(json.dumps(_as_json(given.directory), indent=1))
         return 0
     console = _console()
-    for part in status_parts(status):
+    for part in _parts(given.directory):
         console.print(part, soft_wrap=isinstance(part, Text))
     return 0
 
@@ -48,16 +50,23 @@ def _watch(directory: Path, as_json: bool) -> int:
     try:
         with live or nullcontext():
             while True:
-                status = read_status(directory)
                 if as_json:
-                    print(json.dumps(status.as_json()), flush=True)
+                    print(json.dumps(_as_json(directory)), flush=True)
                 elif live is not None:
-                    live.update(Group(*status_parts(status)), refresh=True)
+                    live.update(Group(*_parts(directory)), refresh=True)
                 else:
-                    console.print(*status_parts(status), sep="\n", soft_wrap=True)
+                    console.print(*_parts(directory), sep="\n", soft_wrap=True)
                 time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
         return 0
+
+
+def _parts(directory: Path) -> list[RenderableType]:
+    return cluster_status.read_parts(directory) if holds_job(directory) else status_parts(read_status(directory))
+
+
+def _as_json(directory: Path) -> dict[str, Any]:
+    return cluster_status.read_json(directory) if holds_job(directory) else read_status(directory).as_json()
 
 
 def _why(directory: Path, name: str, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""`counterpoint stop RUN`: ends one run of a job, or a guest, in order. The other runs go on."""
+"""`counterpoint stop RUN`: ends one run of a job, or a guest, in order. The other runs go on. A submitted job ends as a whole."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
+from cli.cluster.stop import stop_job
+from cluster.job_files import holds_job
 from job.directory import orchestrator_of, steps_of
 from job.inspection.history import History
 from job.number_format import duration
@@ -15,11 +17,14 @@ from transport.errors import UserError
 from transport.files.lock import Holder
 
 USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
+       counterpoint stop DIRECTORY
 
 Ends the run in order: its orchestrator drains, commits, and exits with 143. The run can be resumed.
   --job DIRECTORY   the job's output directory; the current one unless given
   --evict REASON    ends the run with that reason and exit code 3; it can be resumed only once its
-                    control/evicted.txt is removed"""
+                    control/evicted.txt is removed
+
+DIRECTORY is that of a job that `counterpoint submit` started: it ends as a whole, in order, with exit code 143."""
 
 
 def main(arguments: list[str]) -> int:
@@ -28,6 +33,8 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     given = _parse(arguments)
+    if holds_job(Path(given.run)) and given.evict is None:
+        return stop_job(Path(given.run))
     check_run_exists(given.job, given.run)
     evicted = given.evict is not None
     if evicted:

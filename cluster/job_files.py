@@ -69,6 +69,11 @@ class OutcomeFile(Config):
     """The last status, as the control socket would give it."""
 
 
+def holds_job(directory: Path) -> bool:
+    """Whether a directory is that of a submitted job."""
+    return (directory / JOB_FILE).exists()
+
+
 def read_job(directory: Path) -> JobFile:
     """Returns the job in a directory. Raises `ClusterError` if there is none, or it cannot be read."""
     path = directory / JOB_FILE

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from cluster.manager.stopping import STOPPED_EARLY
 from cluster.master.backend_choice import backend_class
 from cluster.master.control import NoMaster, ask
 from cluster.master.mastership import Identity
-from cluster.master.orders import log_file
+from cluster.master.orders import LOGS, log_file
 from cluster.master.standby import reaped, start_master
 from cluster.spec import MASTER, JobSpec
 from cluster.worker_classes import require_classes, search_path
@@ -94,6 +94,10 @@ class JobStatus:
     outcome: Outcome | None = None
     """None while the job has not ended."""
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the status as JSON values."""
+        return asdict(self)
+
 
 def submit(
     spec: JobSpec,
@@ -126,6 +130,14 @@ def submit(
     handle = JobHandle(directory)
     handle.start_master()
     return handle
+
+
+def worker_logs(directory: Path) -> dict[str, Path]:
+    """Returns the path of each worker's output that is there, by the worker's name. Raises `ClusterError` if there is no job."""
+    handle = JobHandle(directory)
+    found = {path.stem: path for path in sorted((handle.directory / LOGS).glob("*.log"))}
+    own = {role.worker_names[0]: role.log_file for role in handle.spec.roles if role.log_file is not None}
+    return found | {worker: path for worker, path in own.items() if path.exists()}
 
 
 class JobHandle:
@@ -181,7 +193,8 @@ class JobHandle:
     def wait(self, timeout: float | None = None) -> Outcome:
         """Returns the job's outcome when its work is complete. Starts another master if the job has none.
 
-        Raises `JobFailed` if it failed or was stopped before that, `TimeoutError` after `timeout` seconds, `ClusterError` if no master can be started.
+        Raises `JobFailed` if it failed or was stopped before that, `TimeoutError` after `timeout` seconds, `ClusterError` if no
+        master can be started.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = time.monotonic()
@@ -219,6 +232,18 @@ class JobHandle:
             except NoMaster:
                 if self.outcome() is None:
                     raise
+
+    def stop_and_wait(self) -> Outcome:
+        """Stops the job and waits for its end. Starts another master if the job has none, so that it ends in order, too.
+
+        Raises as `wait`.
+        """
+        try:
+            self.stop()
+        except NoMaster:
+            self.start_master(standby=False)
+            self.stop()
+        return self.wait()
 
     def scale(self, role: str, count: int) -> None:
         """Asks for another number of workers, between the role's limits. Raises `NoMaster`, `ControlError` with its reason."""

@@ -12,6 +12,7 @@ from transport.errors import UserError
 
 def other_kind(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
     """Returns the kind of a file and its command if the file's sections show that it is not a file of `model`, else None."""
+    from cluster.spec import JobSpec
     from inference.config import InferenceConfig
     from job.config import JobConfig
     from job.sweep.targets import SweepConfig
@@ -30,5 +31,6 @@ def other_kind(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
         ("orchestrator", "orchestrator"): RunConfig,
         ("server", "inference"): InferenceConfig,
         ("sweep", "sweep"): SweepConfig,
+        ("job of roles", "submit"): JobSpec,
     }
     return next((kind for kind, other in kinds.items() if not given - other.model_fields.keys()), None)

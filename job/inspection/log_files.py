@@ -6,7 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cluster.errors import ClusterError
+from cluster.job_files import holds_job
+from cluster.job_handle import worker_logs
 from job.directory import JOB_FILE, read_json, run_ids_in
+from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, open_regular
 
 CHUNK_BYTES = 64 * 1024
@@ -16,9 +20,15 @@ def log_files_in(directory: Path) -> dict[str, Path]:
     """Returns the path of every log of a job by the name of its role or run.
 
     A run's log is the output of its process, which includes tracebacks, or, for a run that the job did not start, the run's own
-    log. Raises `UserError` for a damaged `job.json`.
+    log. A submitted job has one for its master and one for each worker. Raises `UserError` for a damaged `job.json` or
+    `cluster_job.json`.
     """
     files = {path.stem: path for path in sorted(directory.glob("*.log"))}
+    if holds_job(directory):
+        try:
+            return files | worker_logs(directory)
+        except ClusterError as error:
+            raise UserError(str(error)) from None
     if (trainer := directory / "trainer" / "trainer.log").exists():
         files["trainer"] = trainer
     job = read_json(directory / JOB_FILE) if (directory / JOB_FILE).exists() else {}

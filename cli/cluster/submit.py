@@ -1,0 +1,71 @@
+"""`counterpoint submit FILE`: starts the job of roles that a TOML file describes, and waits for its end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cli.cluster.wait import await_end
+from cluster.builder import load_spec
+from cluster.errors import ClusterError
+from cluster.job_handle import JobHandle, submit
+from cluster.spec import JobSpec
+from job.file_kind import other_kind
+from transport.errors import UserError
+from transport.process.stop_requests import StopSignals
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command. Returns the job's exit code; with `--detach`, 0 once the master answers."""
+    given = _parser().parse_args(arguments)
+    handle = _submitted(given)
+    if given.detach:
+        directory = handle.directory
+        print(f"job {handle.spec.name} runs in {directory}; counterpoint status, wait or stop {directory}")
+        return 0
+    with StopSignals(lambda request, number: _stop(handle, request, number)):
+        return await_end(handle)
+
+
+def _submitted(given: argparse.Namespace) -> JobHandle:
+    try:
+        spec = load_spec(given.file)
+    except UserError:
+        if (other := other_kind(given.file, JobSpec)) is not None:
+            kind, taker = other
+            raise UserError(f"{given.file}: this is a {kind} file: use `counterpoint {taker} {given.file}`") from None
+        raise
+    try:
+        return submit(spec, given.directory or Path("outputs") / spec.name, given.backend)
+    except (ClusterError, UserError) as error:
+        raise UserError(f"{given.file}: {error}") from None
+
+
+def _stop(handle: JobHandle, request: int, number: int) -> None:
+    """Passes a signal on to the job: the first stops it in order, the second kills it."""
+    how = "stops in order; a second signal kills it" if request == 1 else "is killed"
+    print(f"the job {how}", flush=True)
+    try:
+        handle.stop("stopped by its user", 128 + number)
+    except ClusterError as error:
+        print(f"it could not be told: {error}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint submit",
+        description="Starts the job of roles in FILE, and waits for its end. Ctrl-C stops it; with --detach it runs on alone.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--directory", type=Path, metavar="DIRECTORY", help="the job's own directory (default: outputs/NAME of the job)"
+    )
+    parser.add_argument(
+        "--backend",
+        default="local",
+        metavar="NAME",
+        help="local, ray, or the import path of a class (default: %(default)s)",
+    )
+    parser.add_argument("--detach", action="store_true", help="return once the job's master answers")
+    return parser

@@ -1,0 +1,54 @@
+"""`counterpoint wait DIRECTORY`: waits for the end of a job of roles; gives it another master if it has none."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster.errors import ClusterError, JobFailed
+from cluster.job_handle import JobHandle
+from transport.errors import UserError
+from transport.printable import printable
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command. Returns the job's exit code; 130 after Ctrl-C, which leaves the job alone."""
+    parser = argparse.ArgumentParser(
+        prog="counterpoint wait",
+        description="Waits for the end of a job that `counterpoint submit` started, and returns its exit code. If its master is "
+        "dead, another one is started, which goes on with the job. Ctrl-C ends the waiting only.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIRECTORY")
+    return await_end(job_in(parser.parse_args(arguments).directory))
+
+
+def job_in(directory: Path) -> JobHandle:
+    """Returns the job in a directory. Raises `UserError` if there is none."""
+    try:
+        return JobHandle(directory)
+    except ClusterError as error:
+        raise UserError(str(error)) from None
+
+
+def await_end(handle: JobHandle) -> int:
+    """Waits for the job's end, prints how it ended, and returns its exit code."""
+    print(f"job {handle.spec.name} in {handle.directory}", flush=True)
+    try:
+        outcome = handle.wait()
+    except JobFailed as failure:
+        print(printable(str(failure)))
+        _print_log(handle)
+        return failure.code
+    except ClusterError as error:
+        raise UserError(str(error)) from None
+    print(f"the job is complete: {printable(outcome.reason)}")
+    return outcome.code
+
+
+def _print_log(handle: JobHandle) -> None:
+    """Prints the end of the output of the worker that failed."""
+    outcome = handle.outcome()
+    if outcome is not None and outcome.failed_worker is not None:
+        print(f"end of {handle.log_path(outcome.failed_worker)}:")
+        print(printable(handle.logs(outcome.failed_worker, lines=20)))
