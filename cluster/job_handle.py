@@ -241,7 +241,7 @@ class JobHandle:
         try:
             self.stop()
         except NoMaster:
-            self.start_master(standby=False)
+            self.start_master()
             self.stop()
         return self.wait()
 

@@ -18,13 +18,21 @@ from transport.process.stop_requests import StopSignals
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns the job's exit code; with `--detach`, 0 once the master answers."""
     given = _parser().parse_args(arguments)
-    handle = _submitted(given)
-    if given.detach:
-        directory = handle.directory
-        print(f"job {handle.spec.name} runs in {directory}; counterpoint status, wait or stop {directory}")
-        return 0
-    with StopSignals(lambda request, number: _stop(handle, request, number)):
-        return await_end(handle)
+    handle: JobHandle | None = None
+
+    def on_request(request: int, number: int) -> None:
+        if handle is not None:
+            _stop(handle, request, number)
+
+    with StopSignals(on_request) as signals:
+        handle = _submitted(given)
+        if signals.count:  # while it was being submitted
+            _stop(handle, 1, signals.exit_code - 128)
+        if not given.detach or signals.count:
+            return await_end(handle)
+    directory = handle.directory
+    print(f"job {handle.spec.name} runs in {directory}; counterpoint status, wait or stop {directory}")
+    return 0
 
 
 def _submitted(given: argparse.Namespace) -> JobHandle:
