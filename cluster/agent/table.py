@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from cluster.agent import protocol
 from cluster.agent.reports import Report, Reports, cut
 from cluster.backends.base import LivingWorker, WorkerOrder
+from cluster.events import ASKED_TO_END
 from cluster.manager import events
 
 KILL_SECONDS = 10.0
@@ -31,6 +32,12 @@ LONGEST_ADDRESS = 1000
 
 NO_PROCESS = 128 + 9
 """Exit code of a worker whose process is not known, or no more."""
+
+CUT_OFF = 128 + 9
+"""Exit code of a worker that ended because its agent ends, whatever it said: whether its work was complete, nobody knows."""
+
+ENDED_AS_ASKED = ASKED_TO_END | {0}
+"""The codes with which a process ends that was asked to."""
 
 _ORDER = TypeAdapter(WorkerOrder)
 
@@ -120,7 +127,11 @@ class _Entry:
     server_key: str = ""
     failure: str = ""
     """The reason that the process gave for its end."""
+    finished: bool = False
+    """Whether it said that its work is complete."""
     asked: bool = False
+    cut_off: bool = False
+    """Whether the agent asked it to end, for reasons of its own, before it was finished or a master asked."""
     killed: bool = False
     deadline: float | None = None
     """When an ending agent kills it, or gives up on it if it was killed."""
@@ -332,6 +343,7 @@ class Table:
                 entry.started = True
                 return self._report(entry, events.WorkerStarted)
             case {"kind": protocol.FINISHED}:
+                entry.finished = True
                 return self._report(entry, events.WorkFinished)
             case {"kind": protocol.FAILED, "reason": str(reason)}:
                 entry.failure = cut(reason)
@@ -361,7 +373,12 @@ class Table:
     def exited(self, worker: str, code: int) -> list[Instruction]:
         """The worker's process has ended, and everything below it has."""
         entry = self._entries[worker]
-        done = self._report(entry, events.WorkerExited, code=code, reason=entry.failure)
+        reason = entry.failure
+        if (
+            entry.cut_off and code in ENDED_AS_ASKED
+        ):  # else a master would take a task that was cut off for a complete one
+            code, reason = CUT_OFF, reason or cut(f"its agent asked it to end: {self.ending}")
+        done = self._report(entry, events.WorkerExited, code=code, reason=reason)
         return [*done, *self._gone(entry)]
 
     def _gone(self, entry: _Entry) -> list[Instruction]:
@@ -408,6 +425,7 @@ class Table:
                 entry.deadline = now + entry.order.stop_timeout_seconds
                 if since is not None:
                     entry.deadline = min(entry.deadline, since + 2 * self.lease_seconds)
+                entry.cut_off = not (entry.finished or entry.asked)
                 done += self._terminate(entry)
         return [*done, *self._finish_if_idle()]
 

@@ -216,6 +216,37 @@ def test_what_was_frozen_for_a_lease_obeys_nobody() -> None:
     assert [one for one in table.exited("role-0", 137) if isinstance(one, Finish)]
 
 
+@pytest.mark.parametrize("code", [0, 130, 143])
+def test_a_task_that_the_agent_cut_off_is_not_reported_as_complete(code: int) -> None:
+    table = fresh()
+    hello(table)
+    created(table)
+    assert Terminate("role-0") in table.tick(LEASE + 1)
+    ((event, fields),) = told(table.exited("role-0", code))
+    assert (event, fields["code"]) == ("WorkerExited", 137)
+    assert "its agent asked it to end: no master for" in fields["reason"]
+
+
+def test_a_task_that_had_finished_before_the_agent_ended_stays_complete() -> None:
+    table = fresh()
+    hello(table)
+    created(table)
+    table.hear("role-0", 1, {"kind": protocol.FINISHED})
+    table.tick(LEASE + 1)
+    assert told(table.exited("role-0", 0)) == [
+        ("WorkerExited", {"worker": "role-0", "incarnation": 1, "code": 0, "reason": ""})
+    ]
+
+
+def test_a_worker_that_its_master_asked_to_end_ends_as_it_says() -> None:
+    table = fresh()
+    hello(table)
+    created(table)
+    command(table, protocol.STOP, worker="role-0", incarnation=1)
+    table.tick(LEASE + 1)
+    assert told(table.exited("role-0", 143))[0][1]["code"] == 143
+
+
 def test_without_workers_it_ends_at_once_after_a_lease() -> None:
     table = fresh()
     assert not table.tick(LEASE)
