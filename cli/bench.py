@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from cli.display.console import console_for
-from perf.bench.cases import CASES, CHAOS, CaseFailed, measure_case, run_chaos, undecided_noise
+from perf.bench.cases import ALONE, CASES, CaseFailed, measure_case, run_alone, undecided_noise
 from perf.bench.command import Size, add_arguments, size_of
 from perf.figures import Case
 from transport.errors import UserError
@@ -18,8 +18,8 @@ PIPE_WIDTH = 120
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns 1 if a bound is broken. A bound on time that other processes may have broken does not count."""
-    if arguments[:1] == ["chaos"]:
-        return run_chaos(arguments[1:])
+    if arguments[:1] and arguments[0] in ALONE:
+        return run_alone(arguments[0], arguments[1:])
     given = _parser().parse_args(arguments)
     names = given.cases or list(CASES)
     for name in names:
@@ -59,11 +59,11 @@ def _measure_all(names: Sequence[str], size: Size, print_tables: bool) -> tuple[
 
 
 def _parser() -> argparse.ArgumentParser:
-    cases = "\n".join(f"  {name:<10} {summary}" for name, summary in CASES.items())
+    cases, alone = ("\n".join(f"  {name:<13} {summary}" for name, summary in of.items()) for of in (CASES, ALONE))
     parser = argparse.ArgumentParser(
         prog="counterpoint bench",
         description=f"Measures the daemon against its own bounds, each case in a process of its own.\n\ncases:\n{cases}\n\n"
-        f"alone, and only when named:\n  {'chaos':<10} {CHAOS}",
+        f"alone, only when named, with arguments of their own:\n{alone}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

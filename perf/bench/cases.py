@@ -1,6 +1,6 @@
 """The cases of `counterpoint bench`, and how one is measured: in a process of its own, with memory and threads of its own.
 
-So no case inherits another's memory or threads. `chaos` is not among them: it measures no speed, takes most of an hour, and
+So no case inherits another's memory or threads. Chaos is not among them: it measures no speed, takes most of an hour, and
 has its own arguments.
 """
 
@@ -31,7 +31,11 @@ CASES = {
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
 }
 
-CHAOS = "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)"
+ALONE = {
+    "chaos": "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)",
+    "cluster-chaos": "the same for the controller: processes, nodes and disks of jobs of many roles (many minutes)",
+}
+"""What measures no speed, and is run only when it is named."""
 
 
 class CaseFailed(RuntimeError):
@@ -40,8 +44,7 @@ class CaseFailed(RuntimeError):
 
 def measure_case(name: str, size: Size) -> list[Case]:
     """Measures the case `name`. Raises `CaseFailed`."""
-    module = f"perf.bench.{name.replace('cluster-', 'cluster.').replace('-', '_')}"
-    command = [sys.executable, "-P", "-m", module, "--json", *size.flags]
+    command = [sys.executable, "-P", "-m", _module(name), "--json", *size.flags]
     completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
     try:
         return [Case.of_json(fields) for fields in json.loads(completed.stdout)]
@@ -49,10 +52,13 @@ def measure_case(name: str, size: Size) -> list[Case]:
         raise CaseFailed(f"the case {name} ended with {completed.returncode} and no figures") from None
 
 
-def run_chaos(arguments: Sequence[str]) -> int:
-    """Runs `chaos` with its own arguments; returns its exit code."""
-    command = [sys.executable, "-P", "-m", "perf.bench.chaos", *arguments]
-    return subprocess.run(guarded(command), check=False).returncode
+def run_alone(name: str, arguments: Sequence[str]) -> int:
+    """Runs one of `ALONE` with its own arguments; returns its exit code."""
+    return subprocess.run(guarded([sys.executable, "-P", "-m", _module(name), *arguments]), check=False).returncode
+
+
+def _module(name: str) -> str:
+    return f"perf.bench.{name.replace('cluster-', 'cluster.').replace('-', '_')}"
 
 
 def undecided_noise(cases: Sequence[Case]) -> float:
