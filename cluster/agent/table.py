@@ -30,6 +30,9 @@ KILL_SECONDS = 10.0
 LONGEST_ADDRESS = 1000
 """Characters of the address, and of the key, with which a worker takes calls."""
 
+LARGEST_CODE = 255
+"""Of an exit code: of a larger one only the last byte would be seen, which may be 0."""
+
 NO_PROCESS = 128 + 9
 """Exit code of a worker whose process is not known, or no more."""
 
@@ -359,7 +362,7 @@ class Table:
                 who = {"by": worker, "by_incarnation": incarnation, "worker": other, "incarnation": its}
                 return self._add(worker, incarnation, events.ReplaceRequested, **who, reason=cut(reason))
             case {"kind": protocol.STOP_JOB, "reason": str(reason), "code": int(code)}:
-                fields = {"reason": cut(reason), "code": code, "by": worker}
+                fields = {"reason": cut(reason), "code": code if 0 <= code <= LARGEST_CODE else 1, "by": worker}
                 return self._add(worker, incarnation, events.StopRequested, **fields)
         return []
 

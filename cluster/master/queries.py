@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cluster.agent.table import LARGEST_CODE
 from cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
 from cluster.manager.state import WorkerRecord
 from cluster.master.control import ControlError
@@ -23,6 +24,8 @@ async def answer(master: PrimeMaster, directory: Path, request: dict[str, Any]) 
             _checked_role(master, role)
             return {"workers": [view(master, directory, one) for one in _workers(master) if one.role == role]}
         case {"ask": "stop", "reason": str(reason), "code": int(code)}:
+            if not 0 <= code <= LARGEST_CODE:
+                raise ControlError(f"{code} is no exit code; expected 0 to {LARGEST_CODE}")
             await master.request(StopRequested(reason[:LONGEST_REASON], code, "", 0.0))
             return {}
         case {"ask": "scale", "role": str(role), "count": int(count)}:

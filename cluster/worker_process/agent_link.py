@@ -13,6 +13,14 @@ from cluster.agent.protocol import CONTROL_FD
 
 CHUNK = 256 * 1024
 
+LONGEST_TEXT = 10_000
+"""Characters of a text that are sent; the agent shows fewer."""
+
+
+def _text(value: Any) -> Any:
+    """Returns a text as it can be sent: a reason or a status is the user's, and may hold anything."""
+    return value[:LONGEST_TEXT].encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
 
 class AgentLink:
     """The socket that this process inherited."""
@@ -28,7 +36,7 @@ class AgentLink:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a message; waits while the agent does not read. Raises `OSError` when the agent is gone."""
-        data = frame({"kind": kind, **fields})
+        data = frame({"kind": kind} | {name: _text(value) for name, value in fields.items()})
         with self._lock:
             self._socket.sendall(data)
 

@@ -70,4 +70,4 @@ class HostedContext(Context):
 
     def stop_job(self, reason: str, code: int = 0) -> None:
         """As `Context.stop_job`."""
-        self._link.send(protocol.STOP_JOB, reason=reason, code=code)
+        self._link.send(protocol.STOP_JOB, reason=reason, code=int(code))

@@ -97,6 +97,7 @@ async def test_clients_ask_and_are_refused_with_a_reason(tmp_path: Path, world: 
         ({"ask": "nodes", "role": "tusk"}, "no role 'tusk'; its roles are service, task"),
         ({"ask": "scale", "role": "task", "count": 9}, "may have 1 to 3 workers, not 9"),
         ({"ask": "dance"}, "is no request"),
+        ({"ask": "stop", "reason": "", "code": 256}, "256 is no exit code; expected 0 to 255"),
         ({"ask": "stop", "reason": "", "code": True}, "a truth value where none belongs"),
         ({"ask": "scale", "role": "task", "count": True}, "a truth value where none belongs"),
     ):

@@ -35,6 +35,14 @@ def test_sys_exit_in_a_background_hook_ends_the_process_with_its_code(tmp_path: 
         assert worker.said(protocol.FAILED)[0]["reason"] == "`on_failover` called sys.exit(9)"
 
 
+def test_what_a_hook_says_may_be_no_text(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Failing", config={"hook": "on_failover", "unsendable": True}) as worker:
+        worker.wait_for_start()
+        worker.send(protocol.FAILOVER, notice=1, failed=[])
+        assert worker.end() == 1
+        assert worker.said(protocol.FAILED)[0]["reason"] == r"`on_failover` raised RuntimeError: in on_failover\udcff"
+
+
 def test_threads_that_a_failed_worker_left_do_not_keep_its_process(tmp_path: Path) -> None:
     with worker_process(tmp_path, "Failing", config={"hook": "setup", "thread": True}) as worker:
         assert worker.end() == 1

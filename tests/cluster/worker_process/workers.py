@@ -102,7 +102,7 @@ class Failing(Worker):
         if self.context.config["hook"] == hook:
             if "exit" in self.context.config:
                 sys.exit(self.context.config["exit"])
-            raise RuntimeError(f"in {hook}")
+            raise RuntimeError(f"in {hook}" + ("\udcff" if self.context.config.get("unsendable") else ""))
 
 
 class SlowSetup(Worker):
