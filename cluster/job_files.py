@@ -104,8 +104,11 @@ def read_outcome(directory: Path) -> OutcomeFile | None:
         raise ClusterError(f"{path} cannot be read: {error}") from error
 
 
-def write_privately(path: Path, content: Config) -> None:
-    """Writes a file whole and durably, readable by this user alone: a spec's environment may hold secrets."""
+def write_privately(path: Path, content: Config, *, new: bool = False) -> None:
+    """Writes a file whole and durably, readable by this user alone: a spec's environment may hold secrets.
+
+    A `new` one replaces none: raises `FileExistsError` if there is one, even if it was written at the same time.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -113,7 +116,11 @@ def write_privately(path: Path, content: Config) -> None:
             file.write(orjson.dumps(content.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        if new:
+            os.link(partial, path)
+            partial.unlink()
+        else:
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

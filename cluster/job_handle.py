@@ -120,13 +120,14 @@ def submit(
     path = search_path()
     require_classes(spec, path)
     backend_class(backend)
-    if (directory / JOB_FILE).exists():
-        raise ClusterError(
-            f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
-        )
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     job = JobFile(spec=spec, backend=backend, options=dict(options or {}), journal=journal, standby=standby, path=path)
-    write_privately(directory / JOB_FILE, job)
+    try:
+        write_privately(directory / JOB_FILE, job, new=True)
+    except FileExistsError:
+        raise ClusterError(
+            f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
+        ) from None
     handle = JobHandle(directory)
     handle.start_master()
     return handle

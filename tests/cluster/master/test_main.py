@@ -167,6 +167,14 @@ def replaced(store: LocalStore) -> bool:
     return False
 
 
+def test_of_two_submitters_at_once_one_is_refused(tmp_path: Path) -> None:
+    write_privately(tmp_path / "file", JobFile(spec=SPEC), new=True)
+    with pytest.raises(FileExistsError):
+        write_privately(tmp_path / "file", JobFile(spec=SPEC.model_copy(update={"name": "other"})), new=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert '"job"' in (tmp_path / "file").read_text()
+
+
 def test_what_a_submitter_writes_is_private(tmp_path: Path) -> None:
     write_privately(tmp_path / "cluster_job.json", JobFile(spec=SPEC))
     assert (tmp_path / "cluster_job.json").stat().st_mode & 0o777 == 0o600

@@ -60,7 +60,7 @@ def test_a_status_that_raises_is_shown_and_the_worker_goes_on(tmp_path: Path) ->
 
 def test_a_stop_within_setup_skips_what_would_follow(tmp_path: Path) -> None:
     with worker_process(tmp_path, "SlowSetup") as worker:
-        worker.wait_for(protocol.ALIVE)
+        wait_until(lambda: "setup" in worker.hooks, "setup")
         worker.send(protocol.STOP)
         assert worker.end() == 0
         assert worker.hooks == ["setup", "setup ended", "stop"]
