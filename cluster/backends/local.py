@@ -224,16 +224,30 @@ class LocalBackend(AgentFleet):
                     os.kill(endpoint.pid, signal.SIGKILL)
             await asyncio.sleep(POLL_SECONDS)
         reap(endpoint.pid)
-        try:
-            lock = take_lock(lock_file(self._agents, seat.name), "another agent has the place")
-        except OSError:
-            return True  # it ends what the earlier one left before it takes any command
+        lock = await self._lock_of_dead(seat.name, endpoint)
+        if lock is None:
+            return True  # another agent has the place, and ends what the earlier one left before it takes any command
         try:
             if left := await asyncio.to_thread(kill_marked, mark_of(self._agents, seat.name)):
                 logger.error("processes of node %s cannot be killed: %s", seat.node, left)
         finally:
             os.close(lock)
         return True
+
+    async def _lock_of_dead(self, name: str, endpoint: AgentEndpoint) -> int | None:
+        """Takes the lock of an agent that has died; None if another one has it.
+
+        An agent whose main thread is dead has its lock for a moment more, until all its threads are.
+        """
+        deadline = time.monotonic() + DEATH_SECONDS
+        while True:
+            try:
+                return take_lock(lock_file(self._agents, name), "another agent has the place")
+            except OSError:
+                holder = read_endpoint(self._agents, name)
+                if (holder is not None and holder != endpoint) or time.monotonic() > deadline:
+                    return None
+            await asyncio.sleep(POLL_SECONDS)
 
     # --- masters ---
 
