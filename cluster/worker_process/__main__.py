@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 
@@ -13,6 +14,9 @@ from cluster.worker_process.host import AGENT_GONE, Host, end_at_once, end_soon
 
 def main() -> int:
     """Runs the worker that the agent describes; returns the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )  # into the worker's log
     link = AgentLink()
     messages = link.messages()
     first = next(messages, None)

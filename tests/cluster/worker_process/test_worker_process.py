@@ -82,6 +82,7 @@ def test_a_task_ends_once_its_work_is_done(tmp_path: Path) -> None:
         assert worker.end() == 0
         assert worker.said(protocol.FINISHED)
         assert "stop" not in worker.hooks
+        assert "INFO tests.cluster.worker_process.workers: a line for people" in worker.log
 
 
 def test_the_process_ends_when_its_agent_is_gone(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Sequence
 
 from cluster.calls import remote
 from cluster.worker import Context, Member, SubMaster, Worker
+
+logger = logging.getLogger(__name__)
 
 
 class Plain(Worker):
@@ -28,6 +31,7 @@ class Plain(Worker):
 
     def start(self) -> None:
         print("hook start")
+        logger.info("a line for people")
 
     def stop(self) -> None:
         print("hook stop")
