@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from examples.pipeline import letters
 
 POLL_SECONDS = 0.05
 """How long a wait may keep a worker from noticing that it is to stop."""
+
+HOST_SECONDS = 60.0
+"""How long a channel may be without its host before a stage gives up, and is created again."""
 
 LAST_LINE = "."
 
@@ -37,9 +41,9 @@ class Source(Worker):
             for number, line in enumerate(lines_of(Path(context.directory) / config["text"], context.stop)):
                 position, rank = divmod(number, context.count)
                 if rank == context.rank and position >= begun:
-                    producer.send(line)
-            if not context.stop.is_set():
-                producer.end()
+                    repeat(partial(producer.send, line, timeout=POLL_SECONDS), context.stop)
+            if repeat(partial(producer.flush, POLL_SECONDS), context.stop):
+                producer.end(HOST_SECONDS)
 
 
 class Tokenizer(Worker):
@@ -117,18 +121,29 @@ def items_of(consumer: ChannelConsumer, stop: threading.Event) -> Iterator[Item]
         yield item
 
 
+def repeat(wait: Callable[[], object], stop: threading.Event) -> bool:
+    """Repeats a short wait until it succeeds; returns False if `stop` comes first."""
+    while not stop.is_set():
+        try:
+            wait()
+        except TimeoutError:
+            continue
+        return True
+    return False
+
+
 def _run_stage(context: Context, work: Callable[[Item], letters.Ids | None]) -> None:
     """Puts what `work` makes of each item, under the item's name; acknowledges the item once that is stored."""
     with _producer(context).blocking as producer, _consumer(context) as consumer:
         for item in items_of(consumer, context.stop):
             made = work(item)
             if made is None:
-                producer.skip(item)
-            else:
-                producer.put(made, after=item)
+                producer.skip(item, HOST_SECONDS)
+            elif not repeat(partial(producer.send(made, item).result, POLL_SECONDS), context.stop):
+                return  # the channel stays full, and the item will be lent again
             item.acknowledge()
         if not context.stop.is_set():
-            producer.end()
+            producer.end(HOST_SECONDS)
 
 
 def _producer(context: Context) -> ChannelProducer:
