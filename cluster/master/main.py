@@ -178,6 +178,9 @@ class MasterProcess:
                 await _closed(backend, end=False)
                 return None
             outcome = Outcome(1, reason)
+            if mastership.lost is not None:  # perhaps it failed for that reason; how the job ends is another's to say
+                await _closed(backend, end=False)
+                return None
         return await self._end(backend, master, outcome)
 
     async def _listen(self) -> None:

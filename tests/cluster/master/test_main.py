@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from cluster.errors import ClusterError
 from cluster.job_files import JobFile, control_path, read_outcome, write_privately
 from cluster.manager.events import Event, Instruction, WorkFinished
 from cluster.manager.manager import PrimeManager
 from cluster.master import main as main_module
 from cluster.master.control import ControlError, ask
 from cluster.master.main import LOST, MasterProcess
+from cluster.master.prime_master import PrimeMaster
 from cluster.spec import JobSpec, RoleSpec
 from sweep.record import Record
 from sweep.store import Conflict
@@ -152,6 +154,30 @@ async def test_a_master_whose_lease_another_has_ends(tmp_path: Path, world: Worl
         assert await run == LOST
     assert read_outcome(tmp_path) is None
     assert not any(command.startswith(("stop", "kill")) for command in world.commands)
+
+
+@pytest.mark.slow
+async def test_a_master_that_fails_after_another_has_taken_over_says_nothing_of_the_job(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after SIGSTOP, if what it finds when it goes on is more than it can bear."""
+    world.on_start = lambda world, worker, incarnation: None
+    master = process(tmp_path, lease_seconds=10.0)
+    run = asyncio.create_task(master.run())
+    await until(lambda: "start task-0 1" in world.commands)
+    assert await asyncio.to_thread(replaced, LocalStore(tmp_path / "journal"))
+    lost = PrimeMaster.lose
+
+    def fail(self: PrimeMaster, reason: str) -> None:
+        self.fail(ClusterError("what follows from it"))
+        lost(self, "")
+
+    monkeypatch.setattr(PrimeMaster, "lose", fail)
+    monkeypatch.setattr(PrimeMaster, "_check_lost", lambda self: None)
+    async with asyncio.timeout(DEADLINE):
+        assert await run == LOST
+    assert read_outcome(tmp_path) is None
+    assert not world.ended
 
 
 def replaced(store: LocalStore) -> bool:
