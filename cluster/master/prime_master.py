@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 PULSE_SECONDS = 0.5
 """Longest time between two reads of the clock."""
 
-ADOPT_SECONDS = 30.0
+ADOPT_SECONDS, ADOPT_LEASES = 60.0, 3.0
+"""Longest time to adopt what lives, and leases that are added: a node that is cut off is waited for until its fence ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class PrimeMaster:
         if history.last == 1:
             bundles = [self._orders.bundle(record) for record in self.manager.state.bundles.values()]
             await self.backend.check_capacity(bundles)
-        async with asyncio.timeout(ADOPT_SECONDS):
+        async with asyncio.timeout(ADOPT_SECONDS + ADOPT_LEASES * self.spec.lease_seconds):
             living = await self.backend.adopt(history.handles)
             nodes = {node.name for node in await self.backend.nodes() if node.alive}
         found = compare(self.manager.state, living, nodes)
