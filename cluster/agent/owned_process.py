@@ -142,7 +142,8 @@ class OwnedProcess:
 
     def _read_notifications(self) -> None:
         """Turns systemd's notifications into the messages of a class's process."""
-        before = self._process.main_pid, self._process.status, self._process.trouble
+        before = self._process.status, self._process.trouble
+        main_pid = self._process.main_pid
         received = self._process.read_notifications()
         if self._control is None:
             for word, kind in (("READY", protocol.READY), ("STOPPING", protocol.ENDING)):
@@ -150,6 +151,9 @@ class OwnedProcess:
                     self._hear({"kind": kind})
             if (seconds := self._process.take_extension()) > 0:
                 self._hear({"kind": protocol.EXTEND, "seconds": seconds})
-        changed = before != (self._process.main_pid, self._process.status, self._process.trouble)
+        changed = before != (self._process.status, self._process.trouble)
+        # The guardian says which process it is, before that can beat itself: no heartbeat, from which a limit would count.
+        if self.order.silence_timeout_seconds is None:
+            changed |= main_pid != self._process.main_pid
         if "WATCHDOG" in received or "READY" in received or changed:
             self._pass_beat_on()

@@ -52,6 +52,26 @@ def test_a_command_is_started_reported_and_stopped(node: Node) -> None:
     assert node.processes == [node.endpoint.pid]
 
 
+def test_a_process_that_has_not_beaten_yet_is_not_said_to_have(node: Node, tmp_path: Path) -> None:
+    """From the first heartbeat on silence counts; loading may take much longer than the limit."""
+    code = f"""
+import os, time
+from cluster.notify import notify
+open({str(tmp_path / "runs")!r}, "w").close()
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.02)
+notify("READY=1")
+time.sleep(600)
+"""
+    master = node.master()
+    master.command(protocol.CREATE, **node.order("role-0", code, silence_timeout_seconds=30.0))
+    master.wait((tmp_path / "runs").exists, "its process")
+    master.command(protocol.ORDER, worker="role-0", incarnation=1, order={"kind": protocol.START})
+    assert not master.beats
+    (tmp_path / "go").touch()
+    master.wait(lambda: master.beats and master.beats[-1]["pid"], "its first heartbeat, with its pid")
+
+
 def test_a_worker_of_a_class_goes_through_its_hooks(node: Node) -> None:
     master = node.master()
     master.command(protocol.CREATE, **node.order("role-0", description=description("role-0")))
