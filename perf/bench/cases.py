@@ -26,6 +26,7 @@ CASES = {
     "scaling": "from 0.1 to 1 GB (4 GB in full)",
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
     "cluster-manager": "the controller's time for an event and a heartbeat, with 10 to 10,000 workers",
+    "cluster-detection": "from a worker's death or silence to its event in the journal of the controller",
     "sweep": "claims a second of eight workers, beside bare flushed files; status of 10,000 targets",
     "cluster-calls": "calls from one worker to another, beside those of an actor of Ray and a bare ZMQ echo",
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
