@@ -27,6 +27,8 @@ LEASE_SECONDS = 4.0
 SILENCE_SECONDS = 6.0
 STILL_SECONDS = 180.0
 """A job that shows no life of each of its workers for so long stands still."""
+END_SECONDS = 40.0
+"""Longest time for the masters to end after the outcome, on a busy machine: each waits for its standby."""
 JOURNAL_BYTES = 8 * 2**20
 POLL_SECONDS = 0.1
 
@@ -217,7 +219,7 @@ class ClusterJob:
         """Waits for the end and audits."""
         with suppress(Exception):
             self.handle.wait(STILL_SECONDS)
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + END_SECONDS
         while marked(self.mark) and time.monotonic() < deadline:  # a master may still be on its way out
             self.handle._master_lives()
             time.sleep(POLL_SECONDS)
