@@ -101,6 +101,7 @@ def kill_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_each_record_counts_once_although_every_role_dies_twice(tmp_path: Path) -> None:
     directory, chance = tmp_path / "job", random.Random(11)
     text = Text(directory / "text.txt")

@@ -42,6 +42,7 @@ def kill(handle: JobHandle, worker: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_reward_rises_although_every_role_dies_twice(tmp_path: Path) -> None:
     directory = tmp_path / "job"
     handle = submit(load_spec(JOB), directory)
