@@ -79,7 +79,8 @@ def test_a_job_that_loses_and_gains_workers_ends_where_an_undisturbed_one_ends(t
     try:
         wait_for_step(training, 2, "of two workers")
         send(handle, "trainer-master", signal.SIGKILL)
-        assert "goes on under a new incarnation of its SubMaster" in handle.logs("trainer-master", 1000)
+        goes_on = "goes on under a new incarnation of its SubMaster"
+        wait_until(lambda: goes_on in handle.logs("trainer-master", 1000), goes_on)
         wait_for_step(training, 2, "under another SubMaster")
         send(handle, "trainer-1", signal.SIGKILL)
         wait_for_step(training, 2, "after a death")
