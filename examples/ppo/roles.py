@@ -131,20 +131,23 @@ class Trainer(Worker):
 
     def start(self) -> None:
         """Runs the iterations that are not yet in the file."""
-        actor, critic, players = (self.context.group(role) for role in ("actor", "critic", "rollout"))
         file = Path(self.context.directory) / "progress.jsonl"
-        begun = len(_lines(file))
-        for iteration in range(begun + 1, self.context.config["iterations"] + 1):
+        for iteration in range(len(_lines(file)) + 1, self.context.config["iterations"] + 1):
             if self.context.stop.is_set():
                 return
-            weights = actor.call_rank0("weights", timeout=CALL_SECONDS).result()
-            seeds = [iteration * 1000 + position for position in range(self.context.config["rollouts"])]
-            played = players.call_batch("collect", seeds, weights=weights, timeout=CALL_SECONDS).result()
-            batch, lengths = self._batch(critic, played)
-            improved = [group.call_rank0("update", iteration, batch, timeout=CALL_SECONDS) for group in (actor, critic)]
-            entropy, value_loss = (call.result() for call in improved)
-            length = float(np.mean(lengths))
-            _append(file, {"iteration": iteration, "length": length, "entropy": entropy, "value_loss": value_loss})
+            _append(file, self.iterate(iteration))
+
+    def iterate(self, iteration: int) -> dict[str, float]:
+        """Makes one iteration; returns its line. Begun again after a death, it changes nothing that was made before."""
+        actor, critic, players = (self.context.group(role) for role in ("actor", "critic", "rollout"))
+        weights = actor.call_rank0("weights", timeout=CALL_SECONDS).result()
+        seeds = [iteration * 1000 + position for position in range(self.context.config["rollouts"])]
+        played = players.call_batch("collect", seeds, weights=weights, timeout=CALL_SECONDS).result()
+        batch, lengths = self._batch(critic, played)
+        improved = [group.call_rank0("update", iteration, batch, timeout=CALL_SECONDS) for group in (actor, critic)]
+        entropy, value_loss = (call.result() for call in improved)
+        length = float(np.mean(lengths))
+        return {"iteration": iteration, "length": length, "entropy": entropy, "value_loss": value_loss}
 
     @staticmethod
     def _batch(critic: RoleGroup, played: list[dict[str, Array]]) -> tuple[dict[str, Array], Array]:

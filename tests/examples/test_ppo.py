@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster import JobHandle, load_spec, submit
+from cluster import JobHandle, JobSpec, load_spec, submit
 from examples.ppo.cartpole import CartPoles
+from tests.examples.paced_trainer import ALLOWED
 from tests.support.polling import wait_until
 
 JOB = Path(__file__).parents[2] / "examples" / "ppo" / "job.toml"
@@ -35,6 +36,7 @@ def kill(handle: JobHandle, worker: str) -> None:
         (found,) = (status for status in handle.status().workers if status.worker == worker)
         return found.stage, found.incarnation, found.pid
 
+    wait_until(lambda: one()[0] in ("RUNNING", "FINISH"), f"{worker} to run", seconds=120)
     _, incarnation, pid = one()
     os.kill(pid, signal.SIGKILL)
     goes_on = f"{worker} after incarnation {incarnation} was killed"
@@ -45,11 +47,15 @@ def kill(handle: JobHandle, worker: str) -> None:
 @pytest.mark.timeout(900)
 def test_the_reward_rises_although_every_role_dies_twice(tmp_path: Path) -> None:
     directory = tmp_path / "job"
-    handle = submit(load_spec(JOB), directory)
+    fields = load_spec(JOB).model_dump(mode="json")
+    fields["roles"][-1]["worker"] = "tests.examples.paced_trainer:PacedTrainer"
+    handle = submit(JobSpec.model_validate(fields), directory)
     try:
-        for iteration, worker in enumerate([*("rollout-1", "critic-0", "actor-0", "trainer-0") * 2]):
-            wait_for_iteration(directory, iteration + 1)
+        for turn, worker in enumerate(("rollout-1", "critic-0", "actor-0", "trainer-0") * 2, start=1):
+            (directory / ALLOWED).write_text(str(2 * turn))
             kill(handle, worker)
+            wait_for_iteration(directory, 2 * turn)
+        (directory / ALLOWED).write_text("1000")
         outcome = handle.wait(timeout=240)
     finally:
         handle.stop()
