@@ -6,11 +6,12 @@ The pure `cluster/manager` decides by it, and a backend places by it. Worker nam
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_serializer, model_validator
 
 from transport.config import Config, Identifier
 
@@ -103,6 +104,11 @@ class RoleSpec(Config):
         if isinstance(given, dict) and given.get("notifies") is False:
             return {"ready_timeout_seconds": None, "silence_timeout_seconds": None} | given
         return given
+
+    @field_serializer("ready_timeout_seconds", when_used="json")
+    def _infinity_as_text(self, seconds: float | None) -> float | str | None:
+        """JSON has no infinity, and null means something else here."""
+        return "inf" if seconds is not None and math.isinf(seconds) else seconds
 
     @model_validator(mode="after")
     def _consistent(self) -> RoleSpec:
