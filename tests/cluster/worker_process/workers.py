@@ -13,35 +13,40 @@ from cluster.worker import Context, Member, SubMaster, Worker
 logger = logging.getLogger(__name__)
 
 
+def say(hook: str) -> None:
+    """Says which hook runs. In one write, since hooks run in several threads, and `print` makes two."""
+    sys.stdout.write(f"hook {hook}\n")
+
+
 class Plain(Worker):
     """Says which hooks are called."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        print("hook __init__")
+        say("__init__")
 
     def setup(self) -> None:
-        print("hook setup")
+        say("setup")
 
     def self_check(self) -> None:
-        print("hook self_check")
+        say("self_check")
 
     def status(self) -> str:
         return "fine"
 
     def start(self) -> None:
-        print("hook start")
+        say("start")
         logger.info("a line for people")
 
     def stop(self) -> None:
-        print("hook stop")
+        say("stop")
 
     @remote
     def double(self, number: int) -> int:
         return 2 * number
 
     def on_failover(self, failed: Sequence[Member]) -> None:
-        print("hook on_failover", *(f"{member.worker} {member.incarnation}" for member in failed))
+        say(" ".join(["on_failover", *(f"{member.worker} {member.incarnation}" for member in failed)]))
 
 
 class Leader(SubMaster):
@@ -49,7 +54,7 @@ class Leader(SubMaster):
 
     def check_child(self, children: Sequence[Member]) -> None:
         known = self.context.members(self.context.role)
-        print("hook check_child", f"{_names(children)}; known {_names(known)}")
+        say(f"check_child {_names(children)}; known {_names(known)}")
         self.context.stop_job("checked")
 
 
@@ -57,7 +62,7 @@ class Asker(Worker):
     """Calls another role."""
 
     def start(self) -> None:
-        print("hook told", self.context.group("plain").call("double", 21, rank=0).result())
+        say(f"told {self.context.group('plain').call('double', 21, rank=0).result()}")
 
 
 class FailsInSetup(Worker):
@@ -111,18 +116,18 @@ class Failing(Worker):
 
 class SlowSetup(Worker):
     def setup(self) -> None:
-        print("hook setup")
+        say("setup")
         self.context.stop.wait()
-        print("hook setup ended")
+        say("setup ended")
 
     def stop(self) -> None:
-        print("hook stop")
+        say("stop")
 
 
 class Patient(Worker):
     def start(self) -> None:
         self.context.stop.wait()
-        print("hook start saw the stop")
+        say("start saw the stop")
 
     def stop(self) -> None:
-        print("hook stop")
+        say("stop")
