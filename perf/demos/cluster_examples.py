@@ -15,8 +15,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster import load_spec
+from cluster import JobSpec, load_spec
 from perf.demos.disturbed_job import DisturbedJob, Kill, Place
+from perf.demos.paced_trainer import ALLOWED, PacedTrainer
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -43,16 +44,20 @@ GROWTH = 2.5
 
 def ppo(directory: Path, place: Place, say: Say) -> Result:
     """Kills every role of the PPO example twice, and the master once."""
-    spec = load_spec(EXAMPLES / "ppo" / "job.toml")
+    fields = load_spec(EXAMPLES / "ppo" / "job.toml").model_dump(mode="json")
+    fields["roles"][-1]["worker"] = f"{PacedTrainer.__module__}:{PacedTrainer.__name__}"
+    spec = JobSpec.model_validate(fields)
     progress = directory / "progress.jsonl"
     with DisturbedJob(spec, directory, place, say) as job:
         victims = ["actor-0", "rollout-0", "critic-0", "trainer-0", "actor-0", "rollout-1", "critic-0", "trainer-0"]
-        for number, victim in enumerate(victims):
-            iteration = ITERATIONS_BETWEEN * number + 1
-            job.until(f"iteration {iteration}", partial(has_lines, progress, iteration))
+        for number, victim in enumerate(victims, start=1):
+            (directory / ALLOWED).write_text(str(ITERATIONS_BETWEEN * number))
             job.kill(victim)
             if number == len(victims) // 2:
                 job.kill_master()
+            iteration = ITERATIONS_BETWEEN * number
+            job.until(f"iteration {iteration}", partial(has_lines, progress, iteration))
+        (directory / ALLOWED).write_text(str(spec.role("trainer").config["iterations"]))
         flaws = [job.end()]
     done = lines(progress)
     if [line["iteration"] for line in done] != list(range(1, spec.role("trainer").config["iterations"] + 1)):

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import JobHandle, JobSpec, load_spec, submit
 from examples.ppo.cartpole import CartPoles
-from tests.examples.paced_trainer import ALLOWED
+from perf.demos.paced_trainer import ALLOWED
 from tests.support.polling import wait_until
 
 JOB = Path(__file__).parents[2] / "examples" / "ppo" / "job.toml"
@@ -48,7 +48,7 @@ def kill(handle: JobHandle, worker: str) -> None:
 def test_the_reward_rises_although_every_role_dies_twice(tmp_path: Path) -> None:
     directory = tmp_path / "job"
     fields = load_spec(JOB).model_dump(mode="json")
-    fields["roles"][-1]["worker"] = "tests.examples.paced_trainer:PacedTrainer"
+    fields["roles"][-1]["worker"] = "perf.demos.paced_trainer:PacedTrainer"
     handle = submit(JobSpec.model_validate(fields), directory)
     try:
         for turn, worker in enumerate(("rollout-1", "critic-0", "actor-0", "trainer-0") * 2, start=1):

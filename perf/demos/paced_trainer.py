@@ -1,4 +1,4 @@
-"""The example's trainer, held back by a test, so that the job is not done before all its roles have died."""
+"""The trainer of the PPO example, held back, so that its job is not done before all its roles have been killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALLOWED = "allowed"
 
 
 class PacedTrainer(Trainer):
-    """Waits for the test's permission before each iteration."""
+    """Waits for permission before each iteration."""
 
     def iterate(self, iteration: int) -> dict[str, float]:
         """Makes the iteration once it is allowed."""
