@@ -97,9 +97,10 @@ class Worker:
         """
 
     def on_failover(self, failed: Sequence[Member]) -> None:
-        """Is told of workers that died and were created again, or left. It must be idempotent: it may be repeated.
+        """Handles `failed` workers, which died and were created again, or left. It must be idempotent: it may be repeated.
 
-        Called in a thread of its own, one call at a time. When it raises, the worker is FAILED.
+        Called in the role's SubMaster, and after a restart of scope `role` also in the roles that start after that one; in a
+        thread of its own, one call at a time. When it raises, the worker is FAILED.
         """
 
 

@@ -37,6 +37,4 @@ def test_no_benchmark_is_grossly_worse_than_it_was(case: str) -> None:
         (broken if decided else undecided).append(
             "; ".join(f"{figure['name']}: {figure['value']}" for figure in missed)
         )
-    if len(broken) < ATTEMPTS:
-        pytest.skip(f"too much else runs on this machine: {undecided}")
-    pytest.fail(f"{ATTEMPTS} times: {broken}")
+    pytest.fail(f"broken: {broken}; undecided, since too much else runs on this machine: {undecided}")
