@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 
 from cli.main import main
-from cluster import JobFailed, load_spec, submit
+from cluster import JobFailed, JobHandle, load_spec, submit
 from cluster.job_files import read_master, read_outcome
 from tests.support.polling import wait_until
 
@@ -65,7 +65,8 @@ def test_a_job_is_submitted_watched_and_awaited(
     assert f"counterpoint status, wait or stop {directory}" in completed.stdout
     assert main(["submit", *given]) == 2
     assert "has a job already" in capsys.readouterr().err
-    wait_until((directory / "task-0.started").exists, "the task")
+    handle = JobHandle(directory)
+    wait_until(lambda: handle.status().stage == "RUNNING", "the running job")
     assert main(["status", str(directory)]) == 0
     shown = capsys.readouterr().out
     for part in ("job tiny: RUNNING, epoch 1", "service-0", "task-0", "node-0", "incarnation"):
