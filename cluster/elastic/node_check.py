@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -20,11 +19,14 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, listen
+from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, kill_guarded, listen
 from cluster.process import guarded
 
 LONGEST_ANSWER = 65536
 """Bytes."""
+
+LOOK_SECONDS = 0.2
+"""How often a question without an answer looks whether it is aborted."""
 
 MATRIX = 512
 """Rows and columns of the matrices that are multiplied, in float32."""
@@ -84,8 +86,12 @@ class CheckProcess:
         received, deadline = bytearray(), time.monotonic() + seconds
         while not received.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            if left <= 0:
                 raise CheckError(f"no answer within {seconds:.0f} s")
+            if self._aborted:
+                raise CheckError("the worker is being stopped")
+            if not select.select([process.stdout], [], [], min(left, LOOK_SECONDS))[0]:
+                continue
             data = os.read(process.stdout.fileno(), LONGEST_ANSWER)
             if not data:
                 raise CheckError(f"the check's process ended with exit code {process.wait()}; its output tells more")
@@ -97,20 +103,13 @@ class CheckProcess:
     def abort(self) -> None:
         """Makes this and every later `ask` fail soon. May be called from any thread."""
         self._aborted = True
-        if (process := self._process) is not None:
-            self._kill(process)
-
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        for number in (signal.SIGHUP, signal.SIGCONT):
-            process.send_signal(number)
 
     def close(self) -> None:
         """Kills the child, if there is one, and waits for it."""
         process, self._process = self._process, None
         if process is None:
             return
-        self._kill(process)
-        process.wait()
+        kill_guarded(process)
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             with suppress(BrokenPipeError):

@@ -31,6 +31,9 @@ MAX_MESSAGES = 2**20
 LONGEST_REASON = 2000
 """Characters of a failure's reason."""
 
+KILL_AGAIN_SECONDS = 0.1
+"""After which a guardian that has not ended is told again."""
+
 
 @dataclass(frozen=True, slots=True)
 class RanksOrder:
@@ -88,6 +91,18 @@ def interfaces(host: str) -> dict[str, str]:
 def child_environment() -> dict[str, str]:
     """Returns this process's environment without what concerns itself alone."""
     return {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES | {CONTROL_FD}}
+
+
+def kill_guarded(process: subprocess.Popen[bytes]) -> None:
+    """Kills a guarded child with everything below it, and waits for its end.
+
+    A guardian that has just been started does not hear it where SIGHUP is ignored, as below `nohup`; so it is told again.
+    """
+    while process.poll() is None:
+        for number in (signal.SIGHUP, signal.SIGCONT):
+            process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_AGAIN_SECONDS)
 
 
 class RanksProcess:
@@ -161,8 +176,7 @@ class RanksProcess:
 
     def close(self) -> None:
         """Kills what still runs, waits for it, and frees the descriptor and the order's directory."""
-        self.kill()
-        self.process.wait()
+        kill_guarded(self.process)
         if self._messages >= 0:
             os.close(self._messages)
             self._messages = -1
