@@ -166,7 +166,7 @@ class JobHandle:
         self._children.append(pid)
         deadline = time.monotonic() + START_SECONDS
         while not self._master_answers() and self.outcome() is None:
-            if pid not in self._children or self._reap(pid):
+            if (pid not in self._children or self._reap(pid)) and self.outcome() is None:
                 raise ClusterError(f"the master of {self.directory} did not start:\n{self.logs(MASTER, 15)}")
             if time.monotonic() > deadline:
                 raise ClusterError(
@@ -176,15 +176,17 @@ class JobHandle:
 
     def status(self) -> JobStatus:
         """Returns the state of the job and its workers. Raises `NoMaster` if none answers and the job has not ended."""
-        if (ended := read_outcome(self.directory)) is not None:
-            return _status(ended.status, _outcome(ended))
-        return _status(ask(self._control, {"ask": "status"}), None)
+        answer = self._ask_unless_ended({"ask": "status"})
+        if isinstance(answer, OutcomeFile):
+            return _status(answer.status, _outcome(answer))
+        return _status(answer, None)
 
     def get_nodes_by_role(self, role: str) -> tuple[WorkerStatus, ...]:
         """Returns the workers of a role, its SubMaster included. Raises as `status`, `ControlError` for an unknown role."""
-        if (ended := read_outcome(self.directory)) is not None:
-            return tuple(one for one in _status(ended.status, None).workers if one.role == role)
-        return tuple(WorkerStatus(**one) for one in ask(self._control, {"ask": "nodes", "role": role})["workers"])
+        answer = self._ask_unless_ended({"ask": "nodes", "role": role})
+        if isinstance(answer, OutcomeFile):
+            return tuple(one for one in _status(answer.status, None).workers if one.role == role)
+        return tuple(WorkerStatus(**one) for one in answer["workers"])
 
     def outcome(self) -> Outcome | None:
         """Returns how the job ended; None while it has not."""
@@ -278,6 +280,17 @@ class JobHandle:
             ) from None
 
     # --- the master ---
+
+    def _ask_unless_ended(self, request: dict[str, Any]) -> dict[str, Any] | OutcomeFile:
+        """Returns the master's answer, or how the job has ended, perhaps just now. Raises as `ask`."""
+        if (ended := read_outcome(self.directory)) is not None:
+            return ended
+        try:
+            return ask(self._control, request)
+        except NoMaster:
+            if (ended := read_outcome(self.directory)) is None:
+                raise
+            return ended
 
     def _master_answers(self) -> bool:
         try:

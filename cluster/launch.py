@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-TRACKER_SECONDS = 1.0
+TRACKER_SECONDS = 5.0
 """How long Python's resource trackers may clean up after all other processes were killed."""
 
 SIGNAL_OF_LIFE = signal.SIGURG
@@ -199,6 +199,7 @@ def _execute(command: list[str], nice: int, guardian: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         die_with_parent(signal.SIGKILL, guardian)
+        _announce()  # here, so that the supervisor knows the pid before anything that the command says
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"cannot start {command[0]!r}: {error.strerror}\n".encode())
@@ -206,12 +207,12 @@ def _execute(command: list[str], nice: int, guardian: int) -> None:
         os._exit(COMMAND_NOT_STARTED)
 
 
-def _announce(pid: int) -> None:
-    """Sends the supervisor the pid of the worker's main process, as systemd's `MAINPID`."""
+def _announce() -> None:
+    """Sends the supervisor this process's pid, as that of the worker's main process: systemd's `MAINPID`."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(ConnectionRefusedError):
-            sender.sendto(f"MAINPID={pid}".encode(), "\0" + address[1:] if address.startswith("@") else address)
+            sender.sendto(f"MAINPID={os.getpid()}".encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
 def alive_clock() -> float:
@@ -229,7 +230,6 @@ def guard(command: list[str], nice: int, parent: int, fence_seconds: float = 0.0
     worker = os.fork()
     if worker == 0:
         _execute(command, nice, guardian)
-    _announce(worker)
     heard = alive_clock()
     while True:
         number = _wait(watched, heard + fence_seconds if fence_seconds > 0 else None)

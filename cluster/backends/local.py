@@ -43,8 +43,8 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 DEATH_SECONDS = 20.0
 """How long the end of a killed agent is waited for."""
 
-LAST_REPORTS_SECONDS = 0.05
-"""What an agent sent before it died is still read for so long."""
+LAST_REPORTS_SECONDS, LAST_REPORTS_IN_ORDER_SECONDS = 0.05, 1.0
+"""What an agent sent before it died is still read for so long: before it was killed, or ended in order, when it sent all."""
 
 SEAT_SECONDS = 60.0
 """How long a new worker waits for its node's agent to be gone and started again."""
@@ -199,13 +199,15 @@ class LocalBackend(AgentFleet):
             link.lose("its process has ended")
             return
         self._watched[link] = descriptor
-        asyncio.get_running_loop().add_reader(descriptor, self._on_death, link)
+        asyncio.get_running_loop().add_reader(descriptor, self._on_death, seat, link)
         if not lives(link.endpoint):
-            self._on_death(link)
+            self._on_death(seat, link)
 
-    def _on_death(self, link: AgentLink) -> None:
+    def _on_death(self, seat: Seat, link: AgentLink) -> None:
         self._unwatch(link)
-        asyncio.get_running_loop().call_later(LAST_REPORTS_SECONDS, link.lose, "its process has ended")
+        killed = read_endpoint(self._agents, seat.name) == link.endpoint  # at its end in order it removes the file
+        seconds = LAST_REPORTS_SECONDS if killed else LAST_REPORTS_IN_ORDER_SECONDS
+        asyncio.get_running_loop().call_later(seconds, link.lose, "its process has ended")
 
     def _unwatch(self, link: AgentLink) -> None:
         if (descriptor := self._watched.pop(link, None)) is not None:
