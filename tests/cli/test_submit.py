@@ -29,7 +29,7 @@ def file_of_job(tmp_path: Path, task: str = f"{WORKERS}:Counter", **keys: object
         {"name": "task", "worker": task, "task": True, "max_restarts": 0, "after": ["service"]},
     ]
     path = tmp_path / "job.toml"
-    path.write_text(tomli_w.dumps({"name": "tiny", "roles": roles, **keys}))
+    path.write_text(tomli_w.dumps({"name": "tiny", "lease_seconds": 60.0, "roles": roles, **keys}))
     return path
 
 
@@ -61,12 +61,13 @@ def test_a_job_is_submitted_watched_and_awaited(
 ) -> None:
     given = [str(file_of_job(tmp_path)), "--directory", str(directory)]
     command = [sys.executable, "-m", "cli.main", "submit", *given, "--detach"]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert f"counterpoint status, wait or stop {directory}" in completed.stdout
     assert main(["submit", *given]) == 2
     assert "has a job already" in capsys.readouterr().err
     handle = JobHandle(directory)
     wait_until(lambda: handle.status().stage == "RUNNING", "the running job")
+    wait_until(lambda: handle.logs("task-0") != "", "its first line")
     assert main(["status", str(directory)]) == 0
     shown = capsys.readouterr().out
     for part in ("job tiny: RUNNING, epoch 1", "service-0", "task-0", "node-0", "incarnation"):
@@ -124,7 +125,7 @@ def test_a_signal_stops_the_job_in_order(tmp_path: Path, directory: Path) -> Non
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         wait_until((directory / "task-0.started").exists, "the task")
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "ended with exit code 130: stopped by its user" in output
     outcome = read_outcome(directory)

@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
+
+from perf.noise import TOO_NOISY, measured_noise
 
 ATTEMPTS = 3
 """A machine may be busy with something else; a fault is there every time."""
 
 NOISY_ATTEMPTS = 4
 """How many more there may be while other processes take so much of the machine that a benchmark itself decides nothing."""
+
+QUIET_SECONDS = 45.0
+"""Longest wait for others to be done before the next of these."""
+
+
+def wait_for_quiet() -> None:
+    """Waits until others have left the machine alone for a second, or for as long as they may take."""
+    deadline, share = time.monotonic() + QUIET_SECONDS, 1.0
+    while share > TOO_NOISY and time.monotonic() < deadline:
+        with measured_noise() as noise:
+            time.sleep(1.0)
+        share = noise.share
 
 
 @pytest.mark.slow
@@ -37,4 +52,6 @@ def test_no_benchmark_is_grossly_worse_than_it_was(case: str) -> None:
         (broken if decided else undecided).append(
             "; ".join(f"{figure['name']}: {figure['value']}" for figure in missed)
         )
+        if not decided:
+            wait_for_quiet()
     pytest.fail(f"broken: {broken}; undecided, since too much else runs on this machine: {undecided}")

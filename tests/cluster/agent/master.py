@@ -95,7 +95,7 @@ class Master:
 class Node:
     """An agent that a test starts, and what is left of it."""
 
-    def __init__(self, directory: Path, lease_seconds: float = 10.0, agent: str = "a1") -> None:
+    def __init__(self, directory: Path, lease_seconds: float = 60.0, agent: str = "a1") -> None:
         self.directory = directory
         self.settings = AgentSettings(
             agent=agent, job=JOB, node="node-0", name="n0", directory=directory / "agents", lease_seconds=lease_seconds
@@ -139,7 +139,7 @@ class Node:
 
 
 @contextmanager
-def running_node(directory: Path, lease_seconds: float = 10.0) -> Iterator[Node]:
+def running_node(directory: Path, lease_seconds: float = 60.0) -> Iterator[Node]:
     node = Node(directory, lease_seconds)
     try:
         yield node

@@ -223,11 +223,11 @@ def test_without_a_master_it_stops_its_workers_and_ends_after_a_lease(node: Node
 
 
 def test_a_frozen_agent_s_workers_end_after_two_leases_and_it_obeys_nobody_when_it_wakes(tmp_path: Path) -> None:
-    with running_node(tmp_path, lease_seconds=3.0) as node:
+    with running_node(tmp_path, lease_seconds=5.0) as node:
         master = started(node)
         os.kill(node.endpoint.pid, signal.SIGSTOP)
         wait_until(lambda: node.processes == [node.endpoint.pid], "the end of the worker")
-        assert "nothing was heard of the supervisor for 6 s" in node.log("role-0")
+        assert "nothing was heard of the supervisor for 10 s" in node.log("role-0")
         number = master.send(protocol.CREATE, **node.order("role-1", SERVICE))
         os.kill(node.endpoint.pid, signal.SIGCONT)
         wait_until(node.ended, "the agent's end")

@@ -35,6 +35,7 @@ WORKERS = "tests.cluster.worker_process.workers"
 
 JOB = JobSpec(
     name="contract",
+    lease_seconds=60.0,  # a busy machine's test may not speak to its agents for a while
     roles=(
         RoleSpec(name="plain", count=2, worker=f"{WORKERS}:Plain", sub_master=f"{WORKERS}:Leader"),
         RoleSpec(name="fails", worker=f"{WORKERS}:FailsInSetup"),

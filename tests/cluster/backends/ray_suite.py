@@ -132,7 +132,7 @@ async def test_a_dead_actor_is_told_and_its_worker_created_again(world: RayWorld
 
 
 async def test_a_job_without_a_master_leaves_nothing_on_ray(world: RayWorld, connection: RayCluster) -> None:
-    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+    world.job = JOB.model_copy(update={"lease_seconds": 4.0})
     async with await watch(world) as master:
         for worker in ("program-0", "program-1"):
             await master.backend.allocate(bundle("program-0", "program-1"), ())
@@ -146,7 +146,7 @@ async def test_a_job_without_a_master_leaves_nothing_on_ray(world: RayWorld, con
 async def test_the_workers_of_a_lost_node_are_placed_elsewhere(
     world: RayWorld, connection: RayCluster, ray_cluster: Any
 ) -> None:
-    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+    world.job = JOB.model_copy(update={"lease_seconds": 4.0})
     known = {node.name for node in connection.nodes()}
     extra = ray_cluster.add_node(**NODE)
     async with await watch(world) as master:
@@ -182,7 +182,7 @@ def test_a_job_on_ray_survives_its_master(tmp_path: Path, connection: RayCluster
         silence_timeout_seconds=None,
         resources=Resources(cpu=1),
     )
-    spec = JobSpec(name="small", roles=(work,), lease_seconds=10.0)
+    spec = JobSpec(name="small", roles=(work,), lease_seconds=60.0)
     job = submit(spec, tmp_path / "job", "ray", options={"address": connection.address})
     key = job_key(spec.name, tmp_path / "job")
     try:
@@ -192,7 +192,7 @@ def test_a_job_on_ray_survives_its_master(tmp_path: Path, connection: RayCluster
         os.kill(master.pid, signal.SIGKILL)
         wait_until(lambda: _epoch(job) > 1, "the next master", details=lambda: job.logs("master"))
         (tmp_path / "go").touch()
-        assert job.wait(60).code == 0, job.logs("master")
+        assert job.wait(120).code == 0, job.logs("master")
         assert [one.incarnation for one in job.status().workers] == [1]
         assert not connection.groups(key)
         wait_until(lambda: not connection.actors(key), "the end of the actors")

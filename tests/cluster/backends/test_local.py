@@ -25,10 +25,11 @@ class LocalWorld:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.job = JOB
         self.backends: list[LocalBackend] = []
 
     async def backend(self, epoch: int) -> LocalBackend:
-        self.backends.append(LocalBackend(JOB, self.directory, epoch, nodes=2))
+        self.backends.append(LocalBackend(self.job, self.directory, epoch, nodes=2))
         return self.backends[-1]
 
     def agent(self, node: str) -> int:
@@ -71,6 +72,7 @@ async def test_a_killed_agent_is_a_lost_node_and_its_place_is_used_again(world: 
 
 
 async def test_a_frozen_agent_is_a_lost_node(world: LocalWorld) -> None:
+    world.job = JOB.model_copy(update={"lease_seconds": 10.0})
     async with await watch(world) as master:
         await master.run("program-0")
         node = (await master.get(Created, "program-0")).node

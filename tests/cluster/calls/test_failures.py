@@ -17,6 +17,7 @@ from cluster.calls.server_socket import call_address
 from cluster.errors import ActorDied, ActorRestarting, CallTimeout
 from cluster.member import Stage
 from tests.cluster.calls.process import callee_process, member
+from tests.support.freezing import freeze
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.slow
@@ -95,7 +96,7 @@ def test_an_idempotent_call_to_any_worker_goes_to_another(caller: Caller, tmp_pa
         caller.update([member(first), member(second, "callee-1")])
         for rank in range(2):
             wait_until(lambda rank=rank: answers(group, rank), "an answer")  # type: ignore[misc]
-        os.kill(doomed.pid, signal.SIGSTOP)
+        freeze(doomed.pid)
         calls = [group.call("identity") for _ in range(4)]
         assert {call.result(DEADLINE)[0] for call in calls} == {"callee-1"}
 
@@ -106,7 +107,7 @@ def test_silence_ends_a_call_and_the_worker_that_goes_on_is_called_again(caller:
     with callee_process(address) as process:
         caller.update([member(address)])
         wait_until(lambda: answers(group), "an answer")
-        os.kill(process.pid, signal.SIGSTOP)
+        freeze(process.pid)
         with pytest.raises((ActorDied, ActorRestarting), match="callee-0"):
             group.call("echo", 2).result(DEADLINE)
         repeated = group.call("identity")

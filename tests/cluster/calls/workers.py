@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from cluster.calls import remote
 from cluster.errors import ActorDied
 from cluster.worker import Worker
+
+
+def say(text: object) -> None:
+    """Says it in one write, since calls run beside `start`, and `print` makes several."""
+    sys.stdout.write(f"said {text}\n")
 
 
 class Scorer(Worker):
@@ -27,15 +34,15 @@ class Driver(Worker):
 
     @remote
     def started(self) -> None:
-        print("said blocked", flush=True)
+        say("blocked")
 
     def start(self) -> None:
         scorers = self.context.group("scorer")
         scorers.wait_until_callable(60.0)
-        print("said", scorers.call_batch("score", [1.0, 2.0, 3.0]).result(), flush=True)
-        print("said", scorers.call("score", np.ones(2), rank=0).result(), flush=True)
+        say(scorers.call_batch("score", [1.0, 2.0, 3.0]).result())
+        say(scorers.call("score", np.ones(2), rank=0).result())
         try:
             scorers.call("block", rank=0).result()
         except ActorDied as error:
-            print("said died", error, flush=True)
-        print("said", scorers.call("score", [4.0], rank=0).result(), flush=True)
+            say(f"died {error}")
+        say(scorers.call("score", [4.0], rank=0).result())

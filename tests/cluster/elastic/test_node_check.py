@@ -55,6 +55,7 @@ def test_another_child_is_started_after_one_that_failed() -> None:
 
 
 def test_a_check_can_be_aborted_from_another_thread() -> None:
+    """Also where a guardian does not hear its first SIGHUP, as below `nohup`."""
     with check("import time; time.sleep(600)") as process, ThreadPoolExecutor(1) as executor:
         failed = executor.submit(process.ask, {"measure": {}}, 600)
         wait_until(lambda: process._process is not None, "the child")

@@ -20,7 +20,9 @@ WRITE = """
 import json, os, sys
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "CUSTOM"]
 found = {name: os.environ.get(name, "") for name in names} | {"open": sorted(os.listdir("/proc/self/fd"))}
-open(os.path.join(sys.argv[1], os.environ["RANK"]), "w").write(json.dumps(found))
+path = os.path.join(sys.argv[1], os.environ["RANK"])
+open(path + ".part", "w").write(json.dumps(found))
+os.rename(path + ".part", path)
 """
 
 WAIT = "import os, sys, time; open(os.path.join(sys.argv[1], os.environ['RANK']), 'w').close(); time.sleep(600)"

@@ -128,7 +128,7 @@ class Troupe:
     replaced: list[tuple[str, int, str]] = field(default_factory=list)
     stopped_for: str = ""
     on_replace: Callable[[], object] = lambda: None
-    caller: Caller = field(default_factory=Caller)
+    caller: Caller = field(default_factory=lambda: Caller(heartbeat_seconds=30.0))
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _absent: set[str] = field(default_factory=set)
     _all: list[Life] = field(default_factory=list)

@@ -52,7 +52,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def two_roles() -> JobSpec:
     return (
-        JobBuilder("tiny")
+        JobBuilder("tiny", lease_seconds=60.0)  # the agents wait for the next master, however slow its start
         .role("service", worker=f"{WORKERS}:Service")
         .role("counter", worker=f"{WORKERS}:Counter", count=2, task=True, after=("service",))
         .build()
