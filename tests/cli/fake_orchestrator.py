@@ -3,7 +3,7 @@ writes the metrics of 20 steps; SIGTERM ends it with 143, as one that drains.
 
 `python -m tests.cli.fake_orchestrator OUTPUT RUN BEHAVIOUR [--resume]`; BEHAVIOUR is `finish`, or, at the third step, `fail`
 (exit code 3), `hang` (until it is evicted), `stubborn` (likewise, and SIGTERM does not end it), `die` (SIGKILL; not with
-`--resume`), or `return` (likewise, and then hangs).
+`--resume`), `return` (likewise, and then hangs), or `wait` (until there is a file `control/go`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ def main(output: Path, run_id: str, behaviour: str, resumes: bool) -> None:
     metrics = run_dir / "metrics.jsonl"
     before = len(metrics.read_text().splitlines()) if resumes and metrics.exists() else 0
     for step in range(before + 1, 21):
-        append(metrics, shipped_line(step, time.time()))
         append(output / "trainer" / "metrics.jsonl", trained_line(step, run_id))
+        append(metrics, shipped_line(step, time.time()))  # last: the tests wait for it, and may end this process then
         time.sleep(0.02)
         if step < 3 or (step > 3 and behaviour != "return"):
             continue
         if behaviour == "fail":
             print("the disk is full", file=sys.stderr)
             sys.exit(3)
+        while behaviour == "wait" and not (run_dir / "control" / "go").exists():
+            time.sleep(0.05)
         while behaviour in ("hang", "stubborn") or (behaviour == "return" and resumes):
             time.sleep(0.05)
             if (run_dir / "control" / "evicted.txt").exists():

@@ -60,7 +60,7 @@ class Fleet:
             "root": str(self.root),
             "join": str(self.output),
             "heartbeat_seconds": 1.0,
-            "lease_seconds": 6.0,
+            "lease_seconds": 60.0,
             "grid": {"seed": [1, 2]},
             "base": {
                 "steps": 20,
@@ -154,6 +154,7 @@ def test_workers_share_the_targets_and_the_same_name_runs_nothing_twice(
 
 @pytest.mark.slow
 def test_a_peer_goes_on_where_a_killed_worker_was(fleet: Fleet) -> None:
+    fleet.settings["lease_seconds"] = 6.0
     first = fleet.worker("hang")
     fleet.wait_for_step_3("seed-1")
     first.kill()
@@ -244,7 +245,8 @@ def test_a_target_that_fails_without_being_tried_is_told_with_its_reason(fleet: 
 
 @pytest.mark.slow
 def test_a_worker_that_was_paused_past_its_lease_ends_its_run_before_a_peer_goes_on(fleet: Fleet) -> None:
-    paused = fleet.worker("hang")
+    fleet.settings["lease_seconds"] = 6.0
+    paused = fleet.worker("finish,seed-1=hang")  # whoever is first at the other target ends it
     fleet.wait_for_step_3("seed-1")
     paused.send_signal(signal.SIGSTOP)
     peer = fleet.worker("finish")
@@ -261,9 +263,10 @@ def test_a_worker_that_was_paused_past_its_lease_ends_its_run_before_a_peer_goes
 
 @pytest.mark.slow
 def test_a_target_waits_for_the_job_that_it_is_to_join(fleet: Fleet) -> None:
-    worker = fleet.worker("finish")
-    wait_until(lambda: fleet.steps("seed-1") != [], "the first target to begin")
+    worker = fleet.worker("finish,seed-1=wait")
+    fleet.wait_for_step_3("seed-1")
     os.close(fleet.lock)
+    (fleet.output / "run_test.seed-1" / "control" / "go").touch()
     waiting = f"seed-2: waiting for the job in {fleet.output}, which does not run"
     wait_until(lambda: waiting in fleet.outputs[worker].read_text(), "the worker to say so")
     fleet.lock = take_lock(fleet.output / "job.lock", "")
@@ -274,6 +277,7 @@ def test_a_target_waits_for_the_job_that_it_is_to_join(fleet: Fleet) -> None:
 
 @pytest.mark.slow
 def test_a_lost_lease_ends_even_a_run_that_does_not_listen(fleet: Fleet) -> None:
+    fleet.settings["lease_seconds"] = 6.0
     worker = fleet.worker("finish,seed-1=stubborn")
     fleet.wait_for_step_3("seed-1")
     away = fleet.root.with_name("away")
