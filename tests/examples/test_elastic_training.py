@@ -53,7 +53,14 @@ def send(handle: JobHandle, worker: str, number: signal.Signals) -> None:
         (found,) = (status for status in handle.status().workers if status.worker == worker)
         return found.stage, found.incarnation, found.pid
 
-    _, incarnation, pid = one()
+    incarnation = pid = 0
+
+    def runs() -> bool:
+        nonlocal incarnation, pid
+        stage, incarnation, pid = one()
+        return stage == "RUNNING" and pid > 0
+
+    wait_until(runs, f"{worker} to run", seconds=120)
     os.kill(pid, number)
     goes_on = f"{worker} after incarnation {incarnation} got {number.name}"
     wait_until(lambda: one()[1] > incarnation and one()[0] == "RUNNING", goes_on, seconds=120)

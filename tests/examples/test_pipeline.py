@@ -69,6 +69,18 @@ def worker_of(handle: JobHandle, name: str) -> WorkerStatus:
     return found
 
 
+def running(handle: JobHandle, name: str) -> WorkerStatus:
+    """Returns a worker's status once that says that it runs."""
+    seen: list[WorkerStatus] = []
+
+    def runs() -> bool:
+        seen.append(worker_of(handle, name))
+        return seen[-1].stage == "RUNNING" and seen[-1].pid > 0
+
+    wait_until(runs, f"{name} to run", DEADLINE_SECONDS)
+    return seen[-1]
+
+
 def kill_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random) -> None:
     """Kills a worker of each role, in any order and while records pass; returns once all of them run again."""
     victims: list[str] = [chance.choice(role.worker_names) for role in handle.spec.roles]
@@ -82,13 +94,7 @@ def kill_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random) 
             f"a commit before {victim} is killed",
             DEADLINE_SECONDS,
         )
-        wait_until(
-            lambda victim=victim: worker_of(handle, victim).stage == "RUNNING",  # type: ignore[misc]
-            f"{victim} to run",
-            DEADLINE_SECONDS,
-        )
-        found = worker_of(handle, victim)
-        assert found.pid > 0
+        found = running(handle, victim)
         os.kill(found.pid, signal.SIGKILL)
         killed[victim] = found.incarnation
 

@@ -36,8 +36,14 @@ def kill(handle: JobHandle, worker: str) -> None:
         (found,) = (status for status in handle.status().workers if status.worker == worker)
         return found.stage, found.incarnation, found.pid
 
-    wait_until(lambda: one()[0] in ("RUNNING", "FINISH"), f"{worker} to run", seconds=120)
-    _, incarnation, pid = one()
+    incarnation = pid = 0
+
+    def runs() -> bool:
+        nonlocal incarnation, pid
+        stage, incarnation, pid = one()
+        return stage in ("RUNNING", "FINISH") and pid > 0
+
+    wait_until(runs, f"{worker} to run", seconds=120)
     os.kill(pid, signal.SIGKILL)
     goes_on = f"{worker} after incarnation {incarnation} was killed"
     wait_until(lambda: one()[1] > incarnation and one()[0] in ("RUNNING", "FINISH"), goes_on, seconds=120)

@@ -31,7 +31,7 @@ def make_config(tmp_path: Path, inference: FakeInference) -> Callable[..., RunCo
             "kind": "tests.orchestrator.toy_environment:Toy",
             "args": fields.pop("args", {}),
             "state_columns": ["answer"],
-            "rollout_timeout_seconds": fields.pop("rollout_timeout_seconds", 30.0),
+            "rollout_timeout_seconds": fields.pop("rollout_timeout_seconds", 120.0),
         }
         values: dict[str, Any] = {
             "run_id": "one",
@@ -42,8 +42,8 @@ def make_config(tmp_path: Path, inference: FakeInference) -> Callable[..., RunCo
             "sampling": SamplingConfig(max_tokens=8),
             "schedule": ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32),
             "inference": {"urls": [inference.url], "health_interval_seconds": 0.1},
-            "stall_timeout_seconds": 30,
-            "shutdown_timeout_seconds": 10,
+            "stall_timeout_seconds": 120,
+            "shutdown_timeout_seconds": 60,
         }
         return RunConfig.model_validate(values | fields)
 

@@ -136,7 +136,7 @@ class RunningJob:
 
 def assert_nothing_is_left(job: RunningJob) -> None:
     """Asserts that a job that has ended has left no process. The kernel takes a moment to remove those that were killed."""
-    wait_until(lambda: not job.processes(), "the end of its processes", 10, lambda: str(job.processes()))
+    wait_until(lambda: not job.processes(), "the end of its processes", details=lambda: str(job.processes()))
 
 
 def write_config(directory: Path, max_restarts: int = 0, server: ServerProcess | None = None) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 from cluster.calls import remote
 from cluster.calls.server import CallServer
 from cluster.member import Member, Stage
+from tests.support.polling import wait_until
 
 
 class Callee:
@@ -104,6 +105,15 @@ def callee_process(address: str, worker: str = "callee-0", incarnation: int = 1)
             yield process
         finally:
             process.kill()
+
+
+def until_no_thread_is_left() -> None:
+    """Waits for the end of all threads of callers and servers, which `close` waits for, too, but not for long."""
+
+    def left() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("calls")]
+
+    wait_until(lambda: not left(), "the end of all threads", details=lambda: str(left()))
 
 
 def member(address: str, worker: str = "callee-0", incarnation: int = 1, stage: Stage = Stage.RUNNING) -> Member:

@@ -18,7 +18,7 @@ from cluster.calls.server import CallServer
 from cluster.calls.server_socket import call_address
 from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
 from cluster.member import Stage
-from tests.cluster.calls.process import Callee, member
+from tests.cluster.calls.process import Callee, member, until_no_thread_is_left
 from tests.support.polling import wait_until
 
 DEADLINE = 60.0
@@ -52,7 +52,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path)
     yield fleet
     fleet.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("calls")]
+    until_no_thread_is_left()
 
 
 def test_a_call_returns_what_the_method_returned(fleet: Fleet) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from cluster.calls.group import RoleGroup
 from cluster.calls.server_socket import call_address
 from cluster.errors import ActorDied, ActorRestarting, CallTimeout
 from cluster.member import Stage
-from tests.cluster.calls.process import callee_process, member
+from tests.cluster.calls.process import callee_process, member, until_no_thread_is_left
 from tests.support.freezing import freeze
 from tests.support.polling import wait_until
 
@@ -32,7 +31,7 @@ PATIENT, IMPATIENT = 30.0, 1.0
 def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
     with Caller(heartbeat_seconds=getattr(request, "param", PATIENT)) as caller:
         yield caller
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("calls")]
+    until_no_thread_is_left()
 
 
 def answers(group: RoleGroup, rank: int = 0) -> bool:

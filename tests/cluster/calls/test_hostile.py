@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from cluster.calls.server import CallServer
 from cluster.calls.server_socket import call_address
 from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
 from cluster.member import Member, Stage
-from tests.cluster.calls.process import Callee, member
+from tests.cluster.calls.process import Callee, member, until_no_thread_is_left
 from tests.support.polling import wait_until
 from transport.wires.endpoint import CurveKeys
 
@@ -208,7 +207,7 @@ def test_beyond_loopback_only_known_keys_may_call() -> None:
                     caller.group("callee").call("echo", 1).result(DEADLINE)
     finally:
         server.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("calls")]
+    until_no_thread_is_left()
 
 
 @pytest.mark.parametrize(("address", "key"), [("nonsense", ""), ("tcp://127.0.0.1:9", "too short")])

@@ -107,6 +107,6 @@ async def test_an_error_is_told_in_the_servers_words_and_not_all_of_them(
 async def test_closing_does_not_wait_for_memory() -> None:
     mapped = threading.Event()
     async with HttpSessions(PoolConfig()) as connections:
-        mapping = connections._threads.submit(mapped.wait, 5)
+        mapping = connections._threads.submit(mapped.wait, 60)
     assert not mapping.done()
     mapped.set()

@@ -129,7 +129,7 @@ def test_no_history_fills_more_slots_than_there_are_or_leaves_one_waiting_for_ev
             assert len(Counter(request.adapter for request in requests if request.runs)) <= slots
         for request in requests:
             request.end.set()
-        await asyncio.wait_for(asyncio.gather(*(request.task for request in requests), return_exceptions=True), 10)
+        await asyncio.wait_for(asyncio.gather(*(request.task for request in requests), return_exceptions=True), 60)
         assert not shared._used
         assert all(place.done() for queue in shared._queues.values() for place in queue)
 

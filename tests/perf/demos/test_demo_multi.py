@@ -52,7 +52,7 @@ def test_every_claim_can_fail(changed: Row, said: str) -> None:
 
 async def test_a_request_that_the_pool_tries_again_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with FakeServer() as server:
-        pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=10), "a-model")
+        pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60), "a-model")
         try:
             await pool.start()
             server.drop_next = 1
