@@ -101,7 +101,11 @@ class Agent:
             except MalformedMessageError as error:
                 self._log_once(f"dropped a message: {error}")
                 continue
+            epoch = self._table.epoch
             self._do(self._table.receive(frames[0], message, launch.alive_clock()), frames[0])
+            if self._table.epoch > epoch:
+                for process in self._processes.values():
+                    self._tell(process.beat(alive=False))
 
     async def _send(self) -> None:
         while True:
@@ -176,8 +180,9 @@ class Agent:
         """Handles a message of a worker's process."""
         self._do(self._table.hear(worker, incarnation, message))
         process = self._processes.get(worker)
-        if message["kind"] == protocol.ALIVE and process is not None and process.order.incarnation == incarnation:
-            self._tell(process.beat())
+        of_life = message["kind"] in (protocol.ALIVE, protocol.NEWS)
+        if of_life and process is not None and process.order.incarnation == incarnation:
+            self._tell(process.beat(alive=message["kind"] == protocol.ALIVE))
 
     def _collect(self) -> None:
         """Reaps every child. One that is no guardian is an orphan of a killed guardian."""

@@ -37,6 +37,8 @@ class OwnedProcess:
         self._control = ControlSocket(order.worker, self._on_message) if order.description else None
         self.status = ""
         self._beaten = 0.0
+        self._alive = False
+        """Whether it gave a sign of life that was not passed on yet."""
         self._late_beat: asyncio.TimerHandle | None = None
         environment = dict(order.environment)
         if self._control is not None:
@@ -93,8 +95,8 @@ class OwnedProcess:
         """Shows its guardian that the agent lives."""
         self._process.show_life()
 
-    def beat(self) -> dict[str, Any]:
-        """Returns its heartbeat, for the master."""
+    def beat(self, *, alive: bool) -> dict[str, Any]:
+        """Returns its heartbeat, or the news of it, for the master."""
         return {
             "kind": protocol.BEAT,
             "worker": self.order.worker,
@@ -102,6 +104,7 @@ class OwnedProcess:
             "status": (self.status or self._process.status)[:200],
             "trouble": self._process.trouble[:200],
             "pid": self._process.main_pid or 0,
+            "alive": alive,
         }
 
     def rotate_log(self) -> None:
@@ -126,24 +129,25 @@ class OwnedProcess:
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["kind"] == protocol.ALIVE:
             self.status = str(message.get("status", ""))
-            self._pass_beat_on()
+            self._pass_beat_on(alive=True)
         else:
             self._hear(message)
 
-    def _pass_beat_on(self) -> None:
-        """Passes a heartbeat on, at once unless the last one was just now."""
+    def _pass_beat_on(self, *, alive: bool) -> None:
+        """Passes a heartbeat or news on, at once unless the last one was just now."""
+        self._alive = self._alive or alive
         now = self._loop.time()
         if self._late_beat is None:
             self._late_beat = self._loop.call_at(max(now, self._beaten + BEATS_APART_SECONDS), self._beat)
 
     def _beat(self) -> None:
+        kind, self._alive = protocol.ALIVE if self._alive else protocol.NEWS, False
         self._late_beat, self._beaten = None, self._loop.time()
-        self._hear({"kind": protocol.ALIVE})
+        self._hear({"kind": kind})
 
     def _read_notifications(self) -> None:
         """Turns systemd's notifications into the messages of a class's process."""
-        before = self._process.status, self._process.trouble
-        main_pid = self._process.main_pid
+        before = self._process.main_pid, self._process.status, self._process.trouble
         received = self._process.read_notifications()
         if self._control is None:
             for word, kind in (("READY", protocol.READY), ("STOPPING", protocol.ENDING)):
@@ -151,9 +155,7 @@ class OwnedProcess:
                     self._hear({"kind": kind})
             if (seconds := self._process.take_extension()) > 0:
                 self._hear({"kind": protocol.EXTEND, "seconds": seconds})
-        changed = before != (self._process.status, self._process.trouble)
-        # The guardian says which process it is, before that can beat itself: no heartbeat, from which a limit would count.
-        if self.order.silence_timeout_seconds is None:
-            changed |= main_pid != self._process.main_pid
-        if "WATCHDOG" in received or "READY" in received or changed:
-            self._pass_beat_on()
+        changed = before != (self._process.main_pid, self._process.status, self._process.trouble)
+        of_life = "WATCHDOG" in received or "READY" in received
+        if of_life or changed:
+            self._pass_beat_on(alive=of_life)

@@ -47,7 +47,8 @@ sent one, with the `id` 0, when another one takes its place."""
 REPORT = "report"
 """`number, event` (the event's class name), `fields` (all but `at`): kept until acknowledged."""
 BEAT = "beat"
-"""`worker, incarnation, status, trouble, pid`: a heartbeat; not numbered."""
+"""`worker, incarnation, status, trouble, pid, alive`: a heartbeat, or only news if not `alive`; not numbered. A new master is
+sent the news of every worker."""
 
 # --- agent to worker's process ---
 DESCRIPTION = "description"
@@ -70,6 +71,8 @@ FAILED = "failed"
 """`reason`: a hook raised; the process ends next."""
 ALIVE = "alive"
 """`status`: a heartbeat."""
+NEWS = "news"
+"""Of a command: its process id, or what it says of itself, has changed. No sign of life: its guardian may have sent it."""
 CHILDREN_CHECKED = "children_checked"
 """`check`."""
 FAILOVER_DONE = "failover_done"

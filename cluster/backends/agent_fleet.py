@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,9 @@ class AgentFleet(ABC, Listener):
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """As `Listener.on_heartbeat`."""
+        waiting = self._beats.get(heartbeat.worker)
+        if waiting is not None and waiting.alive and waiting.incarnation == heartbeat.incarnation:
+            heartbeat = replace(heartbeat, alive=True)
         self._beats[heartbeat.worker] = heartbeat
         self._arrived.set()
 

@@ -237,7 +237,7 @@ class AgentLink:
             case protocol.REPORT:
                 self._report(message)
             case protocol.BEAT:
-                own = {name: message[name] for name in ("worker", "incarnation", "status", "trouble", "pid")}
+                own = {name: message[name] for name in ("worker", "incarnation", "status", "trouble", "pid", "alive")}
                 self._listener.on_heartbeat(Heartbeat(**own))
 
     def _welcome(self, message: Mapping[str, Any]) -> None:

@@ -82,6 +82,8 @@ class Heartbeat:
     trouble: str = ""
     pid: int = 0
     """Of the command itself; 0 if not known yet."""
+    alive: bool = True
+    """False: only news of it, and no sign of life."""
 
 
 class Backend(Protocol):

@@ -208,7 +208,8 @@ class PrimeMaster:
             async for event in self.backend.events():
                 if isinstance(event, Heartbeat):
                     self.beats[event.worker] = event
-                    self.tally.heard(event.worker, event.incarnation, self.clock.read())
+                    if event.alive:
+                        self.tally.heard(event.worker, event.incarnation, self.clock.read())
                 else:
                     self._inbox.put_nowait(Arrival(event, from_backend=True))
             raise RuntimeError("the backend's events have ended")

@@ -67,9 +67,21 @@ time.sleep(600)
     master.command(protocol.CREATE, **node.order("role-0", code, silence_timeout_seconds=30.0))
     master.wait((tmp_path / "runs").exists, "its process")
     master.command(protocol.ORDER, worker="role-0", incarnation=1, order={"kind": protocol.START})
-    assert not master.beats
+    assert not any(beat["alive"] for beat in master.beats)
     (tmp_path / "go").touch()
-    master.wait(lambda: master.beats and master.beats[-1]["pid"], "its first heartbeat, with its pid")
+    master.wait(
+        lambda: any(beat["alive"] and beat["pid"] for beat in master.beats), "its first heartbeat, with its pid"
+    )
+
+
+def test_news_of_a_command_is_no_sign_of_life_and_told_to_the_next_master_as_well(node: Node) -> None:
+    first = node.master()
+    first.command(protocol.CREATE, **node.order("role-0", "import time; time.sleep(600)"))
+    first.wait(lambda: any(beat["pid"] for beat in first.beats), "its process id")
+    second = node.master(epoch=2)
+    second.wait(lambda: second.beats, "the news")
+    assert second.beats[-1]["pid"] == first.beats[-1]["pid"]
+    assert not any(beat["alive"] for beat in (*first.beats, *second.beats))
 
 
 def test_a_worker_of_a_class_goes_through_its_hooks(node: Node) -> None:
