@@ -39,6 +39,7 @@ from cluster.master.control import ControlServer
 from cluster.master.durable import MastershipLost
 from cluster.master.faults import Faults
 from cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
+from cluster.master.observer import Observer
 from cluster.master.orders import Orders
 from cluster.master.prime_master import PrimeMaster
 from cluster.master.standby import Standby
@@ -56,6 +57,13 @@ HELD = 76
 CANNOT_RUN = 2
 """Exit code when there is no job in the directory, or it cannot be read."""
 
+STOPS = {
+    signal.SIGTERM: "stopped by SIGTERM",
+    signal.SIGINT: "interrupted by Ctrl-C",
+    signal.SIGHUP: "the terminal was closed (SIGHUP)",
+}
+"""Signals that stop the job in order, and the reason that each gives it."""
+
 END_SECONDS = 60.0
 """Longest time to end the agents after the job."""
 
@@ -64,8 +72,17 @@ class MasterProcess:
     """The terms of one process."""
 
     def __init__(
-        self, directory: Path, job: JobFile, store: Store, *, is_standby: bool, standby: Standby | None
+        self,
+        directory: Path,
+        job: JobFile,
+        store: Store,
+        *,
+        is_standby: bool = False,
+        standby: Standby | None = None,
+        observer: Observer | None = None,
+        stop_first: StopRequested | None = None,
     ) -> None:
+        """With `stop_first` the job is stopped in order before anything else happens."""
         self._directory, self._job, self._store = directory, job, store
         self._patience = float("inf") if is_standby else 2 * job.spec.lease_seconds + 10.0
         self._standby = standby
@@ -73,13 +90,15 @@ class MasterProcess:
         self._faults = Faults()
         self._master: PrimeMaster | None = None
         self._control: ControlServer | None = None
-        self._stop_first: StopRequested | None = None
+        self._stop_first = stop_first
+        self._observer = observer
         self._failures = 0
 
     async def run(self) -> int:
         """Runs terms until the job has ended, or another master has it; returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        handled = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has SIGHUP
+        for number in handled:
             loop.add_signal_handler(number, self._on_signal, number)
         former: Backend | None = None
         epoch = 0
@@ -111,6 +130,8 @@ class MasterProcess:
                 await self._control.close()
             if self._standby is not None:
                 self._standby.stop_watching()
+            for number in handled:
+                loop.remove_signal_handler(number)
 
     def _acquire(self, former_epoch: int) -> Mastership:
         """Takes the mastership. Blocks. Raises `MasterHeld`, `StoreError`."""
@@ -134,7 +155,7 @@ class MasterProcess:
         """Stops the job in order; a second signal kills it. A master that waits only ends."""
         self._give_up.set()
         if self._master is not None:
-            self._master.emit(StopRequested(f"stopped by {number.name}", 128 + number, "", 0.0))
+            self._master.emit(StopRequested(STOPS[number], 128 + number, "", 0.0))
 
     # --- one term ---
 
@@ -154,6 +175,7 @@ class MasterProcess:
             epoch,
             lambda: mastership.lost,
             self._faults,
+            self._observer,
         )
         self._master = master
         loop = asyncio.get_running_loop()

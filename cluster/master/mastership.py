@@ -157,7 +157,7 @@ def _free(store: Store, epoch: int, dead: Identity) -> None:
         return
     with contextlib.suppress(Conflict):  # Somebody was quicker.
         store.write(TARGET, interrupted(record, time.time()).to_bytes(), stored.version)
-        logger.warning("the master with epoch %d, process %d, is dead; its lease is free", epoch, dead.pid)
+        logger.info("the master with epoch %d, process %d, is dead; its lease is free", epoch, dead.pid)
 
 
 def _record(store: Store) -> Record | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.backends.base import Backend, Heartbeat
 from cluster.errors import StaleMasterError
-from cluster.manager.events import Event, Instruction, Outcome, Tick
+from cluster.manager.events import Event, GuestsChanged, Instruction, Outcome, Tick, WorkerExited
 from cluster.manager.tally import Tally
 from cluster.master.adoption import REPORT_SECONDS, compare
 from cluster.master.durable import Durable, MastershipLost
@@ -23,6 +24,7 @@ from cluster.master.executor import Executor
 from cluster.master.faults import Faults
 from cluster.master.fold import fold, last_time, opening_events, state_of
 from cluster.master.job_clock import JobClock
+from cluster.master.observer import Observer
 from cluster.master.orders import Orders
 from sweep.store import Store
 
@@ -57,6 +59,7 @@ class PrimeMaster:
         epoch: int,
         is_lost: Callable[[], str | None] = lambda: None,
         faults: Faults | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Takes what the job is, where its journal lies, and a backend that acts in the name of the `epoch`.
 
@@ -69,6 +72,8 @@ class PrimeMaster:
         self.faults = faults or Faults("")
         self.durable = Durable(store, epoch, self._check_lost, self.faults)
         self._is_lost = is_lost
+        self._observer = observer or Observer()
+        self._looked_for_guests = -math.inf
         self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue()
         self._lost: str | None = None
         self._failure: Exception | None = None
@@ -162,10 +167,28 @@ class PrimeMaster:
         while not self._inbox.empty():
             arrived.append(self._inbox.get_nowait())
         now = self.clock.read()
-        arrived += [Arrival(event) for event in self.tally.silent(now)]
+        found = [arrival for arrival in arrived if arrival is not None]
+        found = [*self._new_guests(found, now), *found]
+        found += [Arrival(event) for event in self.tally.silent(now)]
         if self.manager.deadline is not None and self.manager.deadline <= now:
-            arrived.append(Arrival(Tick(now)))
-        return [arrival for arrival in arrived if arrival is not None]
+            found.append(Arrival(Tick(now)))
+        return found
+
+    def _new_guests(self, arrived: Sequence[Arrival], now: float) -> list[Arrival]:
+        """Looks for guests now and then, and before the end of a worker is handled."""
+        exited = any(isinstance(arrival.event, WorkerExited) for arrival in arrived)
+        if not exited and now - self._looked_for_guests < PULSE_SECONDS:
+            return []
+        self._looked_for_guests = now
+        guests = self._observer.guests()
+        if guests is None or list(guests) == self.manager.state.guests:
+            return []
+        return [Arrival(GuestsChanged(tuple(guests), 0.0))]
+
+    def _show(self) -> None:
+        self._observer.changed(
+            self.manager, self.beats, lambda worker: self.tally.silent_for(worker, self.clock.read())
+        )
 
     async def _one_pass(self, arrived: list[Arrival]) -> None:
         """Decides on events, makes them durable, and begins what follows from them."""
@@ -188,6 +211,7 @@ class PrimeMaster:
                 await self.backend.acknowledge(arrival.event)
             if arrival.done is not None and not arrival.done.done():
                 arrival.done.set_result(None)
+        self._show()
         self._executor.publish(changes)
         self._executor.submit(instructions)
         self.durable.consider_snapshot(lambda: state_of(self.manager, now))
@@ -210,6 +234,7 @@ class PrimeMaster:
                     self.beats[event.worker] = event
                     if event.alive:
                         self.tally.heard(event.worker, event.incarnation, self.clock.read())
+                    self._show()
                 else:
                     self._inbox.put_nowait(Arrival(event, from_backend=True))
             raise RuntimeError("the backend's events have ended")

@@ -1,0 +1,1 @@
+"""Jobs whose master is the process that shows them."""

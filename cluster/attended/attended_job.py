@@ -1,0 +1,152 @@
+"""A job whose master is this process: it shows the job while it runs, and the job ends with it unless another takes over.
+
+`submit` (`cluster/job_handle.py`) is for jobs whose masters are processes of their own; both run `MasterProcess`. If this process
+is killed, the agents stop the workers in order after a lease; a later one in the same directory adopts them before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from cluster.agent.settings import read_endpoint
+from cluster.agent.starting import lives
+from cluster.attended.views import Views, shown_outcome
+from cluster.backends.base import Heartbeat
+from cluster.backends.local import AGENTS
+from cluster.errors import ClusterError
+from cluster.job_files import JOB_FILE, JOURNAL, JobFile, read_job, read_outcome, write_privately
+from cluster.manager.events import Outcome, StopRequested
+from cluster.manager.manager import PrimeManager
+from cluster.master.main import MasterProcess
+from cluster.master.observer import Observer
+from cluster.spec import JobSpec
+from cluster.worker_view import State, WorkerView
+from sweep.open_store import open_proven
+from sweep.store import StoreError
+
+logger = logging.getLogger(__name__)
+
+REPLACED = StopRequested("replaced by a job with another configuration", 143, "", 0.0)
+
+Answer = TypeVar("Answer")
+
+
+class AttendedJob(Observer):
+    """A job with an observer. Run it in the main thread, on asyncio's own loop."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        directory: Path,
+        on_change: Callable[[AttendedJob], None] = lambda job: None,
+        guests: Callable[[], Sequence[str]] = lambda: (),
+        log_from: Mapping[str, int] | None = None,
+    ) -> None:
+        """Takes the job, the directory for its journal and its agents, and callbacks.
+
+        `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
+        job's guests, for which the services go on. An exception of either is logged and does not end the job. `log_from`: where
+        the output of workers that run already begins (`WorkerView`).
+        """
+        self.spec = spec
+        self._directory = directory.absolute()
+        self._on_change = on_change
+        self._guests = guests
+        self._log_from = log_from or {}
+        self._views = Views(spec, self._directory)
+        self._logged_failures: set[str] = set()
+
+    @property
+    def state(self) -> State:
+        """The state of the job as a whole."""
+        return self._views.job
+
+    def views(self) -> list[WorkerView]:
+        """Returns the workers as they are, in their order, by the names for people."""
+        return self._views.all()
+
+    async def run(self, *, adopt: bool = False) -> Outcome:
+        """Runs the job to its end, and ends its agents.
+
+        With `adopt` it goes on with what an earlier process left running, if that is the same job; else that is stopped in order
+        first. Raises `ClusterError` or `StoreError` if the job cannot begin.
+        """
+        if adopt and self._may_adopt():
+            self._views = Views(self.spec, self._directory, self._log_from)
+        else:
+            await self._begin_anew()
+        outcome = await self._term(JobFile(spec=self.spec), self)
+        return shown_outcome(self.spec, outcome)
+
+    def observe(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Returns the result of a callback that only observes the job, or `otherwise` if it raises.
+
+        The exception does not end the job; it is logged once for each reason.
+        """
+        try:
+            return look()
+        except Exception as error:
+            if repr(error) not in self._logged_failures:
+                self._logged_failures.add(repr(error))
+                logger.exception("watching the job failed; the job goes on")
+            return otherwise
+
+    # --- as an observer ---
+
+    def changed(
+        self, manager: PrimeManager, beats: Mapping[str, Heartbeat], silent_for: Callable[[str], float]
+    ) -> None:
+        """As `Observer.changed`."""
+        self.observe(lambda: self._views.update(manager, beats, silent_for), otherwise=None)
+        self.observe(lambda: self._on_change(self), otherwise=None)
+
+    def guests(self) -> Sequence[str] | None:
+        """As `Observer.guests`."""
+        return self.observe(lambda: tuple(self._guests()), otherwise=None)
+
+    # --- what an earlier process left ---
+
+    def _may_adopt(self) -> bool:
+        """Whether an earlier master of the same job left agents that live."""
+        if not has_agents(self._directory):
+            return False
+        try:
+            return read_outcome(self._directory) is None and read_job(self._directory).spec == self.spec
+        except ClusterError as error:
+            logger.warning("what an earlier command left is not adopted: %s", error)
+            return False
+
+    async def _begin_anew(self) -> None:
+        """Stops what an earlier process left, in order, and makes the directory of a new job."""
+        if has_agents(self._directory) and (self._directory / JOB_FILE).exists():
+            earlier = read_job(self._directory)
+            if read_outcome(self._directory) is None:
+                logger.warning("what an earlier command left running is stopped first")
+                await self._term(earlier, None, REPLACED)
+        if self._directory.exists():
+            await asyncio.to_thread(shutil.rmtree, self._directory)
+        self._directory.mkdir(parents=True, mode=0o700)
+        write_privately(self._directory / JOB_FILE, JobFile(spec=self.spec))
+
+    async def _term(self, job: JobFile, observer: Observer | None, stop_first: StopRequested | None = None) -> Outcome:
+        store = await asyncio.to_thread(open_proven, str(self._directory / JOURNAL))
+        try:
+            code = await MasterProcess(self._directory, job, store, observer=observer, stop_first=stop_first).run()
+        except StoreError as error:
+            raise ClusterError(f"{self._directory}: the job's journal cannot be used: {error}") from error
+        ended = read_outcome(self._directory)
+        if ended is None:
+            return Outcome(code, "another process has taken the job over")
+        return Outcome(ended.code, ended.reason, ended.failed_worker)
+
+
+def has_agents(directory: Path) -> bool:
+    """Whether agents of a job in this directory live on this machine."""
+    agents = directory / AGENTS
+    endpoints = [read_endpoint(agents, path.stem) for path in agents.glob("*.json")]
+    return any(endpoint is not None and lives(endpoint) for endpoint in endpoints)

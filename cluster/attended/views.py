@@ -1,0 +1,180 @@
+"""The workers of a job as people see them, kept by the process that shows the job.
+
+Beside what the manager knows it has what only a display needs: since when, and which part of a log belongs to this job.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.backends.base import Heartbeat
+from cluster.manager.events import ManagerStage, Outcome
+from cluster.manager.manager import PrimeManager
+from cluster.manager.state import Phase, WorkerRecord
+from cluster.master.orders import log_file
+from cluster.process import last_lines
+from cluster.spec import JobSpec, role_of
+from cluster.worker_view import ENDED, State, WorkerView
+
+SHOWN_SILENCE_SECONDS = 15.0
+"""Silence of a worker, which should send a heartbeat every 5 s, before it is shown."""
+
+STATES = {
+    Phase.WAITING: State.WAITING,
+    Phase.CREATING: State.STARTING,
+    Phase.INITIALIZING: State.STARTING,
+    Phase.READY: State.READY,
+    Phase.STARTING: State.READY,
+    Phase.RUNNING: State.READY,
+    Phase.FINISHED: State.READY,
+    Phase.STUCK: State.STUCK,
+    Phase.RECYCLING: State.RESTARTING,
+    Phase.HELD: State.RESTARTING,
+    Phase.RESTARTING: State.RESTARTING,
+    Phase.STOPPING: State.STOPPING,
+    Phase.STOPPED: State.STOPPED,
+    Phase.FAILED: State.FAILED,
+    Phase.REMOVED: State.STOPPED,
+}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is remembered of one worker."""
+
+    state: State
+    since: float
+    log: Path
+    incarnation: int = 0
+    began: int = 0
+    """Where the output of this incarnation begins."""
+    log_from: int | None = None
+    log_until: int | None = None
+    rotated: int | None = None
+    """The newest of its old logs, so that a rotation is noticed."""
+    last_death: tuple[int, str] = (0, "")
+    last_output: str = ""
+
+
+class Views:
+    """The views of one job. `update` them with every change."""
+
+    def __init__(self, spec: JobSpec, directory: Path, log_from: Mapping[str, int] | None = None) -> None:
+        """`log_from`: where the output of workers that run already begins, by the names that people see; None if none runs."""
+        self._spec = spec
+        self._directory = directory
+        self._seen: dict[str, _Seen] = {}
+        self._log_from = log_from
+        self._views = [
+            WorkerView(shown_name(spec, name), State.WAITING, time.time(), None, "")
+            for role in spec.roles
+            for name in role.worker_names
+        ]
+        self.job = State.WAITING
+        """The state of the job as a whole."""
+
+    def all(self) -> list[WorkerView]:
+        """Returns the workers as they were at the last update, in their order."""
+        return list(self._views)
+
+    def update(self, manager: PrimeManager, beats: Mapping[str, Heartbeat], silent_for: Callable[[str], float]) -> None:
+        """Looks at every worker."""
+        records = manager.state.workers.values()
+        self._views = [self._view(record, beats.get(record.name), silent_for(record.name)) for record in records]
+        self.job = self._state_of_job(manager)
+
+    def _view(self, record: WorkerRecord, beat: Heartbeat | None, silent: float) -> WorkerView:
+        state = STATES[record.phase]
+        seen = self._seen.get(record.name)
+        if seen is None:
+            log = log_file(self._spec, self._directory, record.name)
+            seen = self._seen[record.name] = _Seen(State.WAITING, time.time(), log, rotated=_inode(log))
+            if self._log_from is not None and record.incarnation:  # it was started by an earlier master
+                seen.log_from = seen.began = self._log_from.get(shown_name(self._spec, record.name), 0)
+                seen.incarnation = record.incarnation
+                seen.last_death = (record.restarts, record.last_death)
+        self._follow_log(seen, record, state)
+        if state is not seen.state:
+            seen.state, seen.since = state, time.time()
+        if beat is not None and beat.incarnation != record.incarnation:
+            beat = None
+        lives = state not in ENDED | {State.RESTARTING, State.WAITING}
+        trouble = "" if beat is None else beat.trouble
+        if silent >= SHOWN_SILENCE_SECONDS:
+            trouble = f"silent since {time.strftime('%H:%M:%S', time.localtime(time.time() - silent))}"
+        return WorkerView(
+            shown_name(self._spec, record.name),
+            state,
+            seen.since,
+            beat.pid or None if beat is not None and lives else None,
+            "" if beat is None else beat.status,
+            seen.log_from,
+            seen.log_until,
+            record.restarts,
+            record.last_death,
+            seen.last_output,
+            trouble if lives else "",
+        )
+
+    def _follow_log(self, seen: _Seen, record: WorkerRecord, state: State) -> None:
+        size = _size(seen.log)
+        if (rotated := _inode(seen.log)) != seen.rotated or size < (seen.log_from or 0):
+            seen.rotated, seen.began = rotated, 0
+            seen.log_from = None if seen.log_from is None else 0
+            seen.log_until = None if seen.log_until is None else 0
+        if record.incarnation != seen.incarnation:
+            seen.incarnation, seen.began, seen.log_until = record.incarnation, size, None
+            seen.log_from = size if seen.log_from is None else seen.log_from
+        if seen.log_until is None and record.phase in (Phase.STOPPING, Phase.STUCK, Phase.RECYCLING):
+            seen.log_until = size
+        if seen.last_death != (record.restarts, record.last_death) and state in (State.RESTARTING, State.FAILED):
+            seen.last_death = (record.restarts, record.last_death)
+            lines = last_lines(seen.log, start=seen.began)
+            seen.last_output = next((line for line in reversed(lines) if line), "")
+
+    def _state_of_job(self, manager: PrimeManager) -> State:
+        if manager.outcome is not None:
+            return State.FAILED if manager.outcome.failed_worker else State.STOPPED
+        if manager.stage is ManagerStage.STOPPING:
+            return State.STOPPING
+        if self.job is State.RUNNING:
+            return self.job
+        starting = any(view.state in (State.WAITING, State.STARTING) for view in self._views)
+        return State.STARTING if starting else State.RUNNING
+
+
+def shown_name(spec: JobSpec, worker: str) -> str:
+    """Returns a worker's name for people: that of its role if it is the only one of it."""
+    role = spec.role(role_of(worker))
+    return role.name if role.most == 1 and role.sub_master is None else worker
+
+
+def shown_outcome(spec: JobSpec, outcome: Outcome) -> Outcome:
+    """Returns the outcome with the workers' names for people, and without the paths of logs, which are quoted beside it."""
+    reason = outcome.reason
+    for role in spec.roles:
+        reason = reason.replace(f" (log: {role.log_file})", "")
+        for worker in role.worker_names:
+            reason = re.sub(rf"(?<![\w.-]){re.escape(worker)}(?![\w.-])", shown_name(spec, worker), reason)
+    failed = outcome.failed_worker
+    return Outcome(outcome.code, reason, None if failed is None else shown_name(spec, failed))
+
+
+def _size(log: Path) -> int:
+    """0 for a log that cannot be read: it is for display only."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def _inode(log: Path) -> int | None:
+    """Of the newest old log."""
+    try:
+        return log.with_name(f"{log.name}.1").stat().st_ino
+    except OSError:
+        return None

@@ -1,0 +1,34 @@
+"""A program for the tests: runs the workers in a JSON file and prints, line by line, their states and the outcome.
+With `adopt` it goes on with what an earlier one left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from cluster.attended.attended_job import AttendedJob
+from cluster.spec import JobSpec, RoleSpec
+
+
+def show(job: AttendedJob) -> None:
+    states = {view.name: asdict(view) for view in job.views()}
+    print(json.dumps({"job": job.state, "workers": states}), flush=True)
+
+
+def main() -> None:
+    file = Path(sys.argv[1])
+    defaults = {"ready_timeout_seconds": None, "silence_timeout_seconds": None, "max_restarts": 0}
+    roles = [RoleSpec.model_validate(defaults | role) for role in json.loads(file.read_text())]
+    spec = JobSpec(name="job", roles=tuple(roles), lease_seconds=float(os.environ.get("CLUSTER_LEASE", "10")))
+    job = AttendedJob(spec, file.parent / "control", show)
+    outcome = asyncio.run(job.run(adopt="adopt" in sys.argv))
+    print(json.dumps({"outcome": asdict(outcome)}), flush=True)
+    sys.exit(outcome.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,502 @@
+"""Supervision with real processes and real signals; above all: nothing is ever left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.process import last_lines
+from tests.support.agents import end_agents
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_SECONDS = 60.0
+
+SERVICE = """
+import signal, sys, time
+from cluster.notify import notify
+signal.signal(signal.SIGTERM, lambda *_: (print("drained", flush=True), sys.exit(143)))
+notify("READY=1\\nSTATUS=serving")
+time.sleep(600)
+"""
+
+STUBBORN = """
+import signal, time
+from cluster.notify import notify
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+notify("READY=1")
+time.sleep(600)
+"""
+
+# The classic daemon: forks, leaves its session, forks again, so that no parent, group or session leads to it.
+DAEMONISE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]])
+    os._exit(0)
+os.wait()
+"""
+
+
+class Supervised:
+    """A running supervisor, its reports, and every process that carries the test's mark."""
+
+    def __init__(self, directory: Path, workers: list[dict[str, Any]], reports: Path | None = None) -> None:
+        self.directory = directory
+        self.mark = f"mark-{directory}"
+        for worker in workers:
+            worker["command"] = [sys.executable, "-c", textwrap.dedent(worker["command"]), self.mark]
+            worker["log_file"] = str(directory / f"{worker['name']}.log")
+        self.workers = workers
+        self.reports = reports or directory / "reports.jsonl"
+        self._start()
+
+    def resume(self) -> None:
+        """Starts another supervisor after the first one was killed."""
+        self.reports.unlink()
+        self._start("adopt")
+
+    def _start(self, *arguments: str) -> None:
+        specification = self.directory / "workers.json"
+        specification.write_text(json.dumps(self.workers))
+        with self.reports.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.cluster.attended.attendant", str(specification), *arguments],
+                stdout=output,
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        whole, _, _ = self.reports.read_bytes().rpartition(b"\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def state(self, name: str) -> dict[str, Any]:
+        lines = [line for line in self.lines() if "workers" in line]
+        view: dict[str, Any] = lines[-1]["workers"][name] if lines else {"state": "waiting", "pid": None, "status": ""}
+        return view
+
+    def finish(self) -> dict[str, Any]:
+        """The outcome, once the supervisor has ended by itself."""
+        self.process.wait(DEADLINE_SECONDS)
+        outcome: dict[str, Any] = self.lines()[-1]["outcome"]
+        return outcome
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text()
+
+    def marked(self) -> list[int]:
+        return [pid for pid in every_pid() if self.mark in command_line(pid)]
+
+
+def every_pid() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def command_line(pid: int) -> str:
+    """Empty for a process that has ended, zombies included."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Supervised] = []
+
+    def launch(*workers: dict[str, Any], reports: Path | None = None) -> Supervised:
+        started.append(Supervised(tmp_path, list(workers), reports))
+        return started[-1]
+
+    yield launch
+    for supervised in started:
+        supervised.process.kill()
+        supervised.process.wait()
+        end_agents(supervised.directory / "control")
+        wait_until(lambda: not supervised.marked(), "every process of the test to be gone")  # noqa: B023
+
+
+def service(name: str, command: str = SERVICE, **options: Any) -> dict[str, Any]:
+    return {"name": name, "command": command, "ready_timeout_seconds": 20.0} | options
+
+
+def ready(job: Supervised, *names: str) -> None:
+    """Waits until the workers are ready and their own processes known."""
+    for name in names:
+        wait_until(lambda: job.state(name)["state"] == "ready" and bool(job.state(name)["pid"]), f"{name} to be ready")  # noqa: B023
+
+
+def test_what_a_worker_wrote_in_this_session_before_it_was_told_to_end_can_be_told(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "server.log").write_text("of old\n")
+    job = start(service("server"), {"name": "task", "command": "print('worked')", "after": ["server"], "task": True})
+    job.finish()
+    server, task = job.state("server"), job.state("task")
+    log = (tmp_path / "server.log").read_bytes()
+    assert log[: server["log_from"]] == b"of old\n"
+    assert log[server["log_until"] :] == b"drained\n"
+    assert (task["log_from"], task["log_until"]) == (0, None)
+    assert last_lines(tmp_path / "server.log", start=server["log_from"]) == ["drained"]
+    assert last_lines(tmp_path / "server.log", end=server["log_until"]) == ["of old"]
+
+
+def test_a_job_runs_to_its_end_in_order(start: Start) -> None:
+    job = start(service("server"), {"name": "task", "command": "print('worked')", "after": ["server"], "task": True})
+    assert job.finish() == {"code": 0, "reason": "done", "failed_worker": None}
+    assert job.process.returncode == 0
+    assert job.log("task") == "worked\n"
+    assert job.log("server") == "drained\n"
+    started = [line["workers"]["server"]["state"] for line in job.lines() if "workers" in line]
+    seen = [state for state in dict.fromkeys(started) if state != "waiting"]  # which may pass before the first look
+    assert seen == ["starting", "ready", "stopping", "stopped"]
+    assert any(line["workers"]["server"]["status"] == "serving" for line in job.lines() if "workers" in line)
+    assert job.marked() == []
+
+
+def test_a_death_is_noticed_and_the_rest_stopped(start: Start) -> None:
+    job = start(service("server"), service("other", after=["server"]), service("task", task=True, after=["server"]))
+    ready(job, "server", "other", "task")
+    os.kill(job.state("other")["pid"], signal.SIGKILL)
+    assert job.finish() == {"code": 1, "reason": "other was killed by SIGKILL", "failed_worker": "other"}
+    assert job.log("server") == job.log("task") == "drained\n"
+    assert job.marked() == []
+
+
+def test_a_killed_service_is_started_again_and_the_task_lives_on(start: Start) -> None:
+    command = SERVICE.replace("notify(", "print('started', *sys.argv[2:], flush=True); notify(", 1)
+    job = start(
+        service("server", command, max_restarts=1, restart_arguments=["--resume"]),
+        service("task", task=True, after=["server"]),
+    )
+    ready(job, "server", "task")
+    killed, task = job.state("server")["pid"], job.state("task")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: job.state("server")["pid"] not in (None, killed), "another server")
+    ready(job, "server")
+    assert job.log("server").splitlines() == ["started", "started --resume"]
+    server = job.state("server")
+    assert (server["restarts"], server["last_death"], server["log_from"]) == (1, "was killed by SIGKILL", 0)
+    assert job.state("task")["pid"] == task
+    os.kill(server["pid"], signal.SIGKILL)
+    assert job.finish() == {"code": 1, "reason": "server was killed by SIGKILL", "failed_worker": "server"}
+    assert job.log("task") == "drained\n"
+    assert job.marked() == []
+
+
+def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(start: Start) -> None:
+    job = start(service("server", DAEMONISE + STUBBORN, max_restarts=1), service("task", task=True))
+    ready(job, "server", "task")
+    wait_until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    left = set(job.marked())
+    worker = job.state("server")["pid"]
+    os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    wait_until(lambda: job.state("server")["pid"] not in (None, worker), "another server")
+    ready(job, "server")
+    task = {pid for pid in left if pid == job.state("task")["pid"] or "launch.py" in command_line(pid)}
+    wait_until(lambda: not (left - task) & set(job.marked()), "what the first one left to be gone")
+    assert job.process.poll() is None
+
+
+BEATS = """
+import time
+from cluster.notify import Heartbeat, notify_ready
+notify_ready()
+heartbeat = Heartbeat()
+while True:
+    heartbeat.beat()
+    time.sleep(0.05)
+"""
+
+
+def test_a_worker_that_is_stopped_is_killed_and_started_again(start: Start) -> None:
+    job = start(
+        service("server", BEATS, max_restarts=5, silence_timeout_seconds=3.0),
+        service("task", task=True, after=["server"]),
+    )
+    ready(job, "server", "task")
+    stopped, task = job.state("server")["pid"], job.state("task")["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: job.state("server")["last_death"] == "was silent for 3 s and was killed", "its death")
+    ready(job, "server")
+    assert job.state("server")["pid"] != stopped
+    assert job.state("task")["pid"] == task
+
+
+TROUBLED = SERVICE.replace("import notify", "import Heartbeat, notify").replace(
+    "time.sleep(600)", r"Heartbeat().report('its engine\nis stopped'); time.sleep(600)"
+)
+
+
+def test_what_a_worker_says_is_wrong_with_it_and_its_last_output_are_shown(start: Start, tmp_path: Path) -> None:
+    fail = tmp_path / "fail"
+    waits = f"import os, time\nwhile not os.path.exists({str(fail)!r}): time.sleep(0.01)\n"
+    fails = waits + "print('the disk is full')\nraise SystemExit(4)"
+    job = start(service("server", TROUBLED), {"name": "task", "command": fails, "task": True})
+    wait_until(lambda: job.state("server").get("trouble") == "its engine is stopped", "its trouble")
+    fail.touch()
+    job.finish()
+    assert (job.state("task")["last_output"], job.state("server")["trouble"]) == ("the disk is full", "")
+
+
+def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, tmp_path: Path) -> None:
+    finish = tmp_path / "finish"
+    waits = f"import os, time\nwhile not os.path.exists({str(finish)!r}): time.sleep(0.01)\nprint('worked')"
+    job = start(
+        service("server"),
+        {"name": "fails", "command": "raise SystemExit(3)", "after": ["server"], "task": True, "max_restarts": 3},
+        {"name": "works", "command": waits, "after": ["server"], "task": True},
+    )
+    wait_until(lambda: job.state("fails")["state"] == "failed", "the one to fail")
+    assert job.state("works")["state"] == "ready"
+    finish.touch()
+    assert job.finish() == {"code": 3, "reason": "fails ended with exit code 3", "failed_worker": "fails"}
+    assert job.log("works") == "worked\n"
+    assert job.log("server") == "drained\n"
+
+
+def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) -> None:
+    leaves = "while not os.path.exists('LEAVE'): time.sleep(0.01)\nprint('leaving', flush=True)"
+    leave = tmp_path / "leave"
+    job = start({"name": "task", "command": DAEMONISE + leaves.replace("LEAVE", str(leave)), "task": True})
+    wait_until(lambda: len(job.marked()) >= 3, "the daemon to be there")
+    leave.touch()
+    assert job.finish()["code"] == 0
+    assert job.log("task") == "leaving\n"
+    assert job.marked() == []
+
+
+def test_nothing_survives_a_killed_supervisor(start: Start) -> None:
+    job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
+    ready(job, "server", "task")
+    wait_until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
+    job.process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not job.marked(), "everything to be gone")
+
+
+SHARES_MEMORY = (
+    """
+import multiprocessing, sys, time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+"""
+    + SERVICE
+)
+
+
+def test_the_shared_memory_of_what_is_killed_is_removed(start: Start) -> None:
+    job = start(service("server", SHARES_MEMORY), service("task", task=True))
+    ready(job, "server")
+    shared = Path("/dev/shm") / job.log("server").strip()
+    assert shared.exists()
+    job.process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not job.marked(), "the processes to be gone")
+    assert not shared.exists()
+
+
+def test_nothing_survives_a_killed_guardian(start: Start) -> None:
+    job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
+    ready(job, "server", "task")
+    status = Path(f"/proc/{job.state('server')['pid']}/stat").read_text()
+    guardian = int(status.rpartition(")")[2].split()[1])
+    assert guardian != job.process.pid
+    os.kill(guardian, signal.SIGKILL)
+    assert job.finish()["failed_worker"] == "server"
+    assert job.marked() == []
+
+
+def test_nothing_survives_a_guardian_and_its_supervisor_killed_one_after_the_other(start: Start) -> None:
+    job = start(service("server", STUBBORN), service("task", task=True))
+    ready(job, "server", "task")
+    guardians = [pid for pid in job.marked() if "launch.py" in command_line(pid)]
+    assert len(guardians) == 2
+    for pid in (*guardians, job.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not job.marked(), "everything to be gone")
+
+
+def test_what_a_killed_supervisor_left_goes_on_below_the_next_one(start: Start, tmp_path: Path) -> None:
+    job = start(service("server"), service("task", task=True, after=["server"]))
+    ready(job, "server", "task")
+    before = [job.state(name)["pid"] for name in ("server", "task")]
+    job.process.kill()
+    job.process.wait()
+    job.resume()
+    wait_until(lambda: job.state("task")["state"] == "ready", "the job to be adopted")
+    assert all(os.path.exists(f"/proc/{pid}") for pid in before)
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
+    assert job.log("server") == job.log("task") == "drained\n"
+    assert job.marked() == []
+
+
+def test_another_job_in_the_directory_of_a_killed_supervisor_begins_after_the_end_of_the_earlier_one(
+    start: Start,
+) -> None:
+    job = start(service("server"), service("task", task=True, after=["server"]))
+    ready(job, "server", "task")
+    job.process.kill()
+    job.process.wait()
+    job.workers[1]["max_restarts"] = 7
+    job.resume()
+    ready(job, "server", "task")
+    assert job.log("server") == job.log("task") == "drained\n"
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["code"] == 130
+    assert job.log("server") == job.log("task") == "drained\ndrained\n"
+
+
+def test_ctrl_c_drains_in_order(start: Start) -> None:
+    job = start(service("server"), service("task", task=True, after=["server"]))
+    ready(job, "server", "task")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
+    assert job.log("server") == job.log("task") == "drained\n"
+
+
+def test_a_second_ctrl_c_kills(start: Start) -> None:
+    job = start(service("server", STUBBORN), service("task", STUBBORN, task=True))
+    ready(job, "server", "task")
+    job.process.send_signal(signal.SIGINT)
+    wait_until(lambda: job.state("task")["state"] == "stopping", "the task to be asked")
+    wait_until(lambda: job.state("task")["state"] == "failed" or interrupt(job.process), "the end")
+    assert job.finish()["code"] == 130
+    assert job.marked() == []
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> bool:
+    """Ctrl-C once more; whether there is nobody left to hear it. One within a second of another is taken for the same."""
+    process.send_signal(signal.SIGINT)
+    return process.poll() is not None
+
+
+def test_sigterm_drains_and_ends_with_143(start: Start) -> None:
+    job = start(service("server"), service("task", task=True))
+    ready(job, "server", "task")
+    job.process.send_signal(signal.SIGTERM)
+    job.process.send_signal(signal.SIGINT)  # within a second, as `timeout` does
+    assert job.finish() == {"code": 143, "reason": "stopped by SIGTERM", "failed_worker": None}
+
+
+def test_a_worker_that_will_not_stop_is_killed_in_time(start: Start) -> None:
+    job = start(
+        service("server", STUBBORN, stop_timeout_seconds=0.3),
+        {"name": "task", "command": "", "task": True, "after": ["server"]},
+    )
+    outcome = job.finish()
+    assert outcome["failed_worker"] == "server"
+    assert "did not stop within 0.3 s" in outcome["reason"]
+    assert job.marked() == []
+
+
+def test_a_worker_that_is_never_ready_fails_the_job(start: Start) -> None:
+    job = start({"name": "task", "command": "import time; time.sleep(600)", "ready_timeout_seconds": 0.3, "task": True})
+    assert job.finish() == {"code": 1, "reason": "task was not ready within 0.3 s", "failed_worker": "task"}
+
+
+def test_a_worker_is_nice_and_gets_its_environment(start: Start) -> None:
+    # In a group of its own, and in the supervisor's session: in another, its nice value would not count against it.
+    groups = "os.getpgid(0) == os.getpid(), os.getsid(0) == os.getsid(os.getppid())"
+    command = f"import os; print(os.nice(0), os.environ['GREETING'], {groups})"
+    job = start({"name": "task", "command": command, "task": True, "nice": 7, "environment": {"GREETING": "hello"}})
+    job.finish()
+    assert job.log("task") == "7 hello True True\n"
+
+
+def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    (tmp_path / "workers.json").write_text(
+        json.dumps([{"name": "task", "command": ["no-such-program"], "log_file": str(tmp_path / "log"), "task": True}])
+    )
+    command = [sys.executable, "-m", "tests.cluster.attended.attendant", str(tmp_path / "workers.json")]
+    completed = subprocess.run(command, capture_output=True, timeout=DEADLINE_SECONDS, check=False)
+    assert completed.returncode == 1
+    assert "cannot start 'no-such-program': No such file" in (tmp_path / "log").read_text()
+
+
+def test_a_worker_that_cannot_be_started_fails_and_the_others_are_stopped_in_order(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "task.log").mkdir()
+    job = start(service("server"), service("task", task=True, after=["server"]))
+    outcome = job.finish()
+    assert (outcome["code"], outcome["failed_worker"]) == (1, "task")
+    assert "task could not be started: " in outcome["reason"]
+    assert "Is a directory" in outcome["reason"]
+    assert job.log("server") == "drained\n"
+
+
+def test_a_worker_that_cannot_be_started_again_is_tried_again_and_the_others_live_on(
+    start: Start, tmp_path: Path
+) -> None:
+    job = start(service("server", max_restarts=3), service("task", task=True, after=["server"]))
+    ready(job, "server", "task")
+    killed, task = job.state("server")["pid"], job.state("task")["pid"]
+    (tmp_path / "server.log").unlink()
+    (tmp_path / "server.log").mkdir()
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: "could not be started" in job.state("server")["last_death"], "a start that fails")
+    (tmp_path / "server.log").rmdir()
+    wait_until(lambda: job.state("server")["state"] == "ready", "the server's return")
+    assert job.state("server")["restarts"] >= 2
+    assert job.state("task")["pid"] == task
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["code"] == 130
+    assert job.log("task") == "drained\n"
+
+
+FAULTY = """
+import sys
+from cluster.manager import manager
+from tests.cluster.attended.attendant import main
+handle = manager.became_ready
+def fail(ledger, event):
+    manager.became_ready = handle
+    raise RuntimeError("a fault of ours")
+manager.became_ready = fail
+sys.argv = ["attendant", sys.argv[1]]
+main()
+"""
+
+
+def test_a_fault_of_the_master_ends_the_job_in_order(tmp_path: Path) -> None:
+    """Injected: no input is known to cause one."""
+    command = [sys.executable, "-c", SERVICE]
+    specification = {
+        "name": "server",
+        "command": command,
+        "ready_timeout_seconds": 20,
+        "log_file": str(tmp_path / "log"),
+        "task": True,
+    }
+    (tmp_path / "workers.json").write_text(json.dumps([specification]))
+    supervisor = [sys.executable, "-c", FAULTY, str(tmp_path / "workers.json")]
+    completed = subprocess.run(supervisor, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    assert completed.returncode == 1
+    assert "a fault of ours" in completed.stderr
+    assert (tmp_path / "log").read_text() == "drained\n"
+
+
+def test_what_cannot_be_shown_ends_nothing(start: Start) -> None:
+    job = start(
+        service("server", max_restarts=3),
+        {"name": "task", "command": "print('worked')", "after": ["server"], "task": True},
+        reports=Path("/dev/full"),
+    )
+    job.process.wait(DEADLINE_SECONDS)
+    assert job.log("task") == "worked\n"
+    assert job.log("server") == "drained\n"

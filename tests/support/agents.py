@@ -1,0 +1,28 @@
+"""Ends the agents that a killed command has left, and all below them, without the wait for their lease."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from cluster.agent.remains import marked
+from cluster.agent.settings import mark_of, read_endpoint
+from cluster.agent.starting import lives
+from cluster.attended.attended_job import has_agents
+from cluster.backends.local import AGENTS
+from tests.support.polling import wait_until
+
+
+def end_agents(control: Path) -> None:
+    """Kills the agents of a job with that control directory; returns once nothing of them lives."""
+    agents = control / AGENTS
+    for path in agents.glob("*.json"):
+        endpoint = read_endpoint(agents, path.stem)
+        if endpoint is not None and lives(endpoint):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(endpoint.pid, signal.SIGKILL)
+        mark = mark_of(agents, path.stem)
+        wait_until(lambda: not marked(mark), "what the agent left to be gone")  # noqa: B023
+    wait_until(lambda: not has_agents(control), "the agents to be gone")
