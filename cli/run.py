@@ -13,16 +13,19 @@ from cli.arguments.command import Command, parse
 from cli.display.console import console_for, lasting
 from cli.display.progress import choose
 from cli.display.summary_tables import print_summary
-from cluster.events import Outcome
+from cluster.attended.attended_job import has_agents
+from cluster.errors import ClusterError
+from cluster.manager.events import Outcome
 from cluster.notify import notify_ready
 from inference.pool.sources import Sources
 from job.check import check_ports, check_runs, check_templates
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
+from job.directory import control_directory
 from job.resolve_model import resolve_model
 from job.supervision import SupervisedJob
-from job.workers import is_done, needs_servers, workers_of
+from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
 from transport.errors import UserError
 
@@ -42,7 +45,8 @@ def main(arguments: list[str]) -> int:
         _print_done(config, console)
         notify_ready()
         return 0
-    if needs_servers(config):
+    own_servers = config.resume and has_agents(control_directory(config.output_dir))  # left by a killed command
+    if needs_servers(config) and not own_servers:
         check_ports(config.inference)
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
@@ -54,7 +58,7 @@ def main(arguments: list[str]) -> int:
         check_directory(config, fresh)  # again, since resolving the model may have taken minutes
         files = write_job(resolved, given)
         job = SupervisedJob(
-            resolved, workers_of(resolved, files), lambda warning: console.print(warning, highlight=False)
+            resolved, specification(resolved, files), lambda warning: console.print(warning, highlight=False)
         )
         outcome = _run(job, console)
         _print_end(job, resolved, outcome, console)
@@ -85,6 +89,8 @@ def _run(job: SupervisedJob, console: Console) -> Outcome:
     progress = choose(console, job.histories)
     try:
         return job.run(progress.update)
+    except ClusterError as error:
+        raise UserError(str(error)) from error
     finally:
         progress.close()
 

@@ -25,6 +25,11 @@ JOB_LOCK = "job.lock"
 """The lock that `counterpoint run` holds."""
 
 
+def control_directory(directory: Path) -> Path:
+    """Returns where `cluster` keeps what it needs to run the job: its journal, and the endpoints of its agents."""
+    return directory / "control"
+
+
 def is_running(directory: Path) -> bool:
     """Returns whether a `counterpoint run` holds the directory's lock."""
     return holder_of(directory / JOB_LOCK) is not None

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster.events import State
-from cluster.job import WorkerView
+from cluster.worker_view import State, WorkerView
 from job.directory import read_json
 from transport.files.atomic import write_atomically
 
@@ -37,3 +36,9 @@ def read_workers(directory: Path) -> list[dict[str, Any]]:
     path = directory / PROCESSES_FILE
     workers: list[dict[str, Any]] = read_json(path)["workers"] if path.exists() else []
     return workers
+
+
+def was_stopping(directory: Path) -> bool:
+    """Whether the job was being stopped when its state was last written. Raises `UserError` for a damaged file."""
+    path = directory / PROCESSES_FILE
+    return path.exists() and read_json(path)["job"] not in (State.WAITING, State.STARTING, State.RUNNING)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.events import State
-from cluster.job import WorkerView
+from cluster.worker_view import State, WorkerView
 from job.directory import orchestrator_of
 from job.inspection.history import History
 from run.config import RunConfig

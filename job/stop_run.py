@@ -10,8 +10,8 @@ import socket
 import time
 from pathlib import Path
 
-from cluster.events import ENDED
-from cluster.lifecycle import LONGEST_BACKOFF_SECONDS
+from cluster.manager.restarts import LONGEST_BACKOFF_SECONDS
+from cluster.worker_view import ENDED
 from job.directory import (
     JOB_FILE,
     is_running,

@@ -1,6 +1,6 @@
 """Supervises a job: runs its workers to their end, finds its guests, follows its runs' metrics, and records its state.
 
-`cluster/job.py` runs the workers; this adds what a job is beyond them. `cli/run.py` shows it.
+`cluster/attended/attended_job.py` runs the workers; this adds what a job is beyond them. `cli/run.py` shows it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.events import ENDED, Outcome, State, Worker
-from cluster.job import Job, WorkerView
+from cluster.attended.attended_job import AttendedJob
+from cluster.manager.events import Outcome
 from cluster.process import last_lines
+from cluster.spec import JobSpec
+from cluster.worker_view import ENDED, State, WorkerView
 from job.config import JobConfig
-from job.directory import orchestrator_of, run_ids_in, steps_of
+from job.directory import control_directory, orchestrator_of, run_ids_in, steps_of
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
-from job.processes_file import ProcessesFile
+from job.processes_file import ProcessesFile, read_workers, was_stopping
 from job.run_state import exclusion_of, outcome_of_guest, outcome_of_run
 from job.systemd import SystemdNotifications
 from job.workers import worker_of
@@ -45,10 +47,9 @@ class FailedWorker:
 class SupervisedJob:
     """A job's workers, its guests, and the metrics of all their runs."""
 
-    def __init__(self, config: JobConfig, workers: list[Worker], warn: Callable[[str], None]) -> None:
+    def __init__(self, config: JobConfig, spec: JobSpec, warn: Callable[[str], None]) -> None:
         """`warn` is called at the first error in each run's files and in each file of the job. Such errors do not end the job."""
         self._config = config
-        self._workers = workers
         self._warn = warn
         self._warned: set[str] = set()
         """Runs and files that were warned about."""
@@ -59,10 +60,17 @@ class SupervisedJob:
         }
         """The steps of each run by its id, guests included."""
         self._processes_file = ProcessesFile(config.output_dir)
-        self._notifications = SystemdNotifications([worker.name for worker in workers if not worker.task])
+        self._notifications = SystemdNotifications([role.name for role in spec.roles if not role.task])
         self._show: Show = lambda workers, steps: None
         self._read_new_steps()  # those of an earlier invocation are not shown
-        self._job = Job(workers, self._on_change, self._find_guests, config.stay)
+        earlier = read_workers(config.output_dir) if config.resume else []
+        self._job = AttendedJob(
+            spec,
+            control_directory(config.output_dir),
+            self._on_change,
+            self._find_guests,
+            {worker["name"]: worker["log_from"] for worker in earlier if worker["log_from"] is not None},
+        )
 
     def run(self, show: Show) -> Outcome:
         """Runs the job to its end. Calls `show` about twice a second and on each change of a worker's state."""
@@ -83,7 +91,7 @@ class SupervisedJob:
         Left out are runs that were evicted or refused, whose reason is in the summary, and workers that were killed on request.
         """
         excluded = {worker_of(self._config, run) for run in self._config.runs if exclusion_of(run.run_dir) is not None}
-        log_files = {worker.name: worker.log_file for worker in self._workers}
+        log_files = {role.name: role.log_file for role in self._job.spec.roles if role.log_file is not None}
         return [
             FailedWorker(
                 view.name,
@@ -114,12 +122,10 @@ class SupervisedJob:
         return path
 
     async def _supervise(self) -> Outcome:
-        running = asyncio.create_task(self._job.run())
+        adopt = self._config.resume and not was_stopping(self._config.output_dir)
+        running = asyncio.create_task(self._job.run(adopt=adopt))
         while not running.done():
             await asyncio.wait([running], timeout=POLL_SECONDS)
-            if not running.done():
-                self._job.check_guests()
-                self._job.rotate_full_logs()
             self._job.observe(self._report, otherwise=None)
         if running.result().code == 0:
             self._notifications.report_ready()  # systemd takes a job that ends before it is ready for a failed start
@@ -127,11 +133,14 @@ class SupervisedJob:
 
     def _report(self) -> None:
         progress = ", ".join(f"{history.run_id} step {history.progress}" for history in self.histories.values())
-        self._notifications.report(self._job.state, self._job.lifecycle.states, progress or "no run")
+        self._notifications.report(self._job.state, self._states(), progress or "no run")
         self._write_processes_file()
         self._show(self._job.views(), self._read_new_steps())
 
-    def _on_change(self, job: Job) -> None:
+    def _states(self) -> dict[str, State]:
+        return {view.name: view.state for view in self._job.views()}
+
+    def _on_change(self, job: AttendedJob) -> None:
         self._write_processes_file()
         self._show(job.views(), [])
 
@@ -144,7 +153,7 @@ class SupervisedJob:
 
     def _find_guests(self) -> Sequence[str]:
         """The runs with a live orchestrator that is not a worker of this job. They need its trainer and servers."""
-        states, directory = self._job.lifecycle.states, self._config.output_dir
+        states, directory = self._states(), self._config.output_dir
         workers = {
             run.run_id: states.get(worker_of(self._config, run), State.STOPPED) for run in self._config.every_run
         }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from cluster.events import State
 from cluster.notify import Heartbeat, notify
+from cluster.worker_view import State
 
 
 class SystemdNotifications:

@@ -1,12 +1,18 @@
-"""A job's roles as workers: their names, files, commands, time limits and restarts, and which of them a start needs."""
+"""A job's roles as `cluster` takes them: names, files, commands, time limits and restarts, and which of them a start needs.
+
+Each role has one worker, which people know by the role's name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from pathlib import Path
 
-from cluster.events import Worker
+import orjson
+
+from cluster.spec import JobSpec, RoleSpec
 from job.check import SAFE_PATH
 from job.config import JobConfig
 from job.directory import living_runs
@@ -51,19 +57,24 @@ def is_done(config: JobConfig) -> bool:
     return not needs_servers(config) and all(map(is_finished, config.every_run))
 
 
-def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
-    """Returns the workers in their order of starting. They stop in reverse order, so that the orchestrators can drain.
+def specification(config: JobConfig, files: dict[str, Path]) -> JobSpec:
+    """Returns the job's roles in their order of starting. They stop in reverse order, so that the orchestrators can drain.
 
     A resume leaves out finished runs, and the servers if no rollouts are needed. `files` has each role's file by its name.
     """
+    return JobSpec(name="job", roles=tuple(_roles(config, files)), stay=config.stay)
+
+
+def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
     return (
         (_servers(config, files) if needs_servers(config) else [])
         + [
-            Worker(
-                "trainer",
-                _command("trainer", files["trainer"]),
-                config.output_dir / "trainer" / "trainer.log",
+            RoleSpec(
+                name="trainer",
+                command=_command("trainer", files["trainer"]),
+                config=_identity(config.trainer),
+                log_file=config.output_dir.absolute() / "trainer" / "trainer.log",
                 ready_timeout_seconds=600,
                 silence_timeout_seconds=TRAINER_SILENCE_SECONDS,
                 stop_timeout_seconds=120,
@@ -77,13 +88,14 @@ def workers_of(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
     )
 
 
-def _servers(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
+def _servers(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     each, gpus = config.inference.tensor_parallel_size, config.gpus.inference
     return [
-        Worker(
-            f"inference_{position}",
-            _command("inference", files[f"inference_{position}"]),
-            config.output_dir / f"inference_{position}.log",
+        RoleSpec(
+            name=f"inference_{position}",
+            command=_command("inference", files[f"inference_{position}"]),
+            config=_identity(config.server(position)),
+            log_file=config.output_dir.absolute() / f"inference_{position}.log",
             ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
             silence_timeout_seconds=SILENCE_SECONDS,
             nice=COMPUTE_NICE,
@@ -94,12 +106,13 @@ def _servers(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
     ]
 
 
-def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> Worker:
+def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> RoleSpec:
     name = worker_of(config, run)
-    return Worker(
-        name,
-        _command("orchestrator", files[name]),
-        config.output_dir / f"{name}.log",
+    return RoleSpec(
+        name=name,
+        command=_command("orchestrator", files[name]),
+        config=_identity(run),
+        log_file=config.output_dir.absolute() / f"{name}.log",
         task=True,
         after=("trainer",),
         ready_timeout_seconds=math.inf,  # its own waits have deadlines, except that for a slot at the trainer
@@ -111,8 +124,17 @@ def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> 
     )
 
 
-def _command(role: str, file: Path) -> list[str]:
-    return [sys.executable, "-m", "cli.main", role, str(file)]
+def _command(role: str, file: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", "cli.main", role, str(file))
+
+
+def _identity(section: Config) -> dict[str, str]:
+    """Tells a role of another configuration from this one, since the commands, which name only files, do not.
+
+    What an earlier command left running is adopted only if it is the same.
+    """
+    values = section.model_dump(mode="json", exclude={"resume"})
+    return {"configuration": hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()}
 
 
 def _environment(gpus: list[int] | None) -> dict[str, str]:

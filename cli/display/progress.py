@@ -11,8 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cluster.events import State
-from cluster.job import WorkerView
+from cluster.worker_view import State, WorkerView
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.number_format import duration, milliseconds, number, scientific

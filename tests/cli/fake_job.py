@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import cli.run
-from cluster.events import Worker
+from cluster.spec import JobSpec, RoleSpec
 from job.config import JobConfig
 from job.workers import worker_of
 
@@ -20,22 +20,27 @@ time.sleep(600)
 """
 
 
-def pretend(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
+def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
     """A service, and a task in place of each run, whose behaviour may be named: `fail,other=finish`."""
     output = config.output_dir
     named = dict(word.split("=") for word in behaviour.split(",") if "=" in word)
     default = behaviour.partition(",")[0]
-    service = Worker(
-        "inference_0", [sys.executable, "-c", SERVICE], output / "inference_0.log", ready_timeout_seconds=20
+    service = RoleSpec(
+        name="inference_0",
+        command=(sys.executable, "-c", SERVICE),
+        log_file=output / "inference_0.log",
+        ready_timeout_seconds=20,
+        silence_timeout_seconds=None,
     )
-    program = [sys.executable, "-m", "tests.cli.fake_orchestrator", str(output)]
-    return [
+    program = (sys.executable, "-m", "tests.cli.fake_orchestrator", str(output))
+    roles = [
         service,
         *(
-            Worker(
-                worker_of(config, run),
-                [*program, run.run_id, named.get(run.run_id, default)],
-                output / f"{worker_of(config, run)}.log",
+            RoleSpec(
+                name=worker_of(config, run),
+                command=(*program, run.run_id, named.get(run.run_id, default)),
+                log_file=output / f"{worker_of(config, run)}.log",
+                silence_timeout_seconds=None,
                 task=True,
                 after=("inference_0",),
                 ready_timeout_seconds=20,
@@ -45,13 +50,14 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> list[Worker]:
             for run in config.every_run
         ),
     ]
+    return JobSpec(name="job", roles=tuple(roles), stay=config.stay)
 
 
 if __name__ == "__main__":
     behaviour = sys.argv[1]
     # As a terminal starts it, also where the tests were started by nohup, which has it ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    cli.run.workers_of = pretend  # type: ignore[attr-defined]
+    cli.run.specification = pretend  # type: ignore[attr-defined]
     from cli.main import main
 
     sys.exit(main(["run", *sys.argv[2:]]))

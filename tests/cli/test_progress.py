@@ -13,8 +13,7 @@ from rich.console import Console
 import cli.display.progress
 from cli.display.plot import plot
 from cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
-from cluster.events import State
-from cluster.job import WorkerView
+from cluster.worker_view import State, WorkerView
 from job.inspection.history import History
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,14 @@ from cli.run import resuming_command
 from cluster.notify import NotifySocket
 from job.config import JobConfig
 from job.configuration.load import load
-from job.directory import is_running
+from job.directory import control_directory, is_running, orchestrator_of
+from job.processes_file import read_workers
 from job.run_state import is_finished
-from job.workers import workers_of
+from job.workers import specification
 from job.write_job import write_job
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from run.config import RunConfig
+from tests.support.agents import end_agents
 from tests.support.jobs import shipped_line
 from tests.support.polling import wait_until
 from tests.support.ports import free_port
@@ -87,6 +90,7 @@ def job(job_file: Path, tmp_path: Path) -> Iterator[FakeJob]:
     for process in fake.started:
         process.kill()
         process.communicate()
+    end_agents(control_directory(fake.output))
 
 
 def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
@@ -123,6 +127,32 @@ def test_a_failure_is_explained_in_the_workers_own_words(job: FakeJob) -> None:
     assert "orchestrator ended with exit code 3" in errors
     assert "| the disk is full" in errors
     assert json.loads((job.output / "summary.json").read_text())["steps"]["shipped"] == 3
+
+
+def test_a_killed_command_leaves_its_workers_to_the_next_one(job: FakeJob) -> None:
+    first = job.start("hang")
+    job.wait_for_steps(count=3)
+    first.kill()
+    first.communicate()
+    before = orchestrator_of(job.output, "test")
+    assert before is not None
+    seen = views(job)[-1]
+    assert seen["name"] == "orchestrator"
+    second = job.start("hang", "--resume")
+    wait_until(
+        lambda: views(job)[-1]["since"] > seen["since"] and views(job)[-1]["pid"], "the orchestrator to be adopted"
+    )
+    assert views(job)[-1]["pid"] == before.pid
+    assert orchestrator_of(job.output, "test") == before
+    second.send_signal(signal.SIGTERM)
+    output, errors = second.communicate(timeout=DEADLINE_SECONDS)
+    assert (second.returncode, errors) == (143, "")
+    assert orchestrator_of(job.output, "test") is None
+    assert "starting" not in output
+
+
+def views(job: FakeJob) -> list[dict[str, Any]]:
+    return read_workers(job.output)
 
 
 def test_a_directory_is_used_again_only_as_told(job: FakeJob) -> None:
@@ -170,7 +200,7 @@ def test_a_finished_job_goes_on_for_a_guest_that_waits_for_its_return(job: FakeJ
     guest = take_lock(job.output / "run_visitor" / "orchestrator.lock", "taken")
     config = load(JobConfig, job.output / "job.toml", ["--model", str(job.model), "--resume", "true"])
     files = dict.fromkeys(("inference_0", "trainer"), job_file)
-    assert [worker.name for worker in workers_of(config, files)] == ["inference_0", "trainer"]
+    assert [worker.name for worker in specification(config, files).roles] == ["inference_0", "trainer"]
     process = job.start("finish", "--resume")
     wait_until(lambda: is_running(job.output) or process.poll() is not None, "the job to go on")
     assert process.poll() is None, "the guest was forgotten"
@@ -186,9 +216,9 @@ def test_inference_is_started_only_while_there_is_something_to_generate(job: Fak
     write_job(config, job_file.read_bytes())
     files = dict.fromkeys(("inference_0", "trainer", "orchestrator"), job_file)
     names = ["inference_0", "trainer", "orchestrator"]
-    assert [worker.name for worker in workers_of(config, files)] == names
+    assert [worker.name for worker in specification(config, files).roles] == names
     publish_checkpoints(job, orchestrator=20, trainer=10)
-    assert [worker.name for worker in workers_of(config, files)] == names[1:]
+    assert [worker.name for worker in specification(config, files).roles] == names[1:]
     assert not is_finished(config.orchestrator)
 
 

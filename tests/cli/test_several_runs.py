@@ -17,7 +17,8 @@ import tomli_w
 from cli.orchestrator import main as orchestrator
 from cli.status import main as status
 from cli.stop import main as stop
-from job.directory import is_running, orchestrator_of
+from job.directory import control_directory, is_running, orchestrator_of
+from tests.support.agents import end_agents
 from tests.support.polling import wait_until
 from tests.support.ports import free_port
 from transport.errors import UserError
@@ -91,6 +92,7 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
     for process in sweep.started:
         process.kill()
         process.communicate()
+    end_agents(control_directory(sweep.output))
 
 
 def test_runs_end_each_in_its_own_way_and_the_summary_says_which(sweep: Sweep) -> None:

@@ -10,7 +10,7 @@ from inference.config import InferenceConfig
 from job.check import check_ports
 from job.config import JobConfig
 from job.configuration.load import load, to_toml
-from job.workers import sections_of, workers_of
+from job.workers import sections_of, specification
 from transport.errors import UserError
 
 RUNS = """
@@ -114,7 +114,7 @@ def test_several_servers_are_known_to_every_run(file: Path) -> None:
     second = sections["inference_1"]
     assert isinstance(second, InferenceConfig)
     assert (type(second), second.port, second.lora) == (InferenceConfig, 8101, job.inference.lora)
-    workers = {worker.name: worker for worker in workers_of(job, dict.fromkeys(sections, file))}
+    workers = {worker.name: worker for worker in specification(job, dict.fromkeys(sections, file)).roles}
     assert list(workers) == list(sections)
     assert [workers[name].environment["CUDA_VISIBLE_DEVICES"] for name in ("inference_0", "inference_1")] == ["2", "5"]
     assert [name for name, worker in workers.items() if worker.task] == list(sections)[3:]
@@ -134,7 +134,7 @@ def test_a_job_may_use_servers_that_run_already(file: Path) -> None:
     assert {run.inference.protocol for run in job.every_run} == {"openai"}
     assert {run.inference.api_key_file for run in job.every_run} == {Path("key")}
     assert list(sections_of(job)) == ["trainer", "orchestrator_plain", "orchestrator_quick", "orchestrator_guess"]
-    workers = workers_of(job, dict.fromkeys(sections_of(job), file))
+    workers = specification(job, dict.fromkeys(sections_of(job), file)).roles
     assert [worker.name for worker in workers] == list(sections_of(job))
     check_ports(job.inference)
     job = load(
@@ -192,7 +192,9 @@ def test_a_job_that_stays_needs_no_run_and_is_ready_for_such_as_its_orchestrator
     assert job.inference.lora is not None
     assert (job.inference.lora.max_rank, job.trainer.max_runs) == (4, 4)
     assert list(sections_of(job)) == ["inference_0", "trainer"]
-    assert [worker.name for worker in workers_of(job, dict.fromkeys(sections_of(job), file))] == list(sections_of(job))
+    assert [worker.name for worker in specification(job, dict.fromkeys(sections_of(job), file)).roles] == list(
+        sections_of(job)
+    )
     with pytest.raises(UserError, match=r"orchestrator\.training\.lora"):
         load(JobConfig, file, ["--stay", "true", "--orchestrator.training.lora", "null"])
     file.write_text(to_toml(job))

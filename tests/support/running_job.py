@@ -63,6 +63,7 @@ class RunningJob:
     output_dir: Path
     arguments: tuple[str, ...] = ()
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _sessions: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.log = self.config_file.with_name(f"run_{self.mark}.txt")
@@ -101,8 +102,9 @@ class RunningJob:
 
     def processes(self) -> dict[int, str]:
         """Returns the command line of every process of the job, by process id. Zombies are left out. A process belongs to the job
-        if it is in its session, or has its mark (vLLM's engine overwrites its environment, mark included)."""
-        found: dict[int, str] = {}
+        if it has its mark, or is in a session with one that has (vLLM's engine overwrites its environment, mark included)."""
+        found: dict[int, tuple[int, str]] = {}
+        self._sessions.add(self.process.pid)
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -112,9 +114,10 @@ class RunningJob:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it has just ended
-            if command and (marked or session == self.process.pid):
-                found[int(entry.name)] = command
-        return found
+            if command:
+                found[int(entry.name)] = (session, command)
+                self._sessions |= {session} if marked else set()
+        return {pid: command for pid, (session, command) in found.items() if session in self._sessions}
 
     def pid_of(self, words: str) -> int:
         """Returns the id of the one process, other than a guardian, whose command line has `words`."""
