@@ -1,7 +1,7 @@
 """systemd's notification protocol, both ends: a role calls `notify`, and a supervisor reads a `NotifySocket`.
 
-A role sends to `$NOTIFY_SOCKET`, whether it runs under systemd, in a container or under `cluster.job`; without that variable
-it sends nothing. Source of the protocol: sd_notify(3).
+A role sends to `$NOTIFY_SOCKET`, whether it runs under systemd, in a container or under an agent of `cluster`; without that
+variable it sends nothing. Source of the protocol: sd_notify(3).
 """
 
 from __future__ import annotations

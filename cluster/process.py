@@ -10,11 +10,11 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster import launch
-from cluster.events import Worker
 from cluster.notify import NotifySocket
 from transport.files.untrusted import UntrustedFileError, open_regular
 
@@ -41,23 +41,37 @@ def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0) -
     return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(nice), f"{fence_seconds:g}", *command]
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a process runs."""
+
+    name: str
+    arguments: Sequence[str]
+    """The program and its arguments."""
+    log_file: Path
+    """Its standard output and error are appended here."""
+    silence_timeout_seconds: float | None = None
+    """Longest time between two heartbeats, which it is told. None: it need not send any."""
+    nice: int = 0
+    """Added to the niceness: above 0 it yields the CPU to the others."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of this process."""
+
+
 class Process:
     """A started worker. Start it from the main thread: the kernel ties its life to the thread that started it."""
 
-    def __init__(
-        self, worker: Worker, again: bool = False, *, inherited: int | None = None, fence_seconds: float = 0.0
-    ) -> None:
-        """Starts it, `again` with its `restart_arguments`; it finds the `inherited` descriptor as `INHERITED`.
+    def __init__(self, command: Command, *, inherited: int | None = None, fence_seconds: float = 0.0) -> None:
+        """Starts it; it finds the `inherited` descriptor as `INHERITED`.
 
         `fence_seconds`: as of `guarded`.
 
         Raises `OSError` when the log file cannot be opened, or the system lacks memory, processes or descriptors; then
         nothing is left of the attempt.
         """
-        self.worker = worker
+        self.command = command
         self._inherited = inherited
         self._fence_seconds = fence_seconds
-        self._command = [*worker.command, *(worker.restart_arguments if again else ())]
         self.main_pid: int | None = None
         """The command's own process, once the guardian has sent its pid."""
         self.status = ""
@@ -65,10 +79,8 @@ class Process:
         self._extension = 0.0
         self.trouble = ""
         """The problem that it last reported by `X_TROUBLE=`."""
-        self.log_from = _size(worker.log_file)
+        self.log_from = _size(command.log_file)
         """Where its output begins in the log, in bytes: earlier processes may have written to it, too."""
-        self.log_until: int | None = None
-        """Where its output ended when it was sent a signal to end: errors after that are caused by the stop."""
         self.notifications = NotifySocket()
         try:
             self.guardian_pid = self._spawn()
@@ -77,22 +89,22 @@ class Process:
             raise
 
     def _spawn(self) -> int:
-        worker = self.worker
-        worker.log_file.parent.mkdir(parents=True, exist_ok=True)
+        command = self.command
+        command.log_file.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
-        environment |= worker.environment
+        environment |= command.environment
         environment |= {"NOTIFY_SOCKET": self.notifications.address, "PYTHONUNBUFFERED": "1"}
-        if worker.silence_timeout_seconds is not None:
-            environment["WATCHDOG_USEC"] = str(int(worker.silence_timeout_seconds * 1e6))
+        if command.silence_timeout_seconds is not None:
+            environment["WATCHDOG_USEC"] = str(int(command.silence_timeout_seconds * 1e6))
         return os.posix_spawn(
             sys.executable,
-            guarded(self._command, worker.nice, self._fence_seconds),
+            guarded(command.arguments, command.nice, self._fence_seconds),
             environment,
             file_actions=[
                 *([] if self._inherited is None else [(os.POSIX_SPAWN_DUP2, self._inherited, INHERITED)]),
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(worker.log_file), flags, 0o644),
+                (os.POSIX_SPAWN_OPEN, 1, str(command.log_file), flags, 0o644),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setpgroup=0,
@@ -102,22 +114,16 @@ class Process:
 
     def terminate(self) -> None:
         """Sends the command SIGTERM."""
-        self._note_log_end()
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Makes the guardian kill everything below itself."""
-        self._note_log_end()
         self._signal(signal.SIGHUP)
         self._signal(signal.SIGCONT)  # a guardian may have been stopped with its worker
 
     def show_life(self) -> None:
         """Shows the guardian that this process lives."""
         self._signal(launch.SIGNAL_OF_LIFE)
-
-    def _note_log_end(self) -> None:
-        if self.log_until is None:
-            self.log_until = _size(self.worker.log_file)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # it ended, and its exit is about to be noticed
@@ -142,10 +148,6 @@ class Process:
         """Returns the seconds of extension that the worker requested since the last call; 0 if none."""
         taken, self._extension = self._extension, 0.0
         return taken
-
-    def last_output(self) -> str:
-        """Returns the last non-empty line of its output; empty if none."""
-        return next((line for line in reversed(last_lines(self.worker.log_file, start=self.log_from)) if line), "")
 
     def close(self) -> None:
         """Frees the notification address."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from cluster.events import describe_exit
+from cluster.exit_codes import describe_exit
 from cluster.process import guarded
 from job.config import JobConfig
 from job.configuration.layers import forget_environment

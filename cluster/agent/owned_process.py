@@ -13,9 +13,8 @@ from cluster.agent import protocol
 from cluster.agent.control import ControlSocket
 from cluster.agent.frames import MalformedMessageError
 from cluster.backends.base import WorkerOrder
-from cluster.events import Worker
 from cluster.log_rotation import rotate_if_full
-from cluster.process import INHERITED, Process
+from cluster.process import INHERITED, Command, Process
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class OwnedProcess:
         environment = dict(order.environment)
         if self._control is not None:
             environment[protocol.CONTROL_FD] = str(INHERITED)
-        worker = Worker(
+        command = Command(
             order.worker,
             order.command,
             Path(order.log_file),
@@ -53,7 +52,7 @@ class OwnedProcess:
         )
         inherited = None if self._control is None else self._control.other.fileno()
         try:
-            self._process = Process(worker, inherited=inherited, fence_seconds=fence_seconds)
+            self._process = Process(command, inherited=inherited, fence_seconds=fence_seconds)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the command or the environment
             if self._control is not None:
                 self._control.close()

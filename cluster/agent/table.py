@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from cluster.agent import protocol
 from cluster.agent.reports import Report, Reports, cut
 from cluster.backends.base import LivingWorker, WorkerOrder
-from cluster.events import ASKED_TO_END
+from cluster.exit_codes import ASKED_TO_END
 from cluster.manager import events
 
 KILL_SECONDS = 10.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from cluster.events import ASKED_TO_END, describe_exit
+from cluster.exit_codes import ASKED_TO_END, describe_exit
 from cluster.manager.events import (
     LONGEST_REASON,
     CreateFailed,

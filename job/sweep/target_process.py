@@ -17,9 +17,9 @@ from collections.abc import Callable
 import tomli_w
 
 from cluster import launch
-from cluster.events import ASKED_TO_END, Worker, describe_exit
-from cluster.lifecycle import KILL_GRACE_SECONDS
-from cluster.process import Process, last_lines
+from cluster.exit_codes import ASKED_TO_END, describe_exit
+from cluster.manager.stopping import KILL_GRACE_SECONDS
+from cluster.process import Command, Process, last_lines
 from job.check import SAFE_PATH
 from job.number_format import duration
 from job.run_state import exclusion_of, is_finished
@@ -68,8 +68,7 @@ async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None
     abrupt = lease_seconds * MARGIN / 2
     drain = max(run.shutdown_timeout_seconds for run in target.runs) + DRAIN_GRACE_SECONDS
     drain += SERVICES_STOP_SECONDS if target.run_id is None else 0.0
-    worker = Worker(claim.target_id, target.command, target.log_file, environment=SAFE_PATH)
-    process = Process(worker)
+    process = Process(Command(claim.target_id, target.command, target.log_file, environment=SAFE_PATH))
     code = await _wait_for_end(process, lambda: abrupt if claim.stop.is_set() else drain)
     if code != 0 or not all(map(is_finished, target.runs)):
         raise TargetFailed(_describe_failure(target, code, process.log_from))
@@ -109,13 +108,13 @@ async def _wait_for_end(process: Process, stop_seconds: Callable[[], float]) -> 
     try:
         await ended.wait()
     except asyncio.CancelledError:
-        logger.info("%s: ending its process, within %s", process.worker.name, duration(stop_seconds()))
+        logger.info("%s: ending its process, within %s", process.command.name, duration(stop_seconds()))
         process.terminate()
         try:
             async with asyncio.timeout(stop_seconds()):
                 await ended.wait()
         except TimeoutError:
-            logger.warning("%s: its process did not end in time and is killed", process.worker.name)
+            logger.warning("%s: its process did not end in time and is killed", process.command.name)
         raise
     finally:
         if not ended.is_set():

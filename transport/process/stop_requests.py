@@ -3,8 +3,9 @@
 `timeout 100 counterpoint run` sends its signal to the process and then to the group, which is the same process again; a terminal
 that closes sends SIGHUP, and the end of its session SIGTERM. Two signals within a second are one request.
 
-The supervisor (`cluster/job.py`) and `job/sweep/worker.py` count requests here but handle signals in their event loop, since
-their handlers change the loop's state. `sweep/interruption.py` turns signals into exceptions, and imports nothing of ours.
+`job/sweep/worker.py` counts requests here but handles signals in its event loop, since its handlers change the loop's state. So
+does a job's master, which counts in `cluster/manager/stopping.py`. `sweep/interruption.py` turns signals into exceptions, and
+imports nothing of ours.
 """
 
 from __future__ import annotations

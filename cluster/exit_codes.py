@@ -1,0 +1,19 @@
+"""What the exit code of a process says."""
+
+from __future__ import annotations
+
+import signal
+
+ASKED_TO_END = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
+"""Exit codes of a process that a signal ended before its work was complete: it ended in order, or, if it had no handler yet, the
+kernel ended it."""
+
+
+def describe_exit(code: int) -> str:
+    """Describes an exit code, for a person."""
+    if code <= 128:
+        return f"ended with exit code {code}"
+    try:
+        return f"was {'stopped' if code in ASKED_TO_END else 'killed'} by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"ended with exit code {code}"
