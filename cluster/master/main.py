@@ -97,7 +97,11 @@ class MasterProcess:
     async def run(self) -> int:
         """Runs terms until the job has ended, or another master has it; returns the exit code."""
         loop = asyncio.get_running_loop()
-        handled = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has SIGHUP
+        handled = set(
+            STOPS
+        )  # SIGINT also where a script's shell has it ignored, as it does for what runs in the background
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup: meant to outlive its terminal
+            handled.remove(signal.SIGHUP)
         for number in handled:
             loop.add_signal_handler(number, self._on_signal, number)
         former: Backend | None = None

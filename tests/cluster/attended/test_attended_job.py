@@ -370,6 +370,18 @@ def test_ctrl_c_drains_in_order(start: Start) -> None:
     assert job.log("server") == job.log("task") == "drained\n"
 
 
+def test_sigint_drains_also_where_it_was_ignored(start: Start) -> None:
+    """As it is in what a script's shell starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        job = start(service("server"), service("task", task=True))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ready(job, "server", "task")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["code"] == 130
+
+
 def test_a_second_ctrl_c_kills(start: Start) -> None:
     job = start(service("server", STUBBORN), service("task", STUBBORN, task=True))
     ready(job, "server", "task")
