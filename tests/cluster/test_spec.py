@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import pytest
+from pydantic import ValidationError
+
 from cluster.job_files import JobFile
 from cluster.spec import JobSpec, RoleSpec
 
@@ -12,3 +15,14 @@ def test_a_worker_without_a_deadline_is_the_same_after_its_job_was_written() -> 
     role = RoleSpec(name="a", command=("true",), ready_timeout_seconds=math.inf)
     file = JobFile(spec=JobSpec(name="job", roles=(role,)))
     assert JobFile.model_validate_json(file.model_dump_json()) == file
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(("second", "first"), "must be roles listed before it"), (("first", "first"), "two roles are called 'first'")],
+)
+def test_an_order_that_cannot_be_is_refused(names: tuple[str, ...], message: str) -> None:
+    after = {"second": ("first",)}
+    roles = tuple(RoleSpec(name=name, command=("true",), after=after.get(name, ())) for name in names)
+    with pytest.raises(ValidationError, match=message):
+        JobSpec(name="job", roles=roles)
