@@ -30,7 +30,7 @@ from cluster.job_files import (
 from cluster.manager.events import Outcome
 from cluster.manager.stopping import STOPPED_EARLY
 from cluster.master.backend_choice import backend_class
-from cluster.master.control import NoMaster, ask
+from cluster.master.control import ControlError, NoMaster, ask
 from cluster.master.mastership import Identity
 from cluster.master.orders import LOGS, log_file
 from cluster.master.standby import reaped, start_master
@@ -232,7 +232,7 @@ class JobHandle:
         if self.outcome() is None:
             try:
                 ask(self._control, {"ask": "stop", "reason": reason, "code": code})
-            except NoMaster:
+            except (NoMaster, ControlError):  # a master that is about to end answers no more
                 if self.outcome() is None:
                     raise
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from cluster.elastic.events import Rules
 from cluster.elastic.ranks import LOOPBACK, python_command
 from transport.config import Config
+from transport.configuration.explain import validate
 
 
 class ElasticConfig(Config):
@@ -71,5 +72,5 @@ class ElasticConfig(Config):
 
 
 def elastic_config(config: Mapping[str, Any]) -> ElasticConfig:
-    """Returns a role's `config`, validated."""
-    return ElasticConfig.model_validate(dict(config))
+    """Returns a role's `config`, validated. Raises `UserError` that names each wrong key, its value, and what is allowed."""
+    return validate(ElasticConfig, dict(config), "the elastic role's config")

@@ -1,0 +1,23 @@
+"""The `config` of an elastic role: what its errors say."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.elastic.config import elastic_config
+from transport.errors import UserError
+
+
+def test_every_wrong_key_is_named_with_its_value_and_what_is_allowed() -> None:
+    with pytest.raises(UserError) as raised:
+        elastic_config({"scrip": "train.py", "min_workers": 0})
+    text = str(raised.value)
+    assert "unknown key; the nearest is script" in text
+    assert "min_workers = 0" in text
+    assert "greater than or equal to 1" in text
+
+
+def test_a_role_without_a_script_or_with_two_is_refused() -> None:
+    for config in ({}, {"script": "train.py", "module": "train"}):
+        with pytest.raises(UserError, match="expected exactly one of script and module"):
+            elastic_config(config)
