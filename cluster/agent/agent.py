@@ -23,7 +23,7 @@ import zmq
 import zmq.asyncio
 
 from cluster import launch
-from cluster.agent import protocol, table
+from cluster.agent import instructions, protocol
 from cluster.agent.frames import MalformedMessageError, pack, unpack
 from cluster.agent.owned_process import OwnedProcess
 from cluster.agent.settings import AgentSettings
@@ -138,26 +138,26 @@ class Agent:
 
     # --- what is decided ---
 
-    def _do(self, instructions: Iterable[table.Instruction], asked_by: Any = None) -> None:
+    def _do(self, decided: Iterable[instructions.Instruction], asked_by: Any = None) -> None:
         """Carries out instructions, and those that follow from them at once."""
-        waiting = list(instructions)
+        waiting = list(decided)
         while waiting:
             match waiting.pop(0):
-                case table.Answer(message):
+                case instructions.Answer(message):
                     self._outgoing.put_nowait((asked_by, message))
-                case table.Tell(message):
+                case instructions.Tell(message):
                     self._tell(message)
-                case table.Dismiss(peer, message):
+                case instructions.Dismiss(peer, message):
                     self._outgoing.put_nowait((peer, message))
-                case table.Spawn(order):
+                case instructions.Spawn(order):
                     waiting += self._spawn(order)
-                case table.Send(worker, message) if worker in self._processes:
+                case instructions.Send(worker, message) if worker in self._processes:
                     self._processes[worker].send(message)
-                case table.Terminate(worker) if worker in self._processes and worker not in self._ended:
+                case instructions.Terminate(worker) if worker in self._processes and worker not in self._ended:
                     self._processes[worker].terminate()
-                case table.Kill(worker) if worker in self._processes and worker not in self._ended:
+                case instructions.Kill(worker) if worker in self._processes and worker not in self._ended:
                     self._processes[worker].kill()
-                case table.Finish(reason):
+                case instructions.Finish(reason):
                     logger.info("ends: %s", reason)
                     self._finished.set()
 
@@ -165,7 +165,7 @@ class Agent:
         if self._table.peer is not None:
             self._outgoing.put_nowait((self._table.peer, message))
 
-    def _spawn(self, order: WorkerOrder) -> list[table.Instruction]:
+    def _spawn(self, order: WorkerOrder) -> list[instructions.Instruction]:
         fence = LEASES_OF_THE_FENCE * self._table.lease_seconds
         try:
             process = OwnedProcess(order, self._hear, fence)

@@ -3,9 +3,13 @@
 Master to agent: ZMQ, one msgpack map a message. A worker's process and its agent share a UNIX stream socket, inherited by the
 number in `$CLUSTER_CONTROL_FD`; there each message is a 4-byte big-endian length and one msgpack map. No map is larger than
 `MAX_MESSAGE` bytes. Every map has `kind`, one of the constants below; what else it has stands beside each.
+`malformed` checks a master's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 MAX_MESSAGE = 4 * 2**20
 """Bytes of one message; a larger one is refused before it is decoded."""
@@ -85,3 +89,29 @@ ENDING = "ending"
 """The worker ends by itself; of a command: `STOPPING=1`."""
 EXTEND = "extend"
 """`seconds`; of a command: `EXTEND_TIMEOUT_USEC`."""
+
+_COMMANDS: Mapping[str, Mapping[str, type]] = {
+    HELLO: {"job": str, "lease_seconds": float, "received": int},
+    CREATE: {"id": int},
+    ORDER: {"id": int, "worker": str, "incarnation": int, "order": dict},
+    STOP: {"id": int, "worker": str, "incarnation": int},
+    KILL: {"id": int, "worker": str, "incarnation": int},
+    PUBLISH: {"id": int, "members": list},
+    END: {"id": int},
+    ACKNOWLEDGE: {"number": int},
+}
+"""What each message of a master must have, beside `epoch`."""
+
+
+def malformed(message: Mapping[str, Any]) -> str:
+    """Returns what is wrong with a message of a master; empty if nothing."""
+    expected = _COMMANDS.get(message["kind"])
+    if expected is None:
+        return f"there is no message of kind {message['kind']!r}"
+    found = {key: type(value) for key, value in message.items()}
+    wrong = [
+        name
+        for name, kind in {"epoch": int, **expected}.items()
+        if found.get(name) is not kind and (found.get(name), kind) != (int, float)
+    ]
+    return f"{message['kind']} lacks a fit {', '.join(wrong)}" if wrong else ""

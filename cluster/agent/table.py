@@ -19,6 +19,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cluster.agent import protocol
+from cluster.agent.instructions import Answer, Dismiss, Finish, Instruction, Kill, Send, Spawn, Tell, Terminate
+from cluster.agent.protocol import malformed
 from cluster.agent.reports import Report, Reports, cut
 from cluster.backends.base import LivingWorker, WorkerOrder
 from cluster.exit_codes import ASKED_TO_END
@@ -43,79 +45,6 @@ ENDED_AS_ASKED = ASKED_TO_END | {0}
 """The codes with which a process ends that was asked to."""
 
 _ORDER = TypeAdapter(WorkerOrder)
-
-_FIELDS: Mapping[str, Mapping[str, type]] = {
-    protocol.HELLO: {"job": str, "lease_seconds": float, "received": int},
-    protocol.CREATE: {"id": int},
-    protocol.ORDER: {"id": int, "worker": str, "incarnation": int, "order": dict},
-    protocol.STOP: {"id": int, "worker": str, "incarnation": int},
-    protocol.KILL: {"id": int, "worker": str, "incarnation": int},
-    protocol.PUBLISH: {"id": int, "members": list},
-    protocol.END: {"id": int},
-    protocol.ACKNOWLEDGE: {"number": int},
-}
-"""What each message of a master must have, beside `epoch`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Start the worker's process; `spawned` or `spawn_failed` follows."""
-
-    order: WorkerOrder
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a message to the worker's process of a class."""
-
-    worker: str
-    message: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """Ask the worker's process to end: SIGTERM for a command, a message for a class."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Kill the worker's process and everything below it."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Send a message to the peer that asked."""
-
-    message: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send a message to the master."""
-
-    message: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """Send a message to a master that was replaced."""
-
-    peer: Any
-    message: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """End the agent."""
-
-    reason: str
-
-
-Instruction = Spawn | Send | Terminate | Kill | Answer | Tell | Dismiss | Finish
 
 
 @dataclass(slots=True)
@@ -174,7 +103,7 @@ class Table:
         """Handles a message of the master at `peer`."""
         done = self.tick(now)
         kind, epoch = message["kind"], message.get("epoch")
-        if reason := _malformed(message):
+        if reason := malformed(message):
             return [*done, self._refuse(message, reason)]
         assert isinstance(epoch, int)
         if kind == protocol.HELLO and message["job"] != self.job:
@@ -377,9 +306,7 @@ class Table:
         """The worker's process has ended, and everything below it has."""
         entry = self._entries[worker]
         reason = entry.failure
-        if (
-            entry.cut_off and code in ENDED_AS_ASKED
-        ):  # else a master would take a task that was cut off for a complete one
+        if entry.cut_off and code in ENDED_AS_ASKED:  # a master would take a task that was cut off for a complete one
             code, reason = CUT_OFF, reason or cut(f"its agent asked it to end: {self.ending}")
         done = self._report(entry, events.WorkerExited, code=code, reason=reason)
         return [*done, *self._gone(entry)]
@@ -481,17 +408,3 @@ def _tell(report: Report) -> Tell:
     return Tell(
         {"kind": protocol.REPORT, "number": report.number, "event": report.event, "fields": dict(report.fields)}
     )
-
-
-def _malformed(message: Mapping[str, Any]) -> str:
-    """Returns what is wrong with a message; empty if nothing."""
-    expected = _FIELDS.get(message["kind"])
-    if expected is None:
-        return f"there is no message of kind {message['kind']!r}"
-    found = {key: type(value) for key, value in message.items()}
-    wrong = [
-        name
-        for name, kind in {"epoch": int, **expected}.items()
-        if found.get(name) is not kind and (found.get(name), kind) != (int, float)
-    ]
-    return f"{message['kind']} lacks a fit {', '.join(wrong)}" if wrong else ""

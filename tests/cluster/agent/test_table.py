@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster.agent import protocol
+from cluster.agent.instructions import Answer, Finish, Instruction, Kill, Spawn, Tell, Terminate
 from cluster.agent.reports import MOST_REQUESTS
-from cluster.agent.table import Answer, Finish, Instruction, Kill, Spawn, Table, Tell, Terminate
+from cluster.agent.table import Table
 
 LEASE = 10.0
 WORKERS = ("role-0", "role-1")
