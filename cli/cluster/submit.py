@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cli.cluster.stop_job_on_signals import StopJobOnSignals
 from cli.cluster.wait import await_end
 from cluster.builder import load_spec
 from cluster.errors import ClusterError
@@ -12,22 +13,14 @@ from cluster.job_handle import JobHandle, submit
 from cluster.spec import JobSpec
 from job.file_kind import other_kind
 from transport.errors import UserError
-from transport.process.stop_requests import StopSignals
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns the job's exit code; with `--detach`, 0 once the master answers."""
     given = _parser().parse_args(arguments)
-    handle: JobHandle | None = None
-
-    def on_request(request: int, number: int) -> None:
-        if handle is not None:
-            _stop(handle, request, number)
-
-    with StopSignals(on_request) as signals:
+    with StopJobOnSignals() as signals:
         handle = _submitted(given)
-        if signals.count:  # while it was being submitted
-            _stop(handle, 1, signals.exit_code - 128)
+        signals.attend(handle)
         if not given.detach or signals.count:
             return await_end(handle)
     directory = handle.directory
@@ -47,16 +40,6 @@ def _submitted(given: argparse.Namespace) -> JobHandle:
         return submit(spec, given.directory or Path("outputs") / spec.name, given.backend)
     except (ClusterError, UserError) as error:
         raise UserError(f"{given.file}: {error}") from None
-
-
-def _stop(handle: JobHandle, request: int, number: int) -> None:
-    """Passes a signal on to the job: the first stops it in order, the second kills it."""
-    how = "stops in order; a second signal kills it" if request == 1 else "is killed"
-    print(f"the job {how}", flush=True)
-    try:
-        handle.stop("stopped by its user", 128 + number)
-    except ClusterError as error:
-        print(f"it could not be told: {error}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 REPETITION_SECONDS = 1.0
 """Signals less than this apart are one request."""
@@ -62,7 +62,7 @@ class StopSignals:
         """The number of requests so far."""
         return self._requests.count
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         self._former = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         return self
 
