@@ -17,7 +17,7 @@ COMMANDS = {
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
     "sweep": (
         "cli.sweep",
-        "run one of any number of workers over a grid of runs or jobs; `sweep status` shows it",
+        "run one of any number of workers over a grid of runs or jobs, or submit them; `sweep status` shows it",
     ),
     "submit": ("cli.cluster.submit", "run a job of roles of your own, from one file; --detach returns at once"),
     "wait": ("cli.cluster.wait", "wait for the end of a submitted job; its exit code is the job's"),

@@ -1,5 +1,6 @@
 """`counterpoint sweep FILE`: runs one worker of a sweep. Any number of workers, on any machines, share its targets.
 
+With `--workers N` it submits a job of that many workers instead, and waits for it (`job/sweep/submit_workers.py`).
 Everything that can be checked is checked before the first claim. `counterpoint sweep status` (`cli/sweep_status.py`) shows the
 whole sweep.
 """
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -18,23 +20,29 @@ from rich.logging import RichHandler
 
 from cli import sweep_status
 from cli.arguments.command import Command, log_to_stderr, parse
+from cli.cluster.stop_job_on_signals import StopJobOnSignals
+from cli.cluster.wait import await_end
 from cli.display.console import lasting
-from cli.display.sweep_table import print_table, show_live, sweep_console
+from cli.display.sweep_table import print_changes, print_table, show_live, sweep_console
 from cluster import launch
+from cluster.errors import ClusterError
 from job.check import check_imports
 from job.configuration.layers import forget_environment
 from job.configuration.load import to_toml
 from job.sweep.grid import describe_values
-from job.sweep.rows import rows_reader_of
-from job.sweep.targets import SweepConfig, Target, targets_of
+from job.sweep.rows import ReadRows, rows_reader_of
+from job.sweep.submit_workers import GivenSweep, check_workers, submit_workers
+from job.sweep.targets import SweepConfig, targets_of
 from job.sweep.worker import check_store, run_worker
+from transport.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command.
 
-    Exit codes: 0 every target reads SUCCESS; 1 some stay FAILED, or the storage cannot be reached; 2 bad configuration;
-    128 + the number of the signal that ended it (143, 129, 130), after the claim was given back.
+    Exit codes: 0 every target reads SUCCESS; 1 the storage cannot be reached, or submitted workers failed; 2 bad
+    configuration; 3 some targets stay FAILED; 128 + the number of the signal that ended it (143, 129, 130), after what was
+    claimed was given back.
     """
     if arguments[:1] == ["status"]:
         return sweep_status.main(arguments[1:])
@@ -44,19 +52,22 @@ def main(arguments: list[str]) -> int:
     if command is None:
         return 0
     config, targets = command.config, targets_of(command.config, command.file)
-    forget_environment()
-    launch.become_subreaper()
+    variables = forget_environment()
     if "worker" in command.switches:
         log_to_stderr()
+        launch.become_subreaper()
         return asyncio.run(run_worker(config, targets))
     console, read = sweep_console(lasting(sys.stdout)), rows_reader_of(config, targets)
     if console.is_terminal:
         _log_above_table(console)
-        table = show_live(read, config.name, console, until_settled=False)
-        code = asyncio.run(_run_beside(table, config, targets))
     else:
         log_to_stderr()
-        code = asyncio.run(run_worker(config, targets))
+    if config.workers is not None:
+        code = _run_job(GivenSweep(config, targets, command.file, command.flags, variables), read, console)
+    else:
+        launch.become_subreaper()
+        table = partial(show_live, read, config.name, console, until_settled=False) if console.is_terminal else None
+        code = asyncio.run(_run_beside(table, run_worker(config, targets)))
     print_table(read(), config.name, console)
     return code
 
@@ -66,6 +77,8 @@ def check(command: Command[SweepConfig]) -> None:
     targets = targets_of(command.config, command.file)
     check_imports([run for target in targets for run in target.runs])
     check_store(command.config, str(command.file))
+    if "worker" not in command.switches:
+        check_workers(command.config, targets, str(command.file))
 
 
 def _describe(command: Command[SweepConfig]) -> str:
@@ -80,12 +93,30 @@ def _log_above_table(console: Console) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
 
 
-async def _run_beside(table: Coroutine[Any, Any, None], config: SweepConfig, targets: Sequence[Target]) -> int:
-    """Runs the worker while the table of the whole sweep is shown."""
-    showing = asyncio.create_task(table)
+def _run_job(sweep: GivenSweep, read: ReadRows, console: Console) -> int:
+    """Submits the workers, or finds those that an earlier command submitted, and waits for the end of their job."""
+    show = partial(show_live, until_settled=False) if console.is_terminal else print_changes
+    with StopJobOnSignals() as signals:
+        try:
+            handle = submit_workers(sweep)
+        except ClusterError as error:
+            raise UserError(str(error)) from None
+        signals.attend(handle)
+        table = partial(show, read, sweep.config.name, console)
+        code = asyncio.run(_run_beside(table, asyncio.to_thread(await_end, handle)))
+    succeeded = {row.status.target_id for row in read() if row.status.state == "SUCCESS"}
+    if all(target.target_id in succeeded for target in sweep.targets):
+        return 0  # even if a worker of the job has failed
+    return code
+
+
+async def _run_beside(table: Callable[[], Coroutine[Any, Any, None]] | None, work: Coroutine[Any, Any, int]) -> int:
+    """Awaits the work while the table of the whole sweep is shown."""
+    showing = None if table is None else asyncio.create_task(table())
     try:
-        return await run_worker(config, targets)
+        return await work
     finally:
-        showing.cancel()
-        with suppress(asyncio.CancelledError):
-            await showing
+        if showing is not None:
+            showing.cancel()
+            with suppress(asyncio.CancelledError):
+                await showing

@@ -29,6 +29,8 @@ class Command(Generic[Model]):
     """The switches that were given, of those that the command has."""
     join: Path | None = None
     """The directory given with `--join`; None without it."""
+    flags: tuple[str, ...] = ()
+    """The flags that were given for keys, each as `--section.key=value`."""
 
 
 def parse(
@@ -65,7 +67,7 @@ def parse(
             kind, taker = other
             raise UserError(f"{file}: this is a {kind} file: use `counterpoint {taker} {file}`") from None
         raise
-    command = Command(file, config, chosen, Path(join) if join is not None else None)
+    command = Command(file, config, chosen, Path(join) if join is not None else None, tuple(words.flags))
     check(command)
     if "dry-run" in words.switches:
         print(show(command), end="")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TextIO
 
 from rich import box
@@ -52,6 +53,22 @@ async def show_live(read: ReadRows, title: str, console: Console, until_settled:
                 if until_settled and all(row.is_settled for row in rows):
                     return
             await asyncio.sleep(REFRESH_SECONDS)
+
+
+async def print_changes(read: ReadRows, title: str, console: Console) -> None:
+    """Prints a line for each change of a target until cancelled: the table's substitute where the output is no terminal."""
+    known: dict[str, tuple[str, int]] = {}
+    while True:
+        with suppress(OSError):  # as in `show_live`
+            statuses = [row.status for row in await asyncio.to_thread(read)]
+            for status in statuses:
+                now = status.state, status.attempts
+                if now != known.get(status.target_id, ("PENDING", 0)):
+                    where = f" on {status.host}, process {status.pid}" if status.state == "RUNNING" else ""
+                    line = f"{title}: {status.target_id}: {status.state}{where}, attempt {status.attempts}"
+                    console.print(line, soft_wrap=True)
+                known[status.target_id] = now
+        await asyncio.sleep(REFRESH_SECONDS)
 
 
 def _table(rows: Sequence[Row], title: str) -> Table:

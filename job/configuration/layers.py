@@ -25,10 +25,12 @@ NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE"})
 """Variables with our prefix that name no key. `make-model` keeps its models in the directory COUNTERPOINT_CACHE."""
 
 
-def forget_environment() -> None:
-    """Removes our variables from the environment: a role's keys differ from a job's, and the role's file has their values."""
-    for name in _variables():
-        del os.environ[name]
+def forget_environment() -> dict[str, str]:
+    """Removes our variables from the environment: a role's keys differ from a job's, and the role's file has their values.
+
+    Returns what was removed.
+    """
+    return {name: os.environ.pop(name) for name in _variables()}
 
 
 def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:

@@ -66,8 +66,7 @@ async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None
     began = time.monotonic()
     # Half of the time between the loss of the lease and another worker's claim; the other half is for a kill.
     abrupt = lease_seconds * MARGIN / 2
-    drain = max(run.shutdown_timeout_seconds for run in target.runs) + DRAIN_GRACE_SECONDS
-    drain += SERVICES_STOP_SECONDS if target.run_id is None else 0.0
+    drain = drain_seconds(target)
     process = Process(Command(claim.target_id, target.command, target.log_file, environment=SAFE_PATH))
     code = await _wait_for_end(process, lambda: abrupt if claim.stop.is_set() else drain)
     if code != 0 or not all(map(is_finished, target.runs)):
@@ -75,6 +74,12 @@ async def run_target(target: Target, claim: Claim, lease_seconds: float) -> None
     logger.info(
         "%s: done after %s, %s", claim.target_id, duration(time.monotonic() - began), result_of(target).description
     )
+
+
+def drain_seconds(target: Target) -> float:
+    """Returns how long the target's process may take to end in order."""
+    run = max(run.shutdown_timeout_seconds for run in target.runs) + DRAIN_GRACE_SECONDS
+    return run if target.run_id is not None else run + SERVICES_STOP_SECONDS
 
 
 async def _wait_until_startable(target: Target) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from cluster.spec import Resources
 from job.check import check_run
 from job.config import JobConfig
 from job.configuration.load import merge
@@ -75,6 +76,15 @@ class SweepConfig(Config):
 
     lease_seconds: float = Field(default=90.0, gt=0)
     """Seconds without a heartbeat after which another worker may claim the target. At least twice `heartbeat_seconds`."""
+
+    workers: int | None = Field(default=None, ge=1)
+    """How many workers to submit as a job of roles, and to wait for. Unset: the command is a worker itself."""
+
+    backend: str = "local"
+    """Where the submitted workers run: `local`, `ray`, or the import path of a class."""
+
+    resources: Resources = Resources()
+    """What each submitted worker needs."""
 
     @field_validator("root")
     @classmethod
@@ -149,18 +159,29 @@ class Target:
         return None
 
     @cached_property
+    def _job(self) -> JobConfig | None:
+        return None if self.joins is not None else validate(JobConfig, self.settings, self.origin)
+
+    @property
+    def ports(self) -> range:
+        """The ports of the servers that it starts. Raises as `runs`."""
+        if self._job is None:
+            return range(0)
+        servers = self._job.inference
+        return range(servers.port, servers.port + servers.replicas)
+
+    @cached_property
     def runs(self) -> list[RunConfig]:
         """The validated configurations of its runs.
 
         Raises `UserError` for values that the schema, the job to join, or the environments refuse.
         """
-        if self.joins is None:
-            job = validate(JobConfig, self.settings, self.origin)
-            if job.stay:
+        if self._job is not None:
+            if self._job.stay:
                 raise UserError(
                     f"{self.origin}: stay = true: such a job does not end by itself, and a target must; leave it out"
                 )
-            runs = job.every_run
+            runs = self._job.every_run
         else:
             below = values_of_job(str(self.joins)) | {"resume": True}
             runs = [validate(RunConfig, merge(below, self.settings), self.origin)]

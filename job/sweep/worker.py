@@ -10,6 +10,7 @@ import logging
 import signal
 from collections.abc import Sequence
 
+from cluster.notify import Heartbeat, notify_ready
 from job.sweep.target_process import run_target
 from job.sweep.targets import SweepConfig, Target
 from sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
@@ -21,6 +22,9 @@ from transport.errors import UserError
 from transport.process.stop_requests import StopRequests
 
 logger = logging.getLogger(__name__)
+
+STAY_FAILED = 3
+"""Exit code when targets stay FAILED. A controller takes 3 as final: a worker that is started again finds nothing to do."""
 
 
 def check_store(config: SweepConfig, file: str) -> None:
@@ -34,7 +38,8 @@ def check_store(config: SweepConfig, file: str) -> None:
 async def run_worker(config: SweepConfig, targets: Sequence[Target]) -> int:
     """Works until every target reads SUCCESS, until some stay FAILED, or until a signal.
 
-    Returns the exit code: 0, 1, or 128 + the signal's number. Raises `UserError` for a storage that cannot hold a sweep.
+    Returns the exit code: 0, `STAY_FAILED`, or 128 + the signal's number. Raises `UserError` for a storage that cannot hold a
+    sweep.
     """
 
     async def body(target: SweepTarget[Target], claim: Claim) -> None:
@@ -51,6 +56,8 @@ async def run_worker(config: SweepConfig, targets: Sequence[Target]) -> int:
         )
     )
     received = _cancel_on_signals(work)
+    notify_ready()
+    beating = asyncio.ensure_future(_beat())
     try:
         await work
     except asyncio.CancelledError:
@@ -62,9 +69,19 @@ async def run_worker(config: SweepConfig, targets: Sequence[Target]) -> int:
             if isinstance(failure, PreviousTaskFailed | RecordError):  # failures of our own attempts are logged already
                 logger.error("%s", failure)
         logger.error("%s; a larger max_attempts has them tried again", error.message)
-        return 1
+        return STAY_FAILED
+    finally:
+        beating.cancel()
     logger.info("every target of %s reads SUCCESS", config.name)
     return 0
+
+
+async def _beat() -> None:
+    """Shows a supervisor that the loop runs."""
+    heartbeat = Heartbeat()
+    while heartbeat.period is not None:
+        heartbeat.beat()
+        await asyncio.sleep(heartbeat.period)
 
 
 def _cancel_on_signals(work: asyncio.Future[None]) -> list[signal.Signals]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+import job.sweep.submit_workers
 import job.sweep.target_process
 from job.sweep.targets import Target
 from run.config import RunConfig
@@ -26,6 +27,7 @@ if __name__ == "__main__":
     behaviour = sys.argv[1]
     Target.command = property(pretended)  # type: ignore[assignment]
     job.sweep.target_process.is_finished = has_all_steps  # type: ignore[attr-defined]
+    job.sweep.submit_workers.SWEEP = (sys.executable, "-m", "tests.cli.fake_sweep", behaviour)
     from cli.main import main
 
     sys.exit(main(["sweep", *sys.argv[2:]]))

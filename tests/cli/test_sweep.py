@@ -7,114 +7,29 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 from rich.console import Console
 
 from cli.display.sweep_table import show_live
 from cli.main import main
 from cli.sweep import main as sweep
 from cli.sweep_status import main as status_of
-from job.config import JobConfig
 from job.configuration.load import load
-from job.directory import orchestrator_of
 from job.sweep.rows import Row
 from job.sweep.targets import SweepConfig, Target, targets_of
 from sweep.lock import step_lock
 from sweep.open_store import open_store
-from sweep.status import TargetStatus, sweep_status
+from sweep.status import TargetStatus
 from sweep.store import StoreError
+from tests.cli.fleet import ALL_STEPS, Fleet
 from tests.support.polling import wait_until
 from transport.errors import UserError
 from transport.files.lock import take_lock
 from transport.process.stop_requests import REPETITION_SECONDS
-
-DEADLINE_SECONDS = 120.0
-
-
-class Fleet:
-    """A job that seems to run, and a sweep over its runs with two targets, `seed-1` and `seed-2`."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.output, self.root, self.file = tmp_path / "out", tmp_path / "sweep", tmp_path / "sweep.toml"
-        job = {
-            "output_dir": str(self.output),
-            "model": "some-model",
-            "stay": True,
-            "inference": {"max_model_len": 256},
-            "trainer": {"max_tokens": 1024},
-            "orchestrator": {"training": {"lora": {"rank": 4}}},
-        }
-        self.output.mkdir()
-        (self.output / "job.json").write_text(JobConfig.model_validate(job).model_dump_json())
-        self.lock = take_lock(self.output / "job.lock", "")
-        self.settings: dict[str, Any] = {
-            "name": "test",
-            "root": str(self.root),
-            "join": str(self.output),
-            "heartbeat_seconds": 1.0,
-            "lease_seconds": 60.0,
-            "grid": {"seed": [1, 2]},
-            "base": {
-                "steps": 20,
-                "environments": [{"name": "reverse", "kind": "reverse-text"}],
-                "sampling": {"max_tokens": 32},
-                "training": {"lora": {"rank": 4}},
-            },
-        }
-        self.outputs: dict[subprocess.Popen[bytes], Path] = {}
-
-    def write(self) -> str:
-        self.file.write_text(tomli_w.dumps(self.settings))
-        return str(self.file)
-
-    def worker(self, behaviour: str, *switches: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.cli.fake_sweep", behaviour, self.write(), *(switches or ("--worker",))]
-        output = self.file.with_name(f"worker_{len(self.outputs)}.log")
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}  # roles do not look where they stand
-        with open(output, "wb") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
-        self.outputs[process] = output
-        return process
-
-    def finish(self, worker: subprocess.Popen[bytes]) -> tuple[int, str]:
-        return worker.wait(DEADLINE_SECONDS), self.outputs[worker].read_text()
-
-    def status(self, target_id: str) -> TargetStatus:
-        found = {
-            status.target_id: status for status in sweep_status(f"{self.root}/{self.settings['name']}", [target_id])
-        }
-        return found[target_id]
-
-    def steps(self, target_id: str) -> list[int]:
-        metrics = self.output / f"run_{self.settings['name']}.{target_id}" / "metrics.jsonl"
-        return [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
-
-    def is_at_work(self, target_id: str) -> bool:
-        return orchestrator_of(self.output, f"{self.settings['name']}.{target_id}") is not None
-
-    def wait_for_step_3(self, target_id: str) -> None:
-        wait_until(lambda: self.steps(target_id) == [1, 2, 3], f"{target_id} to hang")
-
-
-ALL_STEPS = list(range(1, 21))
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path)
-    yield fleet
-    for process in fleet.outputs:
-        process.kill()
-        process.wait()
-    os.close(fleet.lock)
 
 
 @pytest.mark.slow
@@ -212,7 +127,7 @@ def test_a_failed_target_has_its_process_output_quoted_and_stops_no_other(
 ) -> None:
     fleet.settings["max_attempts"] = 1
     code, output = fleet.finish(fleet.worker("finish,seed-1=fail"))
-    assert code == 1
+    assert code == 3
     assert "1 of 2 targets failed: seed-1" in output
     error = fleet.status("seed-1").error
     assert error is not None
@@ -224,7 +139,7 @@ def test_a_failed_target_has_its_process_output_quoted_and_stops_no_other(
     assert "1 SUCCESS, 1 FAILED" in shown
     assert "the disk is full" in shown
     code, output = fleet.finish(fleet.worker("finish"))
-    assert code == 1, "it has had its attempts"
+    assert code == 3, "it has had its attempts"
     fleet.settings["max_attempts"] = 2
     code, output = fleet.finish(fleet.worker("finish"))
     assert code == 0, output
@@ -237,7 +152,7 @@ def test_a_target_that_fails_without_being_tried_is_told_with_its_reason(fleet: 
     for target_id in ("seed-1", "seed-2"):
         store.write(target_id, b"no record", None)
     code, output = fleet.finish(fleet.worker("finish"))
-    assert code == 1, output
+    assert code == 3, output
     for target_id in ("seed-1", "seed-2"):
         assert f"{fleet.root}/test: {target_id} is not a sweep's record" in output
     assert "move it away" in output
@@ -266,7 +181,7 @@ def test_a_target_waits_for_the_job_that_it_is_to_join(fleet: Fleet) -> None:
     worker = fleet.worker("finish,seed-1=wait")
     fleet.wait_for_step_3("seed-1")
     os.close(fleet.lock)
-    (fleet.output / "run_test.seed-1" / "control" / "go").touch()
+    fleet.let_go("seed-1")
     waiting = f"seed-2: waiting for the job in {fleet.output}, which does not run"
     wait_until(lambda: waiting in fleet.outputs[worker].read_text(), "the worker to say so")
     fleet.lock = take_lock(fleet.output / "job.lock", "")
