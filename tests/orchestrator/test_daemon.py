@@ -138,14 +138,14 @@ def test_kinds_of_environments(make_config: Callable[..., RunConfig], args: dict
         ("generator", "GeneratorExit"),
         ("unusual", "Unusual: neither an exception nor an exit"),
         ("nan", "the reward is nan"),
-        ("slow", "rollout_timeout_seconds = 0.2"),
+        ("slow", "rollout_timeout_seconds = 1.5"),
         ("state", "not JSON-serialisable"),
         ("cancel", "cancelled itself"),
         ("self-cancel", "cancelled itself"),
     ],
 )
 def test_a_faulty_environment_costs_its_rollouts(make_config: Callable[..., RunConfig], fault: str, said: str) -> None:
-    config = make_config(args={"fault": fault}, rollout_timeout_seconds=0.2 if fault == "slow" else 120)
+    config = make_config(args={"fault": fault}, rollout_timeout_seconds=1.5 if fault == "slow" else 120)
     with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
         assert run(config, lambda: None) == 0
         assert trainer.steps_trained == list(range(1, STEPS + 1))

@@ -45,7 +45,7 @@ def committed(make_config: Callable[..., RunConfig]) -> RunConfig:
         if step > DURABLE:
             shutil.rmtree(config.run_dir / f"broadcast/step_{step}")
     nobody = PoolConfig(urls=["http://127.0.0.1:9"], startup_timeout_seconds=0.5)
-    return config.model_copy(update={"resume": True, "inference": nobody, "trainer_timeout_seconds": 30})
+    return config.model_copy(update={"resume": True, "inference": nobody, "trainer_timeout_seconds": 60})
 
 
 def leave_checkpoint(config: RunConfig, step: int) -> None:

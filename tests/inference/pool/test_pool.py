@@ -296,12 +296,14 @@ async def test_an_update_does_not_wait_for_a_server_that_is_gone() -> None:
         assert states(pool)[1] == "serving"
 
 
+@pytest.mark.slow
 async def test_an_update_has_a_deadline() -> None:
-    async with FakeServer() as slow, FakeServer() as good, pool_of(slow, good, update_timeout_seconds=0.1) as pool:
+    """Within which the good server must be done, however busy the machine is."""
+    async with FakeServer() as slow, FakeServer() as good, pool_of(slow, good, update_timeout_seconds=2.0) as pool:
         slow.load_gate.clear()
         await pool.update_weights(weight_update(1))
         assert states(pool) == ["out", "serving"]
-        assert "update_timeout_seconds = 0.1" in pool.status()[0].reason
+        assert "update_timeout_seconds = 2" in pool.status()[0].reason
         slow.load_gate.set()
 
 
