@@ -29,7 +29,7 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
         name="inference_0",
         command=(sys.executable, "-c", SERVICE),
         log_file=output / "inference_0.log",
-        ready_timeout_seconds=20,
+        ready_timeout_seconds=60,
         silence_timeout_seconds=None,
     )
     program = (sys.executable, "-m", "tests.cli.fake_orchestrator", str(output))
@@ -43,14 +43,15 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
                 silence_timeout_seconds=None,
                 task=True,
                 after=("inference_0",),
-                ready_timeout_seconds=20,
+                ready_timeout_seconds=60,
                 max_restarts=config.max_restarts,
                 restart_arguments=("--resume",),
             )
             for run in config.every_run
         ),
     ]
-    return JobSpec(name="job", roles=tuple(roles), stay=config.stay)
+    # Long, since the next command may take a while to start.
+    return JobSpec(name="job", roles=tuple(roles), stay=config.stay, lease_seconds=60.0)
 
 
 if __name__ == "__main__":

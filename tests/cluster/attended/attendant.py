@@ -23,7 +23,7 @@ def main() -> None:
     file = Path(sys.argv[1])
     defaults = {"ready_timeout_seconds": None, "silence_timeout_seconds": None, "max_restarts": 0}
     roles = [RoleSpec.model_validate(defaults | role) for role in json.loads(file.read_text())]
-    spec = JobSpec(name="job", roles=tuple(roles), lease_seconds=float(os.environ.get("CLUSTER_LEASE", "10")))
+    spec = JobSpec(name="job", roles=tuple(roles), lease_seconds=float(os.environ.get("CLUSTER_LEASE", "60")))
     job = AttendedJob(spec, file.parent / "control", show)
     outcome = asyncio.run(job.run(adopt="adopt" in sys.argv))
     print(json.dumps({"outcome": asdict(outcome)}), flush=True)

@@ -131,8 +131,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         wait_until(lambda: not supervised.marked(), "every process of the test to be gone")  # noqa: B023
 
 
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that waits for its end."""
+    monkeypatch.setenv("CLUSTER_LEASE", "10")
+
+
 def service(name: str, command: str = SERVICE, **options: Any) -> dict[str, Any]:
-    return {"name": name, "command": command, "ready_timeout_seconds": 20.0} | options
+    return {"name": name, "command": command, "ready_timeout_seconds": 60.0} | options
 
 
 def ready(job: Supervised, *names: str) -> None:
@@ -263,7 +269,7 @@ def test_a_task_that_fails_leaves_the_others_to_end_by_themselves(start: Start, 
         {"name": "works", "command": waits, "after": ["server"], "task": True},
     )
     wait_until(lambda: job.state("fails")["state"] == "failed", "the one to fail")
-    assert job.state("works")["state"] == "ready"
+    wait_until(lambda: job.state("works")["state"] == "ready", "the other, which may be started later, to run")
     finish.touch()
     assert job.finish() == {"code": 3, "reason": "fails ended with exit code 3", "failed_worker": "fails"}
     assert job.log("works") == "worked\n"
@@ -281,7 +287,7 @@ def test_what_a_worker_leaves_behind_goes_with_it(start: Start, tmp_path: Path) 
     assert job.marked() == []
 
 
-def test_nothing_survives_a_killed_supervisor(start: Start) -> None:
+def test_nothing_survives_a_killed_supervisor(start: Start, short_lease: None) -> None:
     job = start(service("server", DAEMONISE + STUBBORN), service("task", task=True))
     ready(job, "server", "task")
     wait_until(lambda: len(job.marked()) >= 5, "guardians, workers and a daemon to be there")
@@ -300,7 +306,7 @@ print(memory.name, flush=True)
 )
 
 
-def test_the_shared_memory_of_what_is_killed_is_removed(start: Start) -> None:
+def test_the_shared_memory_of_what_is_killed_is_removed(start: Start, short_lease: None) -> None:
     job = start(service("server", SHARES_MEMORY), service("task", task=True))
     ready(job, "server")
     shared = Path("/dev/shm") / job.log("server").strip()
@@ -321,7 +327,9 @@ def test_nothing_survives_a_killed_guardian(start: Start) -> None:
     assert job.marked() == []
 
 
-def test_nothing_survives_a_guardian_and_its_supervisor_killed_one_after_the_other(start: Start) -> None:
+def test_nothing_survives_a_guardian_and_its_supervisor_killed_one_after_the_other(
+    start: Start, short_lease: None
+) -> None:
     job = start(service("server", STUBBORN), service("task", task=True))
     ready(job, "server", "task")
     guardians = [pid for pid in job.marked() if "launch.py" in command_line(pid)]
@@ -488,7 +496,7 @@ def test_a_fault_of_the_master_ends_the_job_in_order(tmp_path: Path) -> None:
     specification = {
         "name": "server",
         "command": command,
-        "ready_timeout_seconds": 20,
+        "ready_timeout_seconds": 60,
         "log_file": str(tmp_path / "log"),
         "task": True,
     }
