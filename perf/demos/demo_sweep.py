@@ -1,4 +1,4 @@
-"""`make demo-sweep`: a sweep of four runs beside one trainer, two workers, one of them killed midway, and the result.
+"""`make demo-sweep`: a sweep of four runs beside one trainer, by a job of two workers, one of them killed midway.
 
 Everything is real, and the exit code is 0 if every target succeeded. The job is `configs/demo-fleet.toml`, the sweep
 `configs/demo-sweep.toml`.
@@ -43,22 +43,18 @@ def main() -> int:
         say(f"the fleet starts, one trainer and one vLLM server: {fleet.log}")
         wait_until(fleet_is_ready, READY_SECONDS, "the fleet", [fleet])
 
-        workers = [Command(f"worker-{number}", "sweep", SWEEP, "--worker") for number in (1, 2)]
-        say(f"two workers race for the targets of {SWEEP}: {workers[0].log}, {workers[1].log}")
-        wait_until(lambda: midway(look()) != [], SWEEP_SECONDS, "a run to be midway", [fleet, *workers], look)
+        sweep = Command("workers", "sweep", SWEEP, "--workers", "2")
+        needed = [fleet, sweep]
+        say(f"a job of two workers races for the targets of {SWEEP}: {sweep.log}")
+        wait_until(lambda: midway(look()) != [], SWEEP_SECONDS, "a run to be midway", needed, look)
         victim = midway(look())[0]
         killed, name = victim.status.pid, victim.status.target_id
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
         say(f"killed process {killed}, the worker of {name}, at step {steps(victim)}: the run's process dies with it")
-        wait_until(lambda: any(worker.ended for worker in workers), STOP_SECONDS, "its end", [fleet])
-        other = next(worker for worker in workers if not worker.ended)
-
-        wait_until(
-            lambda: row_of(name, look()).status.token != victim.status.token, SWEEP_SECONDS, name, [fleet, other], look
-        )
-        say(f"the other worker has taken {name}, and goes on from its last commit")
-        wait_until(lambda: other.ended, SWEEP_SECONDS, "the end of the sweep", [fleet], look)
+        wait_until(lambda: row_of(name, look()).status.token != victim.status.token, SWEEP_SECONDS, name, needed, look)
+        say(f"a worker has taken {name}, and goes on from its last commit")
+        wait_until(lambda: sweep.ended, SWEEP_SECONDS, "the end of the sweep", [fleet], look)
     finally:
         for command in Command.started[::-1]:
             command.stop()
