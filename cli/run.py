@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cli.arguments.command import Command, parse
-from cli.display.console import console_for, lasting
+from cli.display.console import console_for, lasting, printed_beside
 from cli.display.progress import choose
 from cli.display.summary_tables import print_summary
 from cluster.attended.attended_job import has_agents
@@ -86,13 +86,14 @@ def resuming_command(arguments: Sequence[str]) -> str:
 
 
 def _run(job: SupervisedJob, console: Console) -> Outcome:
-    progress = choose(console, job.histories)
-    try:
-        return job.run(progress.update)
-    except ClusterError as error:
-        raise UserError(str(error)) from error
-    finally:
-        progress.close()
+    with printed_beside(console):
+        progress = choose(console, job.histories)
+        try:
+            return job.run(progress.update)
+        except ClusterError as error:
+            raise UserError(str(error)) from error
+        finally:
+            progress.close()
 
 
 def _print_done(config: JobConfig, console: Console) -> None:
