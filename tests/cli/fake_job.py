@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import cli.run
+import cluster.manager.restarts
 from cluster.spec import JobSpec, RoleSpec
 from job.config import JobConfig
 from job.workers import worker_of
@@ -58,6 +59,8 @@ if __name__ == "__main__":
     behaviour = sys.argv[1]
     # As a terminal starts it, also where the tests were started by nohup, which has it ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if "return" in behaviour:
+        cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 5.0  # a test looks at what waits for its return
     cli.run.specification = pretend  # type: ignore[attr-defined]
     from cli.main import main
 
