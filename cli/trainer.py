@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from cli.arguments.command import log_to_stderr, parse
 from cluster.notify import notify_ready
 from job.resolve_model import resolve_model
 from trainer.config import TrainerConfig
+from trainer.launch import run
 from transport.errors import UserError
 
 
@@ -16,9 +19,6 @@ def main(arguments: list[str]) -> int:
         return 0
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
-    try:
-        from trainer.train import train
-    except ModuleNotFoundError as error:
-        raise UserError(f"the trainer needs {error.name}; install the extra `cpu`, `gpu` or `train`") from None
-
-    return train(config, notify_ready)
+    if missing := [module for module in ("torch", "transformers", "safetensors") if find_spec(module) is None]:
+        raise UserError(f"the trainer needs {', '.join(missing)}; install the extra `cpu`, `gpu` or `train`")
+    return run(config, notify_ready)

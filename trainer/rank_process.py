@@ -1,4 +1,4 @@
-"""The command of each rank that `trainer/ranks.py` has torch's agent start (`python -m trainer.rank_process`)."""
+"""The command of each rank that `trainer/launch.py` has torch's agent start (`python -m trainer.rank_process`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from pathlib import Path
 from cluster.launch import die_with_parent
 from cluster.notify import notify, notify_ready
 from trainer.config import TrainerConfig
+from trainer.ranks import is_follower
 from trainer.train import train
+
+BAD_CONFIGURATION = 2
+"""Exit code."""
 
 
 def _rank_main(file: Path) -> int:
     config = TrainerConfig.model_validate_json(file.read_bytes())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     die_with_parent(signal.SIGKILL, os.getppid())
-    if os.environ["RANK"] != "0":
-        return train(config, lambda: None)
+    if is_follower():
+        code = train(config, lambda: None)
+        if code == BAD_CONFIGURATION:  # rank 0 finds the same, but may be ended before it can say so
+            notify(f"EXIT_STATUS={code}")
+        return code
     notify(f"MAINPID={os.getpid()}")
     code = train(config, notify_ready)
     notify(f"EXIT_STATUS={code}")

@@ -61,36 +61,22 @@ WAITING_REPORT_SECONDS = 30.0
 
 
 def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
-    """Runs the trainer until its runs are done, a stop signal, or a failure. Call it from the main thread, once a process.
-
-    With `processes` above 1, this process only starts and supervises that many ranks.
-
-    Args:
-        config: `model` is a directory.
-        on_ready: called once the model is loaded and the wire is open.
-
-    Returns:
-        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 128 + a signal that ended it before it was done, with a
-        checkpoint.
-    """
+    """Trains in this process, as one rank of several if it is one; arguments and result are those of `trainer.launch.run`."""
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         logger.error(
             "%s is from an earlier training; continue it with --resume (in a file: resume = true), or use another output_dir",
             found,
         )
         return 2
-    try:
-        (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        logger.error("output_dir = %s: cannot be written: %s", config.output_dir, error.strerror)
-        return 2 if is_permanent(error) else 1
-    if config.processes > 1 and not ranks.is_rank():
-        return ranks.launch(config, on_ready)
+    stop = StopSignals(end_at_second_request)
     with ExitStack() as stack:
+        if not ranks.is_follower():
+            stack.enter_context(stop)
         try:
             device = choose_device(config.device)
-            stop = stack.enter_context(StopSignals(end_at_second_request))
             group = stack.enter_context(ranks.join(config, device))
+            if ranks.is_follower():  # not before, since no handler runs while it waits for a rank that has died
+                stack.enter_context(stop)
             setup_multi_run_manager(config.output_dir, config.max_runs, config.seed)
             learner = Learner(config, group, get_multi_run_manager())
             if group.index > 0:

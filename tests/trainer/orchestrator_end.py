@@ -37,7 +37,7 @@ _processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.mo
 
 
 def _main(config_json: str, log: str, ready: Connection, largest_file: int | None) -> None:
-    from trainer.train import train
+    from trainer.launch import run
 
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
@@ -45,7 +45,7 @@ def _main(config_json: str, log: str, ready: Connection, largest_file: int | Non
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    sys.exit(train(TrainerConfig.model_validate_json(config_json), lambda: ready.send_bytes(b"READY")))
+    sys.exit(run(TrainerConfig.model_validate_json(config_json), lambda: ready.send_bytes(b"READY")))
 
 
 def write_run(config: RunConfig) -> None:

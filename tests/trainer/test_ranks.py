@@ -185,8 +185,8 @@ RUN_TRAINER = """
 import sys
 from cluster.notify import notify_ready
 from trainer.config import TrainerConfig
-from trainer.train import train
-sys.exit(train(TrainerConfig.model_validate_json(sys.argv[1]), notify_ready))
+from trainer.launch import run
+sys.exit(run(TrainerConfig.model_validate_json(sys.argv[1]), notify_ready))
 """
 
 
