@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 from aiohttp import web
@@ -199,7 +200,7 @@ class FakeInference(FakeServer):
         self._vocabulary = vocabulary
         self._random = random.Random(0)
 
-    def __enter__(self) -> FakeInference:
+    def __enter__(self) -> Self:
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), name="fake-inference")
         self._thread.start()

@@ -1,0 +1,103 @@
+"""A job whose trainer is two ranks: one is killed, Ctrl-C interrupts it, and it ends where an undisturbed training ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+from perf.chaos.witness import Witness
+from tests.support.obedient_inference import ObedientInference
+from tests.support.running_job import STEPS, RunningJob, assert_nothing_is_left, settings, steps_of
+from tests.support.tiny_model import make_model
+from tests.trainer.lone_run import make_lone_run
+from transport.codec import read_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROLLOUTS = 16
+"""Of a step."""
+
+
+def completions_for(steps: int) -> int:
+    """As many as so many steps surely need, and too few for one more."""
+    return ROLLOUTS * (steps + 1) - 1
+
+
+def write_job(directory: Path, model: Path, url: str) -> Path:
+    """The job's file. Its orchestrator keeps the batches that it deletes in `notes`."""
+    job = settings(directory / "output", max_restarts=3)
+    keep = {"notes": str(directory / "notes")}
+    job["model"] = str(model)
+    job["inference"] = {"replicas": 0, "max_model_len": 256}
+    job["trainer"] |= {"processes": 2, "threads": 1}
+    job["orchestrator"] |= {
+        "inference": {"urls": [url]},
+        "environments": [{"name": "reverse", "kind": "perf.chaos.batch_copies:KeptReverseText", "args": keep}],
+        "schedule": {"group_size": 4, "rollouts_per_step": ROLLOUTS, "max_inflight_rollouts": 8},
+    }
+    file = directory / "job.toml"
+    file.write_text(tomli_w.dumps(job))
+    return file
+
+
+def pid_of_rank(job: RunningJob, rank: int) -> int:
+    """The process of a rank, by the variable that torch's agent gives it."""
+    (pid,) = [
+        pid
+        for pid, command in job.processes().items()
+        if "trainer.rank_process" in command
+        and f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    ]
+    return pid
+
+
+def test_a_killed_rank_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", moe=False, seed=3)
+    metrics = tmp_path / "output" / "trainer" / "metrics.jsonl"
+    checkpoints = tmp_path / "output" / "trainer" / "killed" / "checkpoints"
+    with ObedientInference(completions_for(5)) as inference:
+        job = RunningJob(write_job(tmp_path, tmp_path / "model", inference.url), tmp_path / "output")
+        try:
+            job.wait_for("step 5", lambda: 5 in steps_of(metrics))
+            os.kill(pid_of_rank(job, 0), signal.SIGKILL)  # its newest checkpoint is that of step 3
+            job.wait_for("the restart", lambda: "trainer ended with exit code 1: restarting" in job.output())
+            inference.permitted = completions_for(7)
+            job.wait_for("step 7", lambda: 7 in steps_of(metrics))
+            os.killpg(job.process.pid, signal.SIGINT)
+            assert job.wait() == 130, job.output()
+            assert_nothing_is_left(job)
+        finally:
+            job.end()
+        assert steps_of(metrics) == list(range(1, 8))
+        assert (checkpoints / "step_7" / "STABLE").exists()
+        inference.permitted = completions_for(2 * STEPS)
+        job = RunningJob(job.config_file, job.output_dir, ("--resume",))
+        try:
+            assert job.wait() == 0, job.output()
+            assert_nothing_is_left(job)
+        finally:
+            job.end()
+    assert steps_of(metrics) == list(range(1, STEPS + 1))
+    assert steps_of(tmp_path / "output" / "run_killed" / "metrics.jsonl") == list(range(1, STEPS + 1))
+    assert_ends_as_undisturbed(tmp_path, load_file(checkpoints / f"step_{STEPS}" / "state.safetensors"))
+
+
+def assert_ends_as_undisturbed(directory: Path, state: dict[str, Any]) -> None:
+    """Asserts that one rank that trains the same batches has the same weights in the end, up to the order of sums."""
+    alone = make_lone_run(
+        directory / "alone", directory / "model", {"max_tokens": 4096}, steps=STEPS, learning_rate=1e-4
+    )
+    before = alone.weights()
+    for step in range(1, STEPS + 1):
+        alone.train(read_file(Witness.copy_of(directory / "notes", "killed", step), 2**30))
+    after = alone.weights()
+    moved = torch.cat([(after[name] - before[name]).abs().flatten() for name in after]).mean()
+    apart = torch.cat([(after[name] - state[f"master.{name}"]).abs().flatten() for name in after]).mean()
+    assert apart < 0.01 * moved, f"{apart} is more than the order of sums explains, of {moved}"
