@@ -1,0 +1,82 @@
+"""The exit code of a trainer of several ranks, whatever order the ranks' ends come in."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from cluster.notify import NotifySocket, notify
+from trainer.launch import _supervise
+from transport.process.stop_requests import StopSignals
+
+
+class EndingRanks:
+    """Ranks that live for so many looks, and of which one has then died."""
+
+    failure = "rank 1 was ended by SIGKILL"
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+        self.terminated = False
+
+    def poll(self) -> int | None:
+        self._looks -= 1
+        return None if self._looks >= 0 else 1
+
+    def terminate(self) -> None:
+        self.terminated = True
+
+
+def ended_pid() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "code"),
+    [
+        (["READY=1"], False, 1),
+        (["READY=1", "EXIT_STATUS=0"], False, 0),
+        (["READY=1", "EXIT_STATUS=3"], False, 3),
+        (["EXIT_STATUS=2"], False, 2),  # of a follower: torch's agent has ended rank 0 before it said so
+        (["READY=1", "EXIT_STATUS=143"], False, 1),  # rank 0 took the end of the others for a request
+        (["READY=1", "EXIT_STATUS=143"], True, 143),
+        ([], True, 143),  # nothing was trained yet, however the ranks have ended
+        (["READY=1"], True, 1),
+    ],
+)
+def test_the_exit_code_is_rank_zeros_unless_another_one_died(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], stop: bool, code: int
+) -> None:
+    socket = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
+    ranks: Any = EndingRanks(looks=1 if stop else 0)
+    for state in [f"MAINPID={ended_pid()}", *said]:
+        assert notify(state)
+    try:
+        with StopSignals() as requests:
+            if stop:
+                signal.raise_signal(signal.SIGTERM)
+            assert _supervise(ranks, socket, requests, lambda: None) == code
+    finally:
+        socket.close()
+    assert not ranks.terminated, "a stop is for rank 0 alone"
+
+
+def test_ranks_that_are_stopped_before_rank_zero_is_there_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
+    assert notify("STATUS=spares a wait")
+    ranks: Any = EndingRanks(looks=1)
+    try:
+        with StopSignals() as requests:
+            signal.raise_signal(signal.SIGINT)
+            assert _supervise(ranks, socket, requests, lambda: None) == 130
+    finally:
+        socket.close()
+    assert ranks.terminated
