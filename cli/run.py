@@ -13,7 +13,7 @@ from cli.arguments.command import Command, parse
 from cli.display.console import console_for, lasting, printed_beside
 from cli.display.progress import choose
 from cli.display.summary_tables import print_summary
-from cluster.attended.attended_job import has_agents
+from cluster.attended.left_running import has_agents
 from cluster.errors import ClusterError
 from cluster.manager.events import Outcome
 from cluster.notify import notify_ready

@@ -48,3 +48,5 @@ class WorkerView:
     """The last line of its output when it died last."""
     trouble: str = ""
     """What is wrong with it while it lives, in words: a problem that it reports, or its silence. Empty if nothing is wrong."""
+    node: str = ""
+    """The node that it is on, or was last; empty before it is started."""

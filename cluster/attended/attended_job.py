@@ -11,15 +11,13 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from cluster.agent.settings import read_endpoint
-from cluster.agent.starting import lives
+from cluster.attended.left_running import left_running
 from cluster.attended.views import Views, shown_outcome
 from cluster.backends.base import Heartbeat
-from cluster.backends.local import AGENTS
 from cluster.errors import ClusterError
-from cluster.job_files import JOB_FILE, JOURNAL, JobFile, read_job, read_outcome, write_privately
+from cluster.job_files import JOB_FILE, JOURNAL, JobFile, holds_job, read_job, read_outcome, write_privately
 from cluster.manager.events import Outcome, StopRequested
 from cluster.manager.manager import PrimeManager
 from cluster.master.main import MasterProcess
@@ -46,14 +44,18 @@ class AttendedJob(Observer):
         on_change: Callable[[AttendedJob], None] = lambda job: None,
         guests: Callable[[], Sequence[str]] = lambda: (),
         log_from: Mapping[str, int] | None = None,
+        *,
+        backend: str = "local",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """Takes the job, the directory for its journal and its agents, and callbacks.
 
         `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
         job's guests, for which the services go on. An exception of either is logged and does not end the job. `log_from`: where
-        the output of workers that run already begins (`WorkerView`).
+        the output of workers that run already begins (`WorkerView`). `backend` and `options` as of `JobFile`.
         """
         self.spec = spec
+        self._job = JobFile(spec=spec, backend=backend, options=dict(options or {}))
         self._directory = directory.absolute()
         self._on_change = on_change
         self._guests = guests
@@ -76,11 +78,12 @@ class AttendedJob(Observer):
         With `adopt` it goes on with what an earlier process left running, if that is the same job; else that is stopped in order
         first. Raises `ClusterError` or `StoreError` if the job cannot begin.
         """
-        if adopt and self._may_adopt():
+        is_left = await left_running(self._directory)
+        if adopt and is_left and self._is_same():
             self._views = Views(self.spec, self._directory, self._log_from)
         else:
-            await self._begin_anew()
-        outcome = await self._term(JobFile(spec=self.spec), self)
+            await self._begin_anew(is_left)
+        outcome = await self._term(self._job, self)
         return shown_outcome(self.spec, outcome)
 
     def observe(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
@@ -111,19 +114,17 @@ class AttendedJob(Observer):
 
     # --- what an earlier process left ---
 
-    def _may_adopt(self) -> bool:
-        """Whether an earlier master of the same job left agents that live."""
-        if not has_agents(self._directory):
-            return False
+    def _is_same(self) -> bool:
+        """Whether what an earlier process left is this job, and it has not ended."""
         try:
-            return read_outcome(self._directory) is None and read_job(self._directory).spec == self.spec
+            return read_outcome(self._directory) is None and read_job(self._directory) == self._job
         except ClusterError as error:
             logger.warning("what an earlier command left is not adopted: %s", error)
             return False
 
-    async def _begin_anew(self) -> None:
+    async def _begin_anew(self, is_left: bool) -> None:
         """Stops what an earlier process left, in order, and makes the directory of a new job."""
-        if has_agents(self._directory) and (self._directory / JOB_FILE).exists():
+        if is_left and holds_job(self._directory):
             earlier = read_job(self._directory)
             if read_outcome(self._directory) is None:
                 logger.warning("what an earlier command left running is stopped first")
@@ -131,7 +132,7 @@ class AttendedJob(Observer):
         if self._directory.exists():
             await asyncio.to_thread(shutil.rmtree, self._directory)
         self._directory.mkdir(parents=True, mode=0o700)
-        write_privately(self._directory / JOB_FILE, JobFile(spec=self.spec))
+        write_privately(self._directory / JOB_FILE, self._job)
 
     async def _term(self, job: JobFile, observer: Observer | None, stop_first: StopRequested | None = None) -> Outcome:
         store = await asyncio.to_thread(open_proven, str(self._directory / JOURNAL))
@@ -143,10 +144,3 @@ class AttendedJob(Observer):
         if ended is None:
             return Outcome(code, "another process has taken the job over")
         return Outcome(ended.code, ended.reason, ended.failed_worker)
-
-
-def has_agents(directory: Path) -> bool:
-    """Whether agents of a job in this directory live on this machine."""
-    agents = directory / AGENTS
-    endpoints = [read_endpoint(agents, path.stem) for path in agents.glob("*.json")]
-    return any(endpoint is not None and lives(endpoint) for endpoint in endpoints)

@@ -118,6 +118,7 @@ class Views:
             record.last_death,
             seen.last_output,
             trouble if lives else "",
+            record.node,
         )
 
     def _follow_log(self, seen: _Seen, record: WorkerRecord, state: State) -> None:

@@ -6,6 +6,7 @@ extra, and its import must not be in the main thread, where it would take SIGTER
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import socket
@@ -43,17 +44,14 @@ class RayCluster:
         self.address = address or os.environ.get(ADDRESS, "")
 
     def connect(self) -> None:
-        """Connects this process. Raises `BackendError` without Ray, without an address, or if nothing answers there."""
-        try:
-            import ray
-        except ImportError:
-            raise BackendError("ray is not installed; install the extra: pip install 'counterpoint[ray]'") from None
-        if not self.address:
-            raise BackendError(f"no address of a Ray cluster is given; set ray.address, or {ADDRESS}, to HOST:PORT")
+        """Connects this process. Raises as `require` and `probe` do, and whatever Ray raises."""
+        self.require()
+        import ray
+
         global _connections, _connected_to
         with _connecting:
             if not ray.is_initialized():
-                self._probe()
+                self.probe()
                 logging.getLogger("ray").setLevel(logging.ERROR)
                 ray.init(self.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
                 _connected_to = self.address
@@ -61,13 +59,25 @@ class RayCluster:
                 raise BackendError(f"this process is connected to Ray at {_connected_to or 'another address'} already")
             _connections += 1
 
-    def _probe(self) -> None:
+    def require(self) -> None:
+        """Raises `BackendError` without Ray, or without an address. Does not import Ray."""
+        if importlib.util.find_spec("ray") is None:
+            raise BackendError("ray is not installed; install the extra: pip install 'counterpoint[ray]'")
+        if not self.address:
+            raise BackendError(
+                f"no address of a Ray cluster is given; set {ADDRESS} to HOST:PORT, as `ray start --head` prints it"
+            )
+
+    def probe(self) -> None:
         """Raises `BackendError` unless something accepts a connection at the address."""
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except (OSError, ValueError) as error:
-            raise BackendError(f"nothing answers at the address of the Ray cluster, {self.address}: {error}") from None
+            raise BackendError(
+                f"nothing answers at the address of the Ray cluster, {self.address}: {error}; start one with `ray start --head`, "
+                f"or set {ADDRESS} to that of one that runs, HOST:PORT"
+            ) from None
 
     def disconnect(self) -> None:
         """Disconnects this process. Actors and placement groups stay: they are detached."""

@@ -95,6 +95,11 @@ def node_name(entry: Mapping[str, Any]) -> str:
     return f"{entry['NodeManagerAddress']}-{entry['NodeID'][:_ID_CHARACTERS]}"
 
 
+def address_of(node: str) -> str:
+    """Returns the address in a node's name."""
+    return node.rpartition("-")[0]
+
+
 def elsewhere(avoid: Sequence[str], entries: Iterable[Mapping[str, Any]]) -> list[dict[str, str]] | None:
     """Returns the label selector of a bundle that must not be on the nodes `avoid`; None without any that lives."""
     ids = [entry["NodeID"] for entry in entries if entry["Alive"] and node_name(entry) in avoid]

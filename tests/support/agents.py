@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.agent.remains import marked
 from cluster.agent.settings import mark_of, read_endpoint
 from cluster.agent.starting import lives
-from cluster.attended.attended_job import has_agents
+from cluster.attended.left_running import has_agents
 from cluster.backends.local import AGENTS
 from tests.support.polling import wait_until
 

@@ -1,0 +1,59 @@
+"""Whether an earlier process left a job running in a directory: its agents, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from cluster.agent.agent import LEASES_OF_THE_FENCE
+from cluster.agent.settings import read_endpoint
+from cluster.agent.starting import lives
+from cluster.backends.local import AGENTS
+from cluster.errors import BackendError, ClusterError
+from cluster.job_files import JobFile, read_job, read_outcome
+
+logger = logging.getLogger(__name__)
+
+
+def has_agents(directory: Path) -> bool:
+    """Whether agents of a job in this directory live on this machine."""
+    agents = directory / AGENTS
+    endpoints = [read_endpoint(agents, path.stem) for path in agents.glob("*.json")]
+    return any(endpoint is not None and lives(endpoint) for endpoint in endpoints)
+
+
+async def left_running(directory: Path) -> bool:
+    """Whether agents of a job in this directory live, wherever its backend put them.
+
+    If its Ray cluster does not answer, returns once nothing that was there can run any more.
+    """
+    try:
+        job = read_job(directory)
+    except ClusterError:  # none, or a damaged one
+        return has_agents(directory)
+    if job.backend != "ray":
+        return has_agents(directory)
+    return read_outcome(directory) is None and await _has_actors(job, directory)
+
+
+async def _has_actors(job: JobFile, directory: Path) -> bool:
+    """Asks Ray."""
+    from cluster.backends.on_ray import CALL_SECONDS, CONNECT_SECONDS
+    from cluster.backends.ray_cluster import RayCluster
+    from cluster.backends.ray_places import job_key
+    from cluster.backends.ray_threads import in_thread
+
+    cluster = RayCluster(str(job.options.get("address", "")))
+    try:
+        await in_thread(f"connecting to Ray at {cluster.address}", CONNECT_SECONDS, cluster.connect)
+    except BackendError as error:
+        fence = LEASES_OF_THE_FENCE * job.spec.lease_seconds
+        logger.warning("waiting %g s, within which all ends that an earlier command left on Ray: %s", fence, error)
+        await asyncio.sleep(fence)
+        return False
+    try:
+        key = job_key(job.spec.name, directory)
+        return bool(await in_thread("listing the job's actors", CALL_SECONDS, cluster.actors, key))
+    finally:
+        await in_thread("disconnecting from Ray", CALL_SECONDS, cluster.disconnect)
