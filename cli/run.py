@@ -18,7 +18,7 @@ from cluster.errors import ClusterError
 from cluster.manager.events import Outcome
 from cluster.notify import notify_ready
 from inference.pool.sources import Sources
-from job.check import check_ports, check_runs, check_templates
+from job.check import check_backend, check_ports, check_runs, check_templates
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
@@ -45,8 +45,9 @@ def main(arguments: list[str]) -> int:
         _print_done(config, console)
         notify_ready()
         return 0
+    options = check_backend(config)
     own_servers = config.resume and has_agents(control_directory(config.output_dir))  # left by a killed command
-    if needs_servers(config) and not own_servers:
+    if config.backend == "local" and needs_servers(config) and not own_servers:
         check_ports(config.inference)
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
         check_directory(config, fresh)  # again, since resolving the model may have taken minutes
         files = write_job(resolved, given)
         job = SupervisedJob(
-            resolved, specification(resolved, files), lambda warning: console.print(warning, highlight=False)
+            resolved, specification(resolved, files), lambda warning: console.print(warning, highlight=False), options
         )
         outcome = _run(job, console)
         _print_end(job, resolved, outcome, console)

@@ -12,7 +12,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from cluster.backends.ray_cluster import RayCluster
+from cluster.errors import BackendError
 from cluster.exit_codes import describe_exit
 from cluster.process import guarded
 from job.config import JobConfig
@@ -93,6 +96,25 @@ def check_ports(config: ServersConfig) -> None:
                     f"inference.port = {config.port}: cannot listen on {config.host}:{port}: {error.strerror}; "
                     "stop what uses it, or choose another with --inference.port"
                 ) from None
+
+
+def check_backend(config: JobConfig) -> dict[str, Any]:
+    """Returns the options of the job's backend.
+
+    Raises `UserError` without Ray or the address of a cluster, and its subclass `Obstructed` if nothing answers there.
+    """
+    if config.backend == "local":
+        return {}
+    cluster = RayCluster()
+    try:
+        cluster.require()
+    except BackendError as error:
+        raise UserError(f'backend = "ray": {error}') from None
+    try:
+        cluster.probe()
+    except BackendError as error:
+        raise Obstructed(f'backend = "ray": {error}') from None
+    return {"address": cluster.address}
 
 
 def check_imports(runs: Sequence[RunConfig]) -> None:

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from inference.config import InferenceConfig, LoraServingConfig, PoolConfig
-from job.sections import JobSections
+from job.placement import WILDCARD_HOSTS, check_placement, servers_file, servers_move
+from job.sections import JobSections, ServersConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
-
-WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
 def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
@@ -42,6 +41,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
             "which take those that follow it, up to 65535"
         )
     _check_gpus(job)
+    check_placement(job)
 
 
 def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: TrainerConfig) -> None:
@@ -99,15 +99,23 @@ def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
                 f'["http://HOST:PORT"] under [{name}], or dns, or urls_file'
             )
         return pool
-    host = WILDCARD_HOSTS.get(servers.host, f"[{servers.host}]" if ":" in servers.host else servers.host)
-    ports = range(servers.port, servers.port + servers.replicas)
-    derived = {"urls": [f"{servers.scheme}://{host}:{port}" for port in ports], "api_key_file": servers.api_key_file}
+    if servers_move(job):
+        derived: dict[str, object] = {"urls": [], "urls_file": servers_file(job)}
+    else:
+        derived = {"urls": _urls(servers)}
+    derived["api_key_file"] = servers.api_key_file
     for key, value in derived.items():
         if key in pool.model_fields_set and getattr(pool, key) != value:
             raise ValueError(
                 f"{name}.{key} = {getattr(pool, key)!r} does not fit [inference], which gives {value!r}; leave it out"
             )
     return pool.model_copy(update=derived)
+
+
+def _urls(servers: ServersConfig) -> list[str]:
+    host = WILDCARD_HOSTS.get(servers.host, f"[{servers.host}]" if ":" in servers.host else servers.host)
+    ports = range(servers.port, servers.port + servers.replicas)
+    return [f"{servers.scheme}://{host}:{port}" for port in ports]
 
 
 def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -59,8 +60,12 @@ class JobSections(Config):
     transport: TransportConfig = TransportConfig()
     """The wire between orchestrator and trainer."""
 
+    backend: Literal["local", "ray"] = "local"
+    """Where the roles run: `local`, on this machine; `ray`, on the nodes of the Ray cluster at `$RAY_ADDRESS` (`HOST:PORT`). All
+    nodes share `output_dir`."""
+
     gpus: GpuConfig = GpuConfig()
-    """Placement on a machine with several GPUs."""
+    """Placement on a machine with several GPUs. On Ray it says how many GPUs each role gets, and which roles share one."""
 
     max_restarts: int = Field(default=3, ge=0)
     """How often in a row a process that died is restarted, from its newest checkpoint, before it counts as failed. The count

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.attended.attended_job import AttendedJob
 from cluster.manager.events import Outcome
@@ -23,6 +24,7 @@ from job.inspection.metrics_lines import Line
 from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
 from job.processes_file import ProcessesFile, read_workers, was_stopping
 from job.run_state import exclusion_of, outcome_of_guest, outcome_of_run
+from job.servers_file import ServersFile
 from job.systemd import SystemdNotifications
 from job.workers import worker_of
 from transport.files.atomic import write_atomically
@@ -47,8 +49,13 @@ class FailedWorker:
 class SupervisedJob:
     """A job's workers, its guests, and the metrics of all their runs."""
 
-    def __init__(self, config: JobConfig, spec: JobSpec, warn: Callable[[str], None]) -> None:
-        """`warn` is called at the first error in each run's files and in each file of the job. Such errors do not end the job."""
+    def __init__(
+        self, config: JobConfig, spec: JobSpec, warn: Callable[[str], None], options: Mapping[str, Any] | None = None
+    ) -> None:
+        """`warn` is called at the first error in each run's files and in each file of the job. Such errors do not end the job.
+
+        `options` are the backend's.
+        """
         self._config = config
         self._warn = warn
         self._warned: set[str] = set()
@@ -60,6 +67,7 @@ class SupervisedJob:
         }
         """The steps of each run by its id, guests included."""
         self._processes_file = ProcessesFile(config.output_dir)
+        self._servers_file = ServersFile(config)
         self._notifications = SystemdNotifications([role.name for role in spec.roles if not role.task])
         self._show: Show = lambda workers, steps: None
         self._read_new_steps()  # those of an earlier invocation are not shown
@@ -70,6 +78,8 @@ class SupervisedJob:
             self._on_change,
             self._find_guests,
             {worker["name"]: worker["log_from"] for worker in earlier if worker["log_from"] is not None},
+            backend=config.backend,
+            options=options,
         )
 
     def run(self, show: Show) -> Outcome:
@@ -134,22 +144,22 @@ class SupervisedJob:
     def _report(self) -> None:
         progress = ", ".join(f"{history.run_id} step {history.progress}" for history in self.histories.values())
         self._notifications.report(self._job.state, self._states(), progress or "no run")
-        self._write_processes_file()
+        self._write_files()
         self._show(self._job.views(), self._read_new_steps())
 
     def _states(self) -> dict[str, State]:
         return {view.name: view.state for view in self._job.views()}
 
     def _on_change(self, job: AttendedJob) -> None:
-        self._write_processes_file()
+        self._write_files()
         self._show(job.views(), [])
 
-    def _write_processes_file(self) -> None:
-        try:
-            self._processes_file.write(self._job.state, self._job.views())
-        except OSError as error:
-            name = self._processes_file.path.name
-            self._warn_once(name, f"{name} cannot be written: {error}")
+    def _write_files(self) -> None:
+        for file in (self._processes_file, self._servers_file):
+            try:
+                file.write(self._job.state, self._job.views())
+            except OSError as error:
+                self._warn_once(file.path.name, f"{file.path.name} cannot be written: {error}")
 
     def _find_guests(self) -> Sequence[str]:
         """The runs with a live orchestrator that is not a worker of this job. They need its trainer and servers."""

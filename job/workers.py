@@ -16,6 +16,7 @@ from cluster.spec import JobSpec, RoleSpec
 from job.check import SAFE_PATH
 from job.config import JobConfig
 from job.directory import living_runs
+from job.placement import devices, placements
 from job.run_state import all_committed, is_finished
 from run.config import RunConfig
 from transport.config import Config
@@ -67,6 +68,7 @@ def specification(config: JobConfig, files: dict[str, Path]) -> JobSpec:
 
 def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
+    placed = placements(config)["trainer"]
     return (
         (_servers(config, files) if needs_servers(config) else [])
         + [
@@ -79,7 +81,9 @@ def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
                 silence_timeout_seconds=TRAINER_SILENCE_SECONDS,
                 stop_timeout_seconds=120,
                 nice=COMPUTE_NICE,
-                environment=_environment(config.gpus.trainer),
+                environment=_environment(config, "trainer"),
+                resources=placed.resources,
+                collocate=placed.collocate,
                 max_restarts=config.max_restarts,
                 restart_arguments=("--resume",),
             )
@@ -89,17 +93,19 @@ def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
 
 
 def _servers(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
-    each, gpus = config.inference.tensor_parallel_size, config.gpus.inference
+    placed = placements(config)
     return [
         RoleSpec(
-            name=f"inference_{position}",
-            command=_command("inference", files[f"inference_{position}"]),
+            name=(name := f"inference_{position}"),
+            command=_command("inference", files[name]),
             config=_identity(config.server(position)),
-            log_file=config.output_dir.absolute() / f"inference_{position}.log",
+            log_file=config.output_dir.absolute() / f"{name}.log",
             ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
             silence_timeout_seconds=SILENCE_SECONDS,
             nice=COMPUTE_NICE,
-            environment=_environment(gpus and gpus[position * each : (position + 1) * each]),
+            environment=_environment(config, name),
+            resources=placed[name].resources,
+            collocate=placed[name].collocate,
             max_restarts=config.max_restarts,
         )
         for position in range(config.inference.replicas)
@@ -118,7 +124,8 @@ def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> 
         ready_timeout_seconds=math.inf,  # its own waits have deadlines, except that for a slot at the trainer
         silence_timeout_seconds=SILENCE_SECONDS,
         stop_timeout_seconds=run.shutdown_timeout_seconds + 15,
-        environment=_environment(None),
+        environment=dict(SAFE_PATH),
+        collocate=placements(config)["orchestrator"].collocate,
         max_restarts=config.max_restarts,
         restart_arguments=("--resume",),
     )
@@ -137,7 +144,12 @@ def _identity(section: Config) -> dict[str, str]:
     return {"configuration": hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()}
 
 
-def _environment(gpus: list[int] | None) -> dict[str, str]:
-    """The variables that a role's environment has in addition to ours; its children inherit them."""
-    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return SAFE_PATH | visible
+def _environment(config: JobConfig, name: str) -> dict[str, str]:
+    """The variables that a role's environment has in addition to ours; its children inherit them.
+
+    Ray itself sets the GPUs that a role sees, to those that it has reserved for it.
+    """
+    named = config.gpus.trainer if name == "trainer" else config.gpus.inference
+    if config.backend != "local" or named is None:
+        return dict(SAFE_PATH)
+    return SAFE_PATH | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices(config)[name]))}

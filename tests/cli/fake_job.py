@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import cli.run
 import cluster.manager.restarts
 from cluster.spec import JobSpec, RoleSpec
 from job.config import JobConfig
+from job.placement import placements
 from job.workers import worker_of
 
 SERVICE = """
@@ -23,7 +25,7 @@ time.sleep(600)
 
 def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
     """A service, and a task in place of each run, whose behaviour may be named: `fail,other=finish`."""
-    output = config.output_dir
+    output, placed = config.output_dir, placements(config)
     named = dict(word.split("=") for word in behaviour.split(",") if "=" in word)
     default = behaviour.partition(",")[0]
     service = RoleSpec(
@@ -32,6 +34,8 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
         log_file=output / "inference_0.log",
         ready_timeout_seconds=60,
         silence_timeout_seconds=None,
+        resources=placed["inference_0"].resources,
+        collocate=placed["inference_0"].collocate,
     )
     program = (sys.executable, "-m", "tests.cli.fake_orchestrator", str(output))
     roles = [
@@ -47,12 +51,14 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
                 ready_timeout_seconds=60,
                 max_restarts=config.max_restarts,
                 restart_arguments=("--resume",),
+                collocate=placed["orchestrator"].collocate,
             )
             for run in config.every_run
         ),
     ]
     # Long, since the next command may take a while to start.
-    return JobSpec(name="job", roles=tuple(roles), stay=config.stay, lease_seconds=60.0)
+    lease = float(os.environ.get("CLUSTER_LEASE", "60"))
+    return JobSpec(name="job", roles=tuple(roles), stay=config.stay, lease_seconds=lease)
 
 
 if __name__ == "__main__":

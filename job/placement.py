@@ -1,0 +1,124 @@
+"""Where a job's roles may be on a Ray cluster: which of them have to be on one node, and what each one reserves there.
+
+Roles that find each other by an address of their own machine are placed together: vLLM and the orchestrators unless
+`inference.host` is a wildcard, the trainer and the orchestrators unless `transport.kind` is `filesystem`. Roles that share a GPU
+are placed together, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cluster.spec import Resources
+from job.sections import JobSections
+from transport.loopback import is_loopback
+from transport.wires.endpoint import IPC
+
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+"""Hosts by which a server listens on every address of its machine, and how its own machine reaches it."""
+
+SERVERS_FILE = "servers.txt"
+"""Where the servers listen now, one URL a line, in the job's directory, if they may be on any node."""
+
+GROUP = "job"
+"""The collocation group."""
+
+CPUS = 1.0
+"""Reserved for a server and for the trainer. Orchestrators need little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What the roles of a kind reserve, and whether they are in the collocation group."""
+
+    resources: Resources = field(default_factory=Resources)
+    collocate: str | None = None
+
+
+def servers_move(job: JobSections) -> bool:
+    """Whether the servers' addresses are known only once Ray has placed them."""
+    return job.backend == "ray" and job.inference.replicas > 0 and job.inference.host in WILDCARD_HOSTS
+
+
+def servers_file(job: JobSections) -> Path:
+    """Returns where the servers' addresses are written then."""
+    return job.output_dir.absolute() / SERVERS_FILE
+
+
+def placements(job: JobSections) -> Mapping[str, Placement]:
+    """Returns the placement of a role by `inference_<position>`, `trainer`, and `orchestrator` for each of them.
+
+    On this machine nothing is reserved, and nothing can be apart.
+    """
+    if job.backend == "local":
+        return {name: Placement() for name in (*devices(job), "orchestrator")}
+    gpus = shares(job)
+    shared = any(amount != int(amount) for amount in gpus.values())
+    with_servers = shared or (job.inference.replicas > 0 and not servers_move(job))
+    with_trainer = shared or job.transport.kind == "zmq"
+    placed = {
+        name: Placement(Resources(cpu=CPUS, gpu=amount), GROUP if _is_in(name, with_servers, with_trainer) else None)
+        for name, amount in gpus.items()
+    }
+    return placed | {"orchestrator": Placement(collocate=GROUP if with_servers or with_trainer else None)}
+
+
+def _is_in(name: str, with_servers: bool, with_trainer: bool) -> bool:
+    return with_trainer if name == "trainer" else with_servers
+
+
+def shares(job: JobSections) -> dict[str, float]:
+    """Returns how many GPUs each server and the trainer reserve: whole ones, or a part of the one that they share."""
+    used = devices(job)
+    users = Counter(device for its in used.values() for device in its)
+    return {name: float(len(its)) if _are_own(its, users) else 1 / users[its[0]] for name, its in used.items()}
+
+
+def devices(job: JobSections) -> dict[str, list[int]]:
+    """Returns the GPUs of each server and of the trainer by `[gpus]`. Without it they share one, if the trainer needs one."""
+    given, each = job.gpus, job.inference.tensor_parallel_size
+    shared = [0] if job.trainer.device == "cuda" and given.inference is None and given.trainer is None else []
+    servers = {
+        f"inference_{position}": shared
+        if given.inference is None
+        else given.inference[position * each : (position + 1) * each]
+        for position in range(job.inference.replicas)
+    }
+    return servers | {"trainer": shared if given.trainer is None else given.trainer}
+
+
+def check_placement(job: JobSections) -> None:
+    """Raises `ValueError` for what cannot run on Ray: an address of one certain machine, or GPUs that Ray cannot share out."""
+    if job.backend == "local":
+        return
+    host, address = job.inference.host, job.transport.address
+    if job.inference.replicas and not is_loopback(host) and host not in WILDCARD_HOSTS:
+        raise ValueError(
+            f'inference.host = {host!r} is one machine\'s address, and with backend = "ray" Ray chooses the node: use 127.0.0.1 '
+            "(vLLM and the orchestrators are then placed on one node) or 0.0.0.0"
+        )
+    if job.transport.kind == "zmq" and address is not None and not _stays(address):
+        raise ValueError(
+            f'transport.address = {address!r} is one machine\'s address, and with backend = "ray" Ray chooses the node: leave it '
+            'out (trainer and orchestrators are then placed on one node), or set transport.kind = "filesystem"'
+        )
+    used = devices(job)
+    users = Counter(device for its in used.values() for device in its)
+    for name, its in used.items():
+        if not _are_own(its, users) and len(its) > 1:
+            raise ValueError(
+                f"gpus: {name} has {its}, of which others have some, too; on Ray, roles may share a GPU only if each of them has "
+                "no other"
+            )
+
+
+def _are_own(its: list[int], users: Mapping[int, int]) -> bool:
+    return all(users[device] == 1 for device in its)
+
+
+def _stays(address: str) -> bool:
+    """Whether a ZMQ endpoint is reached from its own machine only."""
+    return address.startswith(IPC) or is_loopback(address.removeprefix("tcp://").rpartition(":")[0].strip("[]"))

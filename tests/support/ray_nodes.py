@@ -1,0 +1,71 @@
+"""A Ray cluster of several nodes on this machine, in a process of its own: Ray must not be in that of the tests.
+
+`python -m tests.support.ray_nodes COUNT` starts a head without CPUs and so many nodes, prints the head's address, and for each
+line of its input, the name of a node (`cluster.backends.ray_places.node_name`), kills that node and prints `gone`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+NODE = {"object_store_memory": 80_000_000, "include_dashboard": False}
+
+
+class RayNodes:
+    """The cluster, from outside. `close` it."""
+
+    def __init__(self, count: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ray_nodes", str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+        )
+        self.address = self._line()
+
+    def remove(self, node: str) -> None:
+        """Kills the node of that name."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{node}\n")
+        self._process.stdin.flush()
+        assert self._line() == "gone"
+
+    def close(self) -> None:
+        """Ends the cluster."""
+        self._process.communicate(timeout=60)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, "the Ray cluster has ended"
+        return line
+
+
+def main(count: int) -> None:
+    """Runs the cluster until the end of the input."""
+    from ray.cluster_utils import Cluster
+
+    from cluster.backends.ray_places import _ID_CHARACTERS
+
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:  # short: it has sockets
+        cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "temp_dir": files})
+        try:
+            nodes: dict[str, Any] = {}
+            for _ in range(count):
+                node = cluster.add_node(**NODE, num_cpus=2)
+                nodes[node.node_id[:_ID_CHARACTERS]] = node
+            print(cluster.address, flush=True)
+            for line in sys.stdin:
+                cluster.remove_node(nodes[line.strip().rpartition("-")[2]], allow_graceful=False)
+                print("gone", flush=True)
+        finally:
+            cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
