@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,59 @@ def ppo(directory: Path, place: Place, say: Say) -> Result:
     return Result(
         job.kills, f"{len(done)} iterations, none twice; the pole is held for {first:.0f} → {last:.0f} steps", flaws
     )
+
+
+# --- a SubMaster that drives its workers ---
+
+STEPS = 300
+STEP_SECONDS = 2.0
+"""With the pause, more than all disturbances take; without it, a few seconds."""
+
+
+def elastic_training(directory: Path, place: Place, say: Say) -> Result:
+    """Kills one of three trainers, stops another, lets a fourth join; compares with a run that nobody disturbs."""
+    training, calm = directory / "training", directory.with_name(f"{directory.name}-undisturbed")
+    with DisturbedJob(training_of(training), directory, place, say) as job:
+
+        def steps_by(ranks: int) -> None:
+            before = len(lines(training / "progress.jsonl"))
+            job.until(
+                f"a step of {ranks} workers",
+                lambda: any(line["ranks"] == ranks for line in lines(training / "progress.jsonl")[before:]),
+            )
+            say(f"{ranks} workers train, from step {lines(training / 'progress.jsonl')[-1]['step']}")
+
+        steps_by(3)
+        job.kill("trainer-1")
+        steps_by(3)
+        job.kill("trainer-0", signal.SIGSTOP)
+        steps_by(3)
+        job.kill_master()
+        job.handle.scale("trainer", 4)
+        steps_by(4)
+        (training / "hurry").touch()
+        flaws = [job.end()]
+    say("the same once more, with a job that nobody disturbs")
+    (calm / "training").mkdir(parents=True)
+    (calm / "training" / "hurry").touch()
+    with DisturbedJob(training_of(calm / "training"), calm, Place("local"), say) as undisturbed:
+        flaws.append(undisturbed.end())
+    results = [json.loads((folder / "result.json").read_text()) for folder in (training, calm / "training")]
+    if results[0] != results[1]:
+        flaws.append(f"the run ended with {results[0]}, the undisturbed one with {results[1]}")
+    steps = [line["step"] for line in lines(training / "progress.jsonl")]
+    if steps != list(range(1, STEPS + 1)):
+        flaws.append(f"{len(steps)} steps were made; expected {STEPS}, each once")
+    return Result(job.kills, f"3 → 4 workers, {STEPS} steps, the same bits as those of an undisturbed run", flaws)
+
+
+def training_of(training: Path) -> JobSpec:
+    """Returns the job of elastic training, in that directory."""
+    fields = load_spec(EXAMPLES / "elastic_training" / "job.toml").model_dump(mode="json")
+    (role,) = fields["roles"]
+    arguments = [str(training), "--steps", str(STEPS), "--step-seconds", str(STEP_SECONDS)]
+    role["config"] |= {"script": str(EXAMPLES / "elastic_training" / "train.py"), "arguments": arguments}
+    return JobSpec.model_validate(fields)
 
 
 # --- workers that run their own loops ---

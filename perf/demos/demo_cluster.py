@@ -2,9 +2,9 @@
 
     python -m perf.demos.demo_cluster [EXAMPLE ...] [--backend local|ray] [--output_dir DIRECTORY]
 
-Each kill is a SIGKILL of a worker's own process, or of the job's master. For each example it checks that the job ends as it
-would have without. The exit code is 0 if all claims hold, 1 if not. With `--backend ray` it starts a Ray cluster of two nodes on
-this machine and runs the same there.
+Each kill is a SIGKILL of a worker's own process, or of the job's master; one worker is stopped by SIGSTOP instead. For each
+example it checks that the job ends as it would have without. The exit code is 0 if all claims hold, 1 if not. With
+`--backend ray` it starts a Ray cluster of two nodes on this machine and runs the same there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from perf.demos import cluster_examples
 from perf.demos.cluster_examples import Result
 from perf.demos.disturbed_job import DemoError, Place
 
-EXAMPLES = {"ppo": cluster_examples.ppo, "pipeline": cluster_examples.pipeline}
+EXAMPLES = {
+    "ppo": cluster_examples.ppo,
+    "pipeline": cluster_examples.pipeline,
+    "elastic_training": cluster_examples.elastic_training,
+}
 
 WIDTH = 130
 """The width of the table where output is no terminal."""

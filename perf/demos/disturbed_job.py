@@ -89,16 +89,16 @@ class DisturbedJob:
                 raise DemoError(f"waited {PATIENCE_SECONDS:g} s for {what}, in vain; see {self.directory}")
             time.sleep(POLL_SECONDS)
 
-    def kill(self, name: str) -> None:
-        """Kills a worker by SIGKILL and waits for its next incarnation to run."""
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kills a worker, or stops it by SIGSTOP, and waits for its next incarnation to run."""
         self.until(f"{name} to run", lambda: self._runs(name, 0))
         found = self.worker(name)
         if found is None or found.pid <= 0:
             raise DemoError(f"{name} has no process that could be killed: {found}")
         began = time.monotonic()
-        os.kill(found.pid, signal.SIGKILL)
+        os.kill(found.pid, number)
         self.until(f"another {name}", lambda: self._runs(name, found.incarnation))
-        self._note(name, found.pid, began, f"incarnation {found.incarnation + 1} runs")
+        self._note(name, found.pid, began, f"incarnation {found.incarnation + 1} runs", number)
 
     def kill_master(self) -> None:
         """Kills the master by SIGKILL and waits until its standby has taken over."""
@@ -127,7 +127,8 @@ class DisturbedJob:
         worker = self.worker(name)
         return worker is not None and worker.incarnation > after and worker.stage in ("RUNNING", "FINISH")
 
-    def _note(self, who: str, pid: int, began: float, then: str) -> None:
+    def _note(self, who: str, pid: int, began: float, then: str, number: signal.Signals = signal.SIGKILL) -> None:
         kill = Kill(role_of(who) or who, time.monotonic() - began)
         self.kills.append(kill)
-        self._say(f"killed {who} (process {pid}); {kill.seconds:.1f} s later {then}")
+        done = "stopped" if number == signal.SIGSTOP else "killed"
+        self._say(f"{done} {who} (process {pid}); {kill.seconds:.1f} s later {then}")
