@@ -42,8 +42,9 @@ PLACE_SECONDS = 10.0
 START_SECONDS = 90.0
 """Longest time from the creation of an actor to its agent's endpoint."""
 
-CLEAR_SECONDS = 20.0
-"""How long a living node may take to show that nothing of an agent is left there."""
+UNREACHABLE_SECONDS = 30.0
+"""Nothing is placed for so long on a node that could not show that nothing of an agent is left there. Ray itself takes about as
+long to give a node up."""
 
 POLL_SECONDS = 1.0
 """Between two looks at Ray's nodes."""
@@ -82,6 +83,8 @@ class RayBackend(AgentFleet):
         """By worker: what becomes the exit code of its agent, or `DIED` when its actor has died."""
         self._bundles: dict[str, Bundle] = {}
         """Those that this master has placed."""
+        self._unreachable: dict[str, float] = {}
+        """Nodes that did not answer: until when nothing is placed there, by `time.monotonic`."""
         self._connecting = asyncio.Lock()
         self._connected = False
 
@@ -103,7 +106,7 @@ class RayBackend(AgentFleet):
             self._ray.reserve,
             group_name(self._key, bundle.name),
             list(bundle.needs.values()),
-            avoid,
+            [*avoid, *(node for node, until in self._unreachable.items() if time.monotonic() < until)],
             PLACE_SECONDS,
             seconds=PLACE_SECONDS + CALL_SECONDS,
         )
@@ -198,32 +201,36 @@ class RayBackend(AgentFleet):
     async def fence(self, seat: Seat, endpoint: AgentEndpoint, patience: float = 0.0) -> bool:
         """As `AgentFleet.fence`: removes the actor, and has its node show that nothing is left.
 
-        A node that cannot is waited for until what may run there has killed itself for want of a master.
+        A node that cannot is waited for until what may run there has killed itself for want of a master, and left for a while.
         """
-        began = time.monotonic()
         name, end = self._actors.pop(seat.name, None), self._ends.pop(seat.name, None)
         if end is not None and await _ended_in_order(end, patience):
             return False
+        over = time.monotonic() + LEASES_OF_THE_FENCE * self.job.lease_seconds
+        try:
+            async with asyncio.timeout(LEASES_OF_THE_FENCE * self.job.lease_seconds):
+                if await self._cleared(seat, endpoint, name):
+                    return False
+        except TimeoutError:
+            logger.warning("node %s did not answer while worker %s was fenced", endpoint.node, seat.name)
+        self._unreachable[endpoint.node] = time.monotonic() + UNREACHABLE_SECONDS
+        await asyncio.sleep(max(0.0, over - time.monotonic()))
+        return not any(node.alive and node.name == endpoint.node for node in await self.nodes())
+
+    async def _cleared(self, seat: Seat, endpoint: AgentEndpoint, name: ActorName | None) -> bool:
+        """Whether a node has shown that nothing of an agent is left there."""
         try:
             if name is not None:
                 await self._call(f"removing actor {name}", self._ray.remove_actor, str(name))
             left = await self._call(
-                f"clearing node {endpoint.node}",
-                self._ray.clear,
-                endpoint.node,
-                self._agents,
-                seat.name,
-                CLEAR_SECONDS,
-                seconds=CLEAR_SECONDS + CALL_SECONDS,
+                f"clearing node {endpoint.node}", self._ray.clear, endpoint.node, self._agents, seat.name, CALL_SECONDS
             )
-            if not left:
-                return False
-            logger.error("processes of worker %s on node %s cannot be killed: %s", seat.name, endpoint.node, left)
         except BackendError as error:
             logger.warning("waiting until the fence of worker %s is over: %s", seat.name, error)
-        over = LEASES_OF_THE_FENCE * self.job.lease_seconds
-        await asyncio.sleep(max(0.0, began + over - time.monotonic()))
-        return not any(node.alive and node.name == endpoint.node for node in await self.nodes())
+            return False
+        if left:
+            logger.error("processes of worker %s on node %s cannot be killed: %s", seat.name, endpoint.node, left)
+        return not left
 
     async def _look_at_nodes(self) -> None:
         """Loses the agents of nodes that Ray knows to be dead."""

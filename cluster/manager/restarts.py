@@ -29,12 +29,12 @@ from cluster.manager.placement import allocate, lose_node
 from cluster.manager.starting import create_if_possible, release_held
 from cluster.manager.state import ALIVE, WELL, Phase, WorkerRecord
 from cluster.manager.stopping import (
-    KILL_GRACE_SECONDS,
     ended,
     failed_for_good,
     failed_to_stop,
     failure,
     kill_for_good,
+    kill_grace,
     stop,
 )
 from cluster.spec import RestartScope
@@ -267,7 +267,7 @@ def kill_stuck(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> l
     """Kills a worker; its death is then handled like any other."""
     worker.stuck = words[:LONGEST_REASON]
     worker.ending = False
-    ledger.set_phase(worker, Phase.STUCK, at + KILL_GRACE_SECONDS)
+    ledger.set_phase(worker, Phase.STUCK, at + kill_grace(ledger))
     return [Kill(worker.name, worker.incarnation)]
 
 
@@ -314,7 +314,7 @@ def _did_not_stop(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instr
         failed_to_stop(ledger, worker, 1)
         return kill_for_good(ledger, worker, at)
     worker.killed = True
-    ledger.set_phase(worker, worker.phase, at + KILL_GRACE_SECONDS)
+    ledger.set_phase(worker, worker.phase, at + kill_grace(ledger))
     return [Kill(worker.name, worker.incarnation)]
 
 

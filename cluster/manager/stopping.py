@@ -25,12 +25,20 @@ from cluster.spec import RestartScope
 from transport.process.stop_requests import REPETITION_SECONDS
 
 KILL_GRACE_SECONDS = 15.0
-"""A killed process that exists after this is stuck in the kernel; the job goes on without it, and reports it."""
+"""A killed process on a node that can be reached, and that exists after this, is stuck in the kernel."""
+
+FENCE_LEASES = 3
+"""A node that cannot be reached has shown its silence, and ended its workers by itself, after so many leases of the job."""
 
 STOPPED_EARLY = 128 + signal.SIGTERM
 """Exit code of a job whose tasks were stopped one by one before their work was complete."""
 
 DONE = Outcome(0, "done")
+
+
+def kill_grace(ledger: Ledger) -> float:
+    """Returns how long the end of a killed worker may take; after it the job goes on without the worker, and reports it."""
+    return KILL_GRACE_SECONDS + FENCE_LEASES * ledger.spec.lease_seconds
 
 
 def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> Outcome:
@@ -111,7 +119,7 @@ def kill_for_good(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instr
     """Kills a worker that is not to be created again."""
     worker.ending = False
     worker.killed = True
-    ledger.set_phase(worker, Phase.STOPPING, at + KILL_GRACE_SECONDS)
+    ledger.set_phase(worker, Phase.STOPPING, at + kill_grace(ledger))
     return [Kill(worker.name, worker.incarnation)]
 
 

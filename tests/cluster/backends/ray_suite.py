@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,30 @@ async def test_the_workers_of_a_lost_node_are_placed_elsewhere(
         assert [node.alive for node in await master.backend.nodes() if node.name == lost] == [False]
         await master.run("program-0", 2)
         assert (await master.get(Created, "program-0", 2)).node in known
+
+
+async def test_a_node_that_does_not_answer_is_left_once_nothing_there_can_run(
+    world: RayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if its cable were pulled, and Ray did not know yet."""
+    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+
+    def hang(*_: Any) -> None:
+        time.sleep(10.0)
+        raise BackendError("no answer")
+
+    async with await watch(world) as master:
+        await master.run("program-0")
+        first = (await master.get(Created, "program-0")).node
+        monkeypatch.setattr(RayCluster, "clear", hang)
+        link = world.backends[0].seats["program-0"].link
+        assert link is not None
+        link.lose("its cable is pulled")
+        await master.get(WorkerExited, "program-0")
+        assert not world.processes()
+        monkeypatch.undo()
+        await master.run("program-0", 2)
+        assert (await master.get(Created, "program-0", 2)).node != first
 
 
 WORK = """

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.manager.events import Outcome
+from cluster.manager.stopping import FENCE_LEASES, KILL_GRACE_SECONDS
 from tests.cluster.manager.driver import Driver, command
+
+KILLED_SECONDS = KILL_GRACE_SECONDS + FENCE_LEASES * 10.0
+"""How long the end of a killed worker may take, with the lease that these jobs have."""
 
 
 def three(**options: Any) -> Driver:

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
-from cluster.manager.stopping import KILL_GRACE_SECONDS
+from cluster.manager.stopping import FENCE_LEASES
 from tests.cluster.manager.driver import Driver, managed
-from tests.cluster.manager.jobs import failed, three
+from tests.cluster.manager.jobs import KILLED_SECONDS, failed, three
 
 
 def test_what_dies_is_created_again_after_a_pause_that_doubles_and_only_so_often() -> None:
@@ -49,10 +49,20 @@ def test_a_worker_that_falls_silent_is_killed_and_created_again() -> None:
 def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
     job = three(max_restarts=1).running()
     job.silent("trainer-0", 60.0, 61.0)
-    assert job.deadline == 61.0 + KILL_GRACE_SECONDS
+    assert job.deadline == 61.0 + KILLED_SECONDS
     assert job.tick() == ["stop task-0"]
     job.exits("task-0", "server-0")
     assert job.outcome == failed(1, "trainer-0", "was silent for 60 s and could not be killed")
+
+
+def test_the_end_of_a_worker_on_a_node_that_cannot_be_reached_is_waited_for() -> None:
+    """Until two leases after the node's silence, nobody can say that it does not run."""
+    job = three(max_restarts=1).running()
+    lease = 10.0
+    job.silent("trainer-0", 60.0, 61.0)
+    assert job.tick(61.0 + FENCE_LEASES * lease) == []
+    assert job.exit("trainer-0", 137, 61.0 + FENCE_LEASES * lease) == []
+    assert job["trainer-0"].last_death == "was silent for 60 s and was killed"
 
 
 def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() -> None:
@@ -73,7 +83,7 @@ def test_a_worker_that_leaves_and_cannot_be_killed_fails_the_job() -> None:
     job.leaves("task-0", 50.0)
     assert job.tick(80.0) == ["kill task-0"]
     job.needs("task-0", 600.0, 81.0)
-    assert job.deadline == 80.0 + KILL_GRACE_SECONDS, "it has had its time"
+    assert job.deadline == 80.0 + KILLED_SECONDS, "it has had its time"
     assert job.tick() == ["stop trainer-0"]
     job.exits("trainer-0", "server-0")
     assert job.outcome == failed(1, "task-0", "did not end within 30 s of announcing its end and could not be killed")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.manager.stopping import KILL_GRACE_SECONDS
 from cluster.spec import RestartScope
 from tests.cluster.manager.driver import Driver, command, managed, role
-from tests.cluster.manager.jobs import failed
+from tests.cluster.manager.jobs import KILLED_SECONDS, failed
 
 ROLE, JOB = RestartScope.ROLE, RestartScope.JOB
 
@@ -54,7 +53,7 @@ def test_one_that_does_not_stop_is_killed_and_created_again_with_the_others() ->
     job.exit("rank-1", 1, 10.0)
     job.exit("rank-0", 143, 10.1)
     job.tick(15.0)
-    words = job.tick(15.0 + KILL_GRACE_SECONDS)
+    words = job.tick(15.0 + KILLED_SECONDS)
     assert job["rank-2"].phase.value == "failed"
     assert words == ["stop rank-master"]
     job.exits("rank-master", "actor-0")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.manager.events import Outcome
-from cluster.manager.stopping import KILL_GRACE_SECONDS
 from tests.cluster.manager.driver import Driver, command, managed, role
-from tests.cluster.manager.jobs import failed, sweep, three
+from tests.cluster.manager.jobs import KILLED_SECONDS, failed, sweep, three
 
 
 def test_the_job_is_done_when_its_tasks_are_and_stops_the_rest_in_reverse() -> None:
@@ -305,7 +304,7 @@ def test_a_worker_that_is_killed_gets_no_more_time() -> None:
     job.stop(at=10.0)
     assert job.tick(40.0) == ["kill task-0"]
     job.needs("task-0", 600.0, 40.1)
-    assert job.deadline == 40.0 + KILL_GRACE_SECONDS
+    assert job.deadline == 40.0 + KILLED_SECONDS
 
 
 def test_a_task_that_has_finished_and_does_not_end_is_killed_and_its_work_counts() -> None:
