@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from perf.chaos.cluster.audit import FAULTS, LOST, LOST_JOBS, MARK, ORPHANS, REPEATED, TWICE, WRONG, audit
+from perf.chaos.cluster.audit import FAULTS, LOST, LOST_JOBS, MARK, ORPHANS, REPEATED, TWICE, WRONG, audit, marked
 from perf.chaos.cluster.witness import Reader, Witness
 
 MEMORY = "chaos-audit-of-a-test"
@@ -43,7 +43,7 @@ class Job:
         (self.directory / "commits" / "trainer-0.msgpack").write_bytes(
             msgpack.packb({"state": self.state, "positions": {}})
         )
-        found = audit(self.directory, self.lines, 1, self.mark, self.temporary, MEMORY).faults
+        found = audit(self.directory, self.lines, 1, marked(self.mark), self.temporary, MEMORY).faults
         assert tuple(found) == FAULTS
         return {fault for fault, cases in found.items() if cases}
 

@@ -1,20 +1,23 @@
 """Chaos: kills and stops the processes of real jobs of the controller, round after round, and audits what each job left.
 
-    counterpoint bench cluster-chaos [--rounds 100] [--backend local|ray] [--seed 1] [--fault NAME...] [--json]
+    counterpoint bench cluster-chaos [--rounds 100] [--backend local|ray] [--seed 1] [--each 2] [--fault NAME...] [--json]
 
-A round is one fault at a random moment: SIGKILL or SIGSTOP (and SIGCONT later) of the master, its standby, an agent or a
-worker of any role; a node with all its processes; a node or all masters that cannot be reached for longer than the lease; a
-full disk under the journal. In some a worker or the master is killed beside it. A round ends once every worker has shown life
-again and records are committed. Several rounds are done to one job; then it is let to its end, often with one more kill
-meanwhile, and audited (`perf/chaos/cluster/audit.py`). No network is cut: the sockets of the local backend are files, so a node
-that cannot be reached is one whose agent is stopped.
+A fault comes at a random moment: SIGKILL or SIGSTOP (and SIGCONT later) of the master, its standby, an agent or a worker of
+any role; a node with all its processes; a node or all masters that cannot be reached for longer than the lease; a full disk under
+the journal. In some a worker or the master is killed beside it. Every fault is done `--each` times at least: with few rounds,
+several in a round, one after the other. A round ends once every worker has shown life again and records are committed. Several
+rounds are done to one job; then it is let to its end, often with one more kill meanwhile, and audited
+(`perf/chaos/cluster/audit.py`).
+
+On the local backend no network can be cut, since its sockets are files: there a node is cut off by stopping its agent.
+On Ray each node has a network of its own (`perf/chaos/cluster/ray_nodes.py`), whose cable is pulled for up to 40 s.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import math
 import random
 import shutil
 import signal
@@ -22,13 +25,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from perf.chaos.cluster.audit import FAULTS, LOST_JOBS, Findings
-from perf.chaos.cluster.job import LEASE_SECONDS, NODES, WORKERS, ClusterJob, StandsStillError, new_place
+from perf.chaos.cluster.job import LEASE_SECONDS, ROLES, WORKERS, ClusterJob, StandsStillError, new_place
+from perf.chaos.cluster.ray_nodes import NoNetworkError, RayNodes
 from perf.figures import Case, Figure
 
 ROUNDS_OF_A_JOB = 6
@@ -41,14 +46,21 @@ SECOND_SHARE = 0.3
 """The share of rounds with a second kill."""
 PIPE_WIDTH = 110
 
-TARGETS = ("master", "standby", *(f"agent-{rank}" for rank in range(NODES)), *WORKERS)
-LOCAL_FAULTS = ("lose node-0", "lose node-1", "cut agent-0", "cut agent-1", "cut masters", "fill disk")
+CUT_SECONDS = (10.0, 40.0)
+"""How long the cable of a node of Ray is pulled: Ray gives the node up after some 20 s, the job's own leases end earlier."""
+
+TARGETS = ("master", "standby", "agent", *ROLES)
+FAULTS_OF = {
+    "local": ("lose node", "cut agent", "cut masters", "fill disk"),
+    "ray": ("kill actor", "stop actor", "lose node", "cut node", "cut masters", "fill disk"),
+}
 
 
 @dataclass
 class Toll:
     """What was done, and what was found."""
 
+    rounds: int = 0
     done: Counter[str] = field(default_factory=Counter)
     slowest: dict[str, float] = field(default_factory=dict)
     """The longest time from a fault until all live again, in seconds."""
@@ -58,7 +70,7 @@ class Toll:
 
     def case(self) -> Case:
         """Returns the figures."""
-        figures = [Figure("rounds", self.done.total() - self.done["second kill"], "")]
+        figures = [Figure("rounds", self.rounds, "")]
         figures += [Figure(name, count, "") for name, count in sorted(self.done.items())]
         figures += [Figure(name, count, "") for name, count in self.findings.counts.items()]
         figures += [
@@ -70,38 +82,39 @@ class Toll:
 
 def every_fault(backend: str) -> list[str]:
     """Returns the names of the faults that can be done on a backend."""
-    every = [f"{what} {target}" for what in ("kill", "stop") for target in TARGETS]
-    if backend == "local":
-        every += LOCAL_FAULTS
-    else:
-        every = [fault for fault in every if "agent-" not in fault]
-    return every
+    return [*(f"{what} {target}" for what in ("kill", "stop") for target in TARGETS), *FAULTS_OF[backend]]
 
 
-def shuffled(names: Sequence[str], chance: random.Random) -> Iterator[str]:
-    """Yields the names for ever: each of them once, in random order, and again in another."""
-    while True:
-        yield from chance.sample(names, len(names))
+def plan_of(names: Sequence[str], rounds: int, each: int, chance: random.Random) -> list[list[str]]:
+    """Returns the faults of each round: one, or as many as it takes for every fault to come `each` times.
+
+    All of them come once, in random order, before any comes again.
+    """
+    a_round = max(1, math.ceil(each * len(names) / rounds))
+    shuffles = math.ceil(rounds * a_round / len(names))
+    faults = [name for _ in range(shuffles) for name in chance.sample(names, len(names))]
+    return [faults[first * a_round : (first + 1) * a_round] for first in range(rounds)]
 
 
-def chaos(rounds: int, backend: str, names: Sequence[str], chance: random.Random, parent: Path | None) -> Toll:
-    """Does so many rounds of the faults of these names, and returns what was found."""
+def chaos(plan: Sequence[list[str]], chance: random.Random, parent: Path | None, ray: RayNodes | None) -> Toll:
+    """Does the rounds of a plan, and returns what was found."""
     toll = Toll()
-    plan = itertools.islice(shuffled(names, chance), rounds)
-    while batch := list(itertools.islice(plan, ROUNDS_OF_A_JOB)):
-        _one_job(batch, backend, chance, toll, parent)
-        say(f"{toll.done.total()} faults, {sum(map(len, toll.findings.faults.values()))} findings")
+    for first in range(0, len(plan), ROUNDS_OF_A_JOB):
+        _one_job(plan[first : first + ROUNDS_OF_A_JOB], chance, toll, parent, ray)
+        say(f"{toll.rounds} rounds, {sum(map(len, toll.findings.faults.values()))} findings")
     return toll
 
 
-def _one_job(batch: list[str], backend: str, chance: random.Random, toll: Toll, parent: Path | None) -> None:
+def _one_job(
+    batch: Sequence[list[str]], chance: random.Random, toll: Toll, parent: Path | None, ray: RayNodes | None
+) -> None:
     place = new_place(parent)
-    job = ClusterJob(place, backend, full_disk=backend == "local")
+    job = ClusterJob(place, ray)
     found = Findings()
     try:
         job.wait_for_life("the start of the job")
-        for fault in batch:
-            _round(job, fault, chance, toll)
+        for faults in batch:
+            _round(job, faults, chance, toll)
         job.ask_for_the_end()
         if chance.random() < SECOND_SHARE:
             time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
@@ -123,49 +136,97 @@ def _one_job(batch: list[str], backend: str, chance: random.Random, toll: Toll, 
         shutil.rmtree(place)
 
 
-def _round(job: ClusterJob, fault: str, chance: random.Random, toll: Toll) -> None:
-    time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
-    what, _, target = fault.partition(" ")
+def _round(job: ClusterJob, faults: Sequence[str], chance: random.Random, toll: Toll) -> None:
     began = time.monotonic()
-    if what == "fill" and job.disk_error:
-        toll.skipped.add(f"{fault}: {job.disk_error}")
-        return
-    if target != "disk":
-        job.wait_until(f"a process of {target}", lambda: bool(job.processes(target)) or job.has_ended())
-    say(f"  {fault}")
+    toll.rounds += 1
+    for fault in faults:
+        time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
+        _fault(job, fault, chance, toll)
+    job.wait_for_life(f"life after {', '.join(faults)}")
+    seconds = time.monotonic() - began
+    for fault in faults:
+        what = fault.partition(" ")[0]
+        toll.slowest[what] = max(toll.slowest.get(what, 0.0), seconds)
+    say(f"    all live after {seconds:.1f} s")
+
+
+def _fault(job: ClusterJob, fault: str, chance: random.Random, toll: Toll) -> None:
+    what, _, target = fault.partition(" ")
+    if what == "fill":
+        if job.disk_error:
+            toll.skipped.add(f"{fault}: {job.disk_error}")
+            return
+    else:
+        chosen = _target(job, target, chance)
+        if job.has_ended():
+            return
     toll.done[fault] += 1
+    say(f"  {fault}" if what == "fill" or chosen == target else f"  {fault}: {chosen}")
     match what:
         case "kill" | "lose":
             if what == "lose":
-                job.lose(target)
+                job.lose(chosen)
             else:
-                job.send(target, signal.SIGKILL)
+                job.send(chosen, signal.SIGKILL)
             if chance.random() < SECOND_SHARE:
                 time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
                 _second(job, chance, toll)
         case "stop" | "cut":
-            beyond = what == "cut" or chance.random() < 0.5
-            job.pause(target)
+            seconds = chance.uniform(*(LONG_STOP if what == "cut" or chance.random() < 0.5 else SHORT_STOP))
+            if fault == "cut node":
+                job.cut(chosen)
+                seconds = chance.uniform(*CUT_SECONDS)
+            else:
+                job.pause(chosen)
             if chance.random() < SECOND_SHARE:
                 _second(job, chance, toll)
-            time.sleep(chance.uniform(*LONG_STOP) if beyond else chance.uniform(*SHORT_STOP))
-            if what == "cut":
-                time.sleep(LEASE_SECONDS / 2)
+            time.sleep(seconds + (LEASE_SECONDS / 2 if what == "cut" else 0))
             job.resume()
         case "fill":
             with job.full_disk():
                 _second(job, chance, toll)
                 time.sleep(chance.uniform(*DISK_SECONDS))
-    job.wait_for_life(f"life after {fault}")
-    toll.slowest[what] = max(toll.slowest.get(what, 0.0), time.monotonic() - began)
-    say(f"    all live after {time.monotonic() - began:.1f} s")
+
+
+def _target(job: ClusterJob, target: str, chance: random.Random) -> str:
+    """Waits for a process of a fault's target; returns which it is."""
+    found = []
+
+    def there() -> bool:
+        chosen = job.one_of(target, chance) if target != "node" or job.nodes else ""
+        if chosen and job.processes(chosen) and (target != "master" or job.processes("standby")):
+            found.append(chosen)
+        return bool(found) or job.has_ended()
+
+    job.wait_until(f"a process of {target}", there)
+    return found[0] if found else target
 
 
 def _second(job: ClusterJob, chance: random.Random, toll: Toll) -> None:
     target = chance.choice(("master", *WORKERS))
+    if target == "master" and not job.processes("standby"):
+        return
     if job.send(target, signal.SIGKILL):
         toll.done["second kill"] += 1
         say(f"    and killed {target}")
+
+
+@contextmanager
+def ray_nodes(backend: str) -> Iterator[RayNodes | None]:
+    """Yields the Ray cluster of the bench, if it needs one; nothing of it is left after the block."""
+    if backend != "ray":
+        yield None
+        return
+    nodes = RayNodes()
+    try:
+        nodes.start()
+        if left := nodes.left():
+            raise RuntimeError(f"the new Ray cluster is not empty: {left}")
+        yield nodes
+        say(f"{nodes.lost} nodes of Ray ended and were replaced")
+    finally:
+        if left_processes := nodes.close():
+            say(f"processes of Ray that cannot be ended: {left_processes}")
 
 
 def say(words: str) -> None:
@@ -180,9 +241,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=100, help="some ten seconds each (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=100, help="half a minute each (default: %(default)s)")
     parser.add_argument("--backend", choices=["local", "ray"], default="local", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random faults (default: %(default)s)")
+    parser.add_argument(
+        "--each", type=int, default=2, help="how often each fault comes at least (default: %(default)s)"
+    )
     parser.add_argument("--fault", action="append", metavar="NAME", help="only these, such as 'kill master'")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep the files of every job there")
@@ -192,7 +256,13 @@ def main() -> int:
     names = every_fault(given.backend)
     if unknown := [name for name in given.fault or [] if name not in names]:
         parser.error(f"--fault {unknown[0]!r}: expected one of {', '.join(names)}")
-    toll = chaos(given.rounds, given.backend, given.fault or names, random.Random(given.seed), given.keep)
+    chance = random.Random(given.seed)
+    plan = plan_of(given.fault or names, given.rounds, given.each, chance)
+    try:
+        with ray_nodes(given.backend) as ray:
+            toll = chaos(plan, chance, given.keep, ray)
+    except NoNetworkError as error:
+        parser.error(str(error))
     case = toll.case()
     for words in sorted(toll.skipped):
         say(f"skipped: {words}")

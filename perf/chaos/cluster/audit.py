@@ -44,11 +44,13 @@ class Findings:
             self.faults[fault] += cases
 
 
-def audit(job: Path, lines: Sequence[Sequence[Any]], sources: int, mark: str, temporary: Path, memory: str) -> Findings:
-    """Audits a job that has ended: its directory, the witness's lines, and what its processes left on the machine."""
+def audit(
+    job: Path, lines: Sequence[Sequence[Any]], sources: int, processes: Sequence[int], temporary: Path, memory: str
+) -> Findings:
+    """Audits a job that has ended: its directory, the witness's lines, the processes of it that still live, and its files."""
     findings = Findings(Counter({"jobs": 1}))
     _audit_outcome(job, findings)
-    _audit_remains(mark, temporary, memory, findings)
+    _audit_remains(processes, temporary, memory, findings)
     audit_identities(lines, findings)
     audit_records(lines, committed(job / "commits"), sources, findings)
     return findings
@@ -64,8 +66,8 @@ def _audit_outcome(job: Path, findings: Findings) -> None:
         findings.faults[LOST_JOBS].append(f"{job}: {outcome.get('code')}: {outcome.get('reason')}")
 
 
-def _audit_remains(mark: str, temporary: Path, memory: str, findings: Findings) -> None:
-    left = [f"process {pid}: {command_line(pid)}" for pid in marked(mark)]
+def _audit_remains(processes: Sequence[int], temporary: Path, memory: str, findings: Findings) -> None:
+    left = [f"process {pid}: {command_line(pid)}" for pid in processes]
     left += [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if memory in name]
     left += [str(path) for path in temporary.rglob("*") if not path.is_dir() or path.name.startswith(("tmp", "pymp-"))]
     findings.faults[ORPHANS] += left
@@ -141,16 +143,24 @@ def committed(folder: Path) -> list[list[Any]]:
 def marked(mark: str) -> list[int]:
     """Returns the living processes that have the mark in their environment, zombies excluded."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            try:
-                environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-            except OSError:  # it has ended, or is another user's
-                continue
-            if wanted in environment:
-                found.append(int(entry))
-    return found
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid())
+    return [pid for pid in pids if wanted in environment_of(pid)]
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """Returns the environment with which a process was started; empty for one that has ended, or is another user's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def parent_of(pid: int) -> int:
+    """Returns the parent of a process; 0 for one that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def command_line(pid: int) -> str:

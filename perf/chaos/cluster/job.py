@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster import JobBuilder, JobHandle, JobSpec, submit
-from perf.chaos.cluster.audit import MARK, Findings, audit, command_line, marked
+from cluster.job_handle import GRACE_SECONDS
+from perf.chaos.cluster.audit import MARK, ORPHANS, Findings, audit, command_line, environment_of, marked, parent_of
+from perf.chaos.cluster.ray_nodes import PLACE, RayNodes
 from perf.chaos.cluster.witness import Reader
 from perf.chaos.cluster.workers import ENOUGH, MARKED, channel_config
 
@@ -32,24 +35,23 @@ END_SECONDS = 40.0
 JOURNAL_BYTES = 8 * 2**20
 POLL_SECONDS = 0.1
 
-WORKERS = (
-    "channels-0",
-    "watcher-0",
-    "scorer-master",
-    "scorer-0",
-    "scorer-1",
-    "source-0",
-    "source-1",
-    "trainer-0",
-    "trainer-1",
-)
+ROLES = {
+    "channels": ("channels-0",),
+    "watcher": ("watcher-0",),
+    "scorer-master": ("scorer-master",),
+    "scorer": ("scorer-0", "scorer-1"),
+    "source": ("source-0", "source-1"),
+    "trainer": ("trainer-0", "trainer-1"),
+}
+"""The workers by what a fault names."""
+WORKERS = tuple(worker for workers in ROLES.values() for worker in workers)
 
 
 class StandsStillError(RuntimeError):
     """A job that does not go on."""
 
 
-def spec_of(directory: Path, mark: str, nodes: int) -> JobSpec:
+def spec_of(directory: Path, environment: dict[str, str], on_ray: bool) -> JobSpec:
     """Returns the job: restart scopes worker, role and job, tasks and services, a SubMaster, calls and a channel."""
     here = "perf.chaos.cluster.workers"
     channel = channel_config(directory, SOURCES).model_dump(mode="json", exclude_none=True)
@@ -57,8 +59,8 @@ def spec_of(directory: Path, mark: str, nodes: int) -> JobSpec:
         "max_restarts": 1000,
         "silence_timeout_seconds": SILENCE_SECONDS,
         "stop_timeout_seconds": 10.0,
-        "environment": {MARK: mark},
-        "resources": {"cpu": 0},
+        "environment": environment,
+        "resources": {"cpu": 0, "custom": {PLACE: 1.0} if on_ray else {}},
     }
     fed = {**common, "config": {"channel": channel}, "after": ("channels",), "task": True}
     return (
@@ -82,63 +84,86 @@ def spec_of(directory: Path, mark: str, nodes: int) -> JobSpec:
 class ClusterJob:
     """One job in a directory of its own, with all that it may leave in there."""
 
-    def __init__(self, place: Path, backend: str, *, full_disk: bool) -> None:
+    def __init__(self, place: Path, ray: RayNodes | None) -> None:
         self.mark = uuid.uuid4().hex
         self.place = place
         self.directory = place / "job"
         self.temporary = place / "tmp"
         self.temporary.mkdir(parents=True)
         self.directory.mkdir(mode=0o700)
-        self.backend = backend
+        self.ray = ray
         self.disk = place / "disk"
-        self.disk_error = _mounted(self.disk) if full_disk else "not asked for"
+        self.disk_error = _mounted(self.disk)
         self.witness = Reader(self.directory)
         self._paused: list[int] = []
-        options = {"nodes": NODES} if backend == "local" else {}
+        backend, options = ("local", {"nodes": NODES}) if ray is None else ("ray", {"address": ray.address})
         journal = None if self.disk_error else str(self.disk / "journal")
-        former = dict(os.environ)
-        os.environ |= {MARK: self.mark, "TMPDIR": str(self.temporary)}
-        try:
-            spec = spec_of(self.directory, self.mark, NODES)
+        self._environment = {MARK: self.mark, "TMPDIR": str(self.temporary)}
+        self._mastered = time.monotonic()
+        with self._own_environment():
+            spec = spec_of(self.directory, self._environment, ray is not None)
             self.handle: JobHandle = submit(spec, self.directory, backend, journal=journal, options=options)
-        finally:
-            os.environ.clear()
-            os.environ.update(former)
 
     # --- the processes ---
 
+    def one_of(self, target: str, chance: random.Random) -> str:
+        """Returns what a fault's target stands for now: a worker of a role, an agent, a node; or itself."""
+        if target in ROLES:
+            return chance.choice(ROLES[target])
+        if target in ("agent", "actor"):
+            return f"{target} {chance.choice(WORKERS if self.ray else self.nodes)}"
+        return chance.choice(self.nodes) if target == "node" else target
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes, or of those of Ray that have a worker now."""
+        if self.ray is None:
+            return [f"node-{rank}" for rank in range(NODES)]
+        agents = {pid for worker in WORKERS for pid in self.processes(f"agent {worker}")}
+        return [name for name in self.ray.names if agents.intersection(self.ray.processes(name))]
+
     def processes(self, target: str) -> list[int]:
-        """Returns the processes of a target: master, standby, masters, agent, node, or a worker. Empty while it has none."""
-        mine = {pid: command_line(pid) for pid in marked(self.mark)}
-        masters = [pid for pid, command in mine.items() if "cluster.master" in command]
-        acting = self._acting_master()
-        match target:
-            case "masters":
-                return masters
-            case "master":
-                return [pid for pid in masters if pid == acting]
-            case "standby":
-                return [pid for pid in masters if pid != acting]
-            case "agent-0" | "agent-1":
-                return [pid for pid in mine if pid == self._agent(target.removeprefix("agent-"))]
-            case "node-0" | "node-1":
-                wanted = f"CLUSTER_AGENT={self.directory.resolve() / 'agents'}:{target}".encode()
-                return [pid for pid in mine if wanted in _environment(pid)]
-        self.witness.read()
-        for line in reversed(self.witness.lines):
-            if line[0] == target:
-                return [pid for pid in mine if pid == line[2]]
-        return []
+        """Returns the processes of a target as of `one_of`, or of all masters; none while it has none."""
+        if target in ("masters", "master", "standby"):
+            masters = [pid for pid in marked(self.mark) if "cluster.master" in command_line(pid)]
+            acting = self._acting_master()
+            return (
+                masters if target == "masters" else [pid for pid in masters if (pid == acting) == (target == "master")]
+            )
+        what, _, whose = target.partition(" ")
+        if what == "agent":
+            agent = self._agent(whose)
+            return [agent] if self._mark_of(whose) in environment_of(agent) else []
+        if what == "actor":
+            return [parent_of(parent_of(agent)) for agent in self.processes(f"agent {whose}")]
+        if target in WORKERS:
+            self.witness.read()
+            pid = next((line[2] for line in reversed(self.witness.lines) if line[0] == target), 0)
+            return [pid] if f"{MARK}={self.mark}".encode() in environment_of(pid) else []
+        if self.ray is not None:
+            return self.ray.processes(target)
+        return [pid for pid in marked(self.mark) if self._mark_of(target) in environment_of(pid)]
+
+    def left(self) -> list[int]:
+        """Returns all processes of the job."""
+        found = marked(self.mark)
+        if self.ray is not None:  # Ray starts what is between its nodes and the workers, and has one job
+            ours = ("AgentActor", "cluster.agent", "cluster/launch.py")
+            found += [pid for pid in self.ray.all_processes() if any(part in command_line(pid) for part in ours)]
+        return sorted(set(found))
 
     def _acting_master(self) -> int:
         with suppress(OSError, ValueError):
             return int(json.loads((self.directory / "master.json").read_text())["pid"])
         return 0
 
-    def _agent(self, rank: str) -> int:
+    def _agent(self, name: str) -> int:
         with suppress(OSError, ValueError):
-            return int(json.loads((self.directory / "agents" / f"node-{rank}.json").read_text())["pid"])
+            return int(json.loads((self.directory / "agents" / f"{name}.json").read_text())["pid"])
         return 0
+
+    def _mark_of(self, agent: str) -> bytes:
+        return f"CLUSTER_AGENT={self.directory.resolve() / 'agents'}:{agent}".encode()
 
     def send(self, target: str, number: int) -> list[int]:
         """Sends a signal to each process of a target; returns those that there were."""
@@ -151,8 +176,12 @@ class ClusterJob:
     def lose(self, node: str) -> None:
         """Kills all processes of a node, and takes away their shared memory, which no node that is lost leaves behind."""
         for pid in self.send(node, signal.SIGKILL):
-            with suppress(FileNotFoundError):
-                os.unlink(f"/dev/shm/{MARKED}{self.place.name}-{pid}")
+            self._forget_memory(pid)
+
+    def cut(self, node: str) -> None:
+        """Cuts a node of Ray off from all others; `resume` plugs it in again."""
+        assert self.ray is not None
+        self.ray.cut(node)
 
     def pause(self, target: str) -> list[int]:
         """Stops a target's processes; `resume` has those that are left go on."""
@@ -161,12 +190,14 @@ class ClusterJob:
 
     def resume(self) -> None:
         """Has what was stopped go on, as far as it still lives."""
-        living = set(marked(self.mark))
+        living = set(self.left())
         for pid in self._paused:
             if pid in living:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
         self._paused = []
+        if self.ray is not None:
+            self.ray.mend()
 
     # --- the disk ---
 
@@ -207,7 +238,35 @@ class ClusterJob:
         while not condition():
             if time.monotonic() > deadline:
                 raise StandsStillError(f"{self.directory}: waited {STILL_SECONDS:g} s for {what}")
+            self._attend()
             time.sleep(POLL_SECONDS)
+
+    def _attend(self) -> None:
+        """Does what a job's surroundings do: `counterpoint wait` starts another master, whoever runs Ray another node."""
+        if self.handle._master_lives() or self.has_ended():
+            self._mastered = time.monotonic()
+        elif time.monotonic() - self._mastered > GRACE_SECONDS:
+            with self._own_environment():
+                self.handle.start_master()
+            self._mastered = time.monotonic()
+        if self.ray is not None:
+            for pid in self.ray.replace_lost():
+                self._forget_memory(pid)
+
+    def _forget_memory(self, pid: int) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(f"/dev/shm/{MARKED}{self.place.name}-{pid}")
+
+    @contextmanager
+    def _own_environment(self) -> Iterator[None]:
+        """Has the processes that are started in this block be known as the job's."""
+        former = dict(os.environ)
+        os.environ |= self._environment
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(former)
 
     # --- the end ---
 
@@ -217,19 +276,23 @@ class ClusterJob:
 
     def finish(self) -> Findings:
         """Waits for the end and audits."""
-        with suppress(Exception):
-            self.handle.wait(STILL_SECONDS)
+        with suppress(StandsStillError):  # the audit finds no outcome then
+            self.wait_until("the end of the job", self.has_ended)
         deadline = time.monotonic() + END_SECONDS
-        while marked(self.mark) and time.monotonic() < deadline:  # a master may still be on its way out
-            self.handle._master_lives()
+        while self.left() and time.monotonic() < deadline:  # a master may still be on its way out
+            self._attend()
             time.sleep(POLL_SECONDS)
         self.witness.read()
-        return audit(self.directory, self.witness.lines, SOURCES, self.mark, self.temporary, MARKED + self.place.name)
+        memory = MARKED + self.place.name
+        found = audit(self.directory, self.witness.lines, SOURCES, self.left(), self.temporary, memory)
+        if self.ray is not None:
+            found.faults[ORPHANS] += self.ray.left()
+        return found
 
     def close(self) -> None:
         """Kills whatever is left, after the audit has seen it."""
         deadline = time.monotonic() + 20.0
-        while (left := marked(self.mark)) and time.monotonic() < deadline:
+        while (left := self.left()) and time.monotonic() < deadline:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -249,13 +312,6 @@ def _mounted(disk: Path) -> str:
     command = ["mount", "-t", "tmpfs", "-o", f"size={JOURNAL_BYTES},mode=0700", "tmpfs", str(disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip() or f"mount ended with {done.returncode}"
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 def new_place(parent: Path | None) -> Path:
