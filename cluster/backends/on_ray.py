@@ -49,6 +49,9 @@ long to give a node up."""
 POLL_SECONDS = 1.0
 """Between two looks at Ray's nodes."""
 
+_PLACED = "bundle of "
+"""How a handle that names a worker's bundle begins; the worker follows."""
+
 DIED = -1
 """Stands for the exit code of an agent whose actor died."""
 
@@ -82,7 +85,7 @@ class RayBackend(AgentFleet):
         self._ends: dict[str, asyncio.Future[int]] = {}
         """By worker: what becomes the exit code of its agent, or `DIED` when its actor has died."""
         self._bundles: dict[str, Bundle] = {}
-        """Those that this master has placed."""
+        """Those that were placed."""
         self._unreachable: dict[str, float] = {}
         """Nodes that did not answer: until when nothing is placed there, by `time.monotonic`."""
         self._connecting = asyncio.Lock()
@@ -248,12 +251,21 @@ class RayBackend(AgentFleet):
     # --- masters come and go ---
 
     def handles(self) -> Mapping[str, Any]:
-        """As `Backend.handles`: the names on Ray follow from the job and its directory, so nothing else is needed."""
-        return {"ray_address": self._ray.address}
+        """As `Backend.handles`: in which bundle each worker is placed. All names on Ray follow from that."""
+        placed = {f"{_PLACED}{worker}": bundle.name for bundle in self._bundles.values() for worker in bundle.needs}
+        return {"ray_address": self._ray.address, **placed}
 
     async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
         """As `Backend.adopt`: asks Ray for the job's actors."""
         self._ray.address = self._ray.address or str(handles.get("ray_address", ""))
+        placed: dict[str, list[str]] = {}
+        for handle, bundle in handles.items():
+            if handle.startswith(_PLACED):
+                placed.setdefault(str(bundle), []).append(handle.removeprefix(_PLACED))
+        self._bundles |= {
+            bundle: Bundle(bundle, {worker: self._needs_of(worker) for worker in workers})
+            for bundle, workers in placed.items()
+        }
         newest: dict[str, ActorName] = {}
         for text in await self._call("listing the job's actors", self._ray.actors, self._key):
             name = ActorName.parse(text)

@@ -144,6 +144,24 @@ async def test_a_job_without_a_master_leaves_nothing_on_ray(world: RayWorld, con
     await until(lambda: not connection.groups(world.key), "the end of the placement group")
 
 
+async def test_the_next_master_places_anew_what_the_agents_have_left(world: RayWorld, connection: RayCluster) -> None:
+    """Without a master they end, and the last one removes the placement group."""
+    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+    async with await watch(world) as master:
+        await master.run("program-0")
+        handles = master.backend.handles()
+        await master.backend.close(end=False)
+    await until(lambda: not connection.groups(world.key), "the end of the placement group")
+    async with await watch(world, epoch=2) as master:
+        assert await master.backend.adopt(handles) == []
+        await master.backend.create(master.order("program-0", 2))
+        await master.get(WorkerReady, "program-0", 2)
+        assert master.backend.handles() == handles
+        await master.backend.release("program-0")
+        assert not connection.groups(world.key)
+        assert master.backend.handles() == {"ray_address": connection.address}
+
+
 async def test_the_workers_of_a_lost_node_are_placed_elsewhere(
     world: RayWorld, connection: RayCluster, ray_cluster: Any
 ) -> None:
