@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,11 @@ class Plain(Worker):
         self._memory: SharedMemory | None = None
 
     def setup(self) -> None:
-        """Takes shared memory, as many libraries do."""
+        """Takes shared memory, as many libraries do.
+
+        Python's tracker, which frees it after a kill, runs before: otherwise it is started when the memory is there already.
+        """
+        resource_tracker.ensure_running()
         name = f"{MARKED}{Path(self.context.directory).parent.name}-{os.getpid()}"
         self._memory = SharedMemory(name=name, create=True, size=4096)
 
