@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         notify_ready()
         return 0
     options = check_backend(config)
-    own_servers = config.resume and has_agents(control_directory(config.output_dir))  # left by a killed command
+    own_servers = has_agents(control_directory(config.output_dir))  # left by a killed command
     if config.backend == "local" and needs_servers(config) and not own_servers:
         check_ports(config.inference)
     _print_beginning(config, console)

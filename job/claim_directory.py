@@ -6,16 +6,21 @@ One process at a time holds the lock. The kernel releases it however that proces
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.attended.attended_job import end_earlier
+from cluster.attended.left_running import has_agents
+from cluster.errors import ClusterError
 from job.config import JobConfig
-from job.directory import JOB_FILE, JOB_LOCK, living_runs, own_runs, read_json
+from job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_runs, read_json
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
+from sweep.store import StoreError
 from transport.errors import Obstructed, UserError
 from transport.files.lock import take_lock
 from transport.process.permanent_errors import is_permanent
@@ -41,13 +46,32 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
             f"output_dir = {str(directory)!r} holds a job already. --resume goes on where it stopped; "
             f"--fresh moves it to {_aside(directory)} and starts anew"
         )
-    if fresh and (alive := living_runs(directory)):
+    if fresh and not has_agents(control_directory(directory)):  # else `claim_directory` ends what a killed command left
+        _check_no_run_lives(directory)
+    if config.resume:
+        _check_same_job(config)
+
+
+def _check_no_run_lives(directory: Path) -> None:
+    """Raises `Obstructed` if there is a run with an orchestrator, which would go on in the directory that --fresh moves."""
+    if alive := living_runs(directory):
         raise Obstructed(
             f"output_dir = {str(directory)!r}: run {alive[0]!r} still runs in it; end it with "
             f"`counterpoint stop {alive[0]} --job {directory}`, and then --fresh moves it"
         )
-    if config.resume:
-        _check_same_job(config)
+
+
+def _end_earlier(directory: Path) -> None:
+    """Ends in order what a killed command left, so that its roles do not go on beside those of another job.
+
+    Raises `UserError` if that fails, and `SystemExit` if a signal asks this process to end meanwhile.
+    """
+    try:
+        stopped = asyncio.run(end_earlier(control_directory(directory)))
+    except (ClusterError, StoreError) as error:
+        raise UserError(f"output_dir = {str(directory)!r}: {error}") from error
+    if stopped is not None:
+        raise SystemExit(stopped.code)
 
 
 def _check_same_job(config: JobConfig) -> None:
@@ -98,6 +122,8 @@ def _aside(directory: Path) -> Path:
 def claim_directory(directory: Path, fresh: bool) -> Iterator[Path | None]:
     """Holds the directory's lock during the block. With `fresh`, moves the former content aside; yields its new path, or None.
 
+    What a killed command left running in what is moved is stopped first.
+
     Raises `UserError` if the directory cannot be made, and its subclass `Obstructed` if another process holds the lock.
     """
     try:
@@ -105,6 +131,8 @@ def claim_directory(directory: Path, fresh: bool) -> Iterator[Path | None]:
         lock = _lock(directory)
         moved = None
         if fresh and _is_occupied(directory):
+            _end_earlier(directory)
+            _check_no_run_lives(directory)
             moved = _aside(directory)
             directory.rename(moved)
             directory.mkdir()

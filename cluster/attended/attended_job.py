@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.attended.left_running import left_running
+from cluster.attended.left_running import has_agents, left_running
 from cluster.attended.views import Views, shown_outcome
 from cluster.backends.base import Heartbeat
 from cluster.errors import ClusterError
@@ -30,6 +30,11 @@ from sweep.store import StoreError
 logger = logging.getLogger(__name__)
 
 REPLACED = StopRequested("replaced by a job with another configuration", 143, "", 0.0)
+
+LEASES_OF_AN_END = 5
+"""Leases within which agents without a master have ended, killed workers included."""
+
+POLL_SECONDS = 0.05
 
 Answer = TypeVar("Answer")
 
@@ -81,9 +86,9 @@ class AttendedJob(Observer):
         is_left = await left_running(self._directory)
         if adopt and is_left and self._is_same():
             self._views = Views(self.spec, self._directory, self._log_from)
-        else:
-            await self._begin_anew(is_left)
-        outcome = await self._term(self._job, self)
+        elif (stopped := await self._begin_anew(is_left)) is not None:
+            return stopped
+        outcome, _ = await _run_master(self._directory, self._job, self)
         return shown_outcome(self.spec, outcome)
 
     def observe(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
@@ -122,25 +127,52 @@ class AttendedJob(Observer):
             logger.warning("what an earlier command left is not adopted: %s", error)
             return False
 
-    async def _begin_anew(self, is_left: bool) -> None:
-        """Stops what an earlier process left, in order, and makes the directory of a new job."""
-        if is_left and holds_job(self._directory):
-            earlier = read_job(self._directory)
-            if read_outcome(self._directory) is None:
-                logger.warning("what an earlier command left running is stopped first")
-                await self._term(earlier, None, REPLACED)
-        if self._directory.exists():
-            await asyncio.to_thread(shutil.rmtree, self._directory)
-        self._directory.mkdir(parents=True, mode=0o700)
-        write_privately(self._directory / JOB_FILE, self._job)
+    async def _begin_anew(self, is_left: bool) -> Outcome | None:
+        """Stops what an earlier process left, in order, and makes the directory of a new job. Returns as `end_earlier`."""
+        stopped = await end_earlier(self._directory) if is_left else None
+        if stopped is None:
+            if self._directory.exists():
+                await asyncio.to_thread(shutil.rmtree, self._directory)
+            self._directory.mkdir(parents=True, mode=0o700)
+            write_privately(self._directory / JOB_FILE, self._job)
+        return stopped
 
-    async def _term(self, job: JobFile, observer: Observer | None, stop_first: StopRequested | None = None) -> Outcome:
-        store = await asyncio.to_thread(open_proven, str(self._directory / JOURNAL))
-        try:
-            code = await MasterProcess(self._directory, job, store, observer=observer, stop_first=stop_first).run()
-        except StoreError as error:
-            raise ClusterError(f"{self._directory}: the job's journal cannot be used: {error}") from error
-        ended = read_outcome(self._directory)
-        if ended is None:
-            return Outcome(code, "another process has taken the job over")
-        return Outcome(ended.code, ended.reason, ended.failed_worker)
+
+async def end_earlier(directory: Path) -> Outcome | None:
+    """Stops what an earlier process left running in the directory, in order, and returns once its agents have ended.
+
+    Returns the outcome of this process if a signal asked it to end meanwhile, else None. Raises `ClusterError` if they do
+    not end.
+    """
+    if not await left_running(directory):
+        return None
+    logger.warning("what an earlier command left running is stopped first")
+    lease, signalled = JobSpec.model_fields["lease_seconds"].default, None
+    if holds_job(directory):
+        earlier = read_job(directory)
+        lease = earlier.spec.lease_seconds
+        if read_outcome(directory) is None:
+            _, signalled = await _run_master(directory, earlier, None, REPLACED)
+    try:
+        async with asyncio.timeout(LEASES_OF_AN_END * lease):  # without a master they end by themselves
+            while has_agents(directory):  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise ClusterError(f"{directory}: the agents that an earlier command left there do not end") from None
+    return None if signalled is None else Outcome(signalled.code, signalled.reason)
+
+
+async def _run_master(
+    directory: Path, job: JobFile, observer: Observer | None, stop_first: StopRequested | None = None
+) -> tuple[Outcome, StopRequested | None]:
+    """Runs a job to its end; returns its outcome, and what a signal asked for."""
+    store = await asyncio.to_thread(open_proven, str(directory / JOURNAL))
+    process = MasterProcess(directory, job, store, observer=observer, stop_first=stop_first)
+    try:
+        code = await process.run()
+    except StoreError as error:
+        raise ClusterError(f"{directory}: the job's journal cannot be used: {error}") from error
+    ended = read_outcome(directory)
+    if ended is None:
+        return Outcome(code, "another process has taken the job over"), process.signalled
+    return Outcome(ended.code, ended.reason, ended.failed_worker), process.signalled

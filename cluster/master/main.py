@@ -93,6 +93,8 @@ class MasterProcess:
         self._stop_first = stop_first
         self._observer = observer
         self._failures = 0
+        self.signalled: StopRequested | None = None
+        """What the first signal asked for."""
 
     async def run(self) -> int:
         """Runs terms until the job has ended, or another master has it; returns the exit code."""
@@ -157,9 +159,11 @@ class MasterProcess:
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Stops the job in order; a second signal kills it. A master that waits only ends."""
+        request = StopRequested(STOPS[number], 128 + number, "", 0.0)
+        self.signalled = self.signalled or request
         self._give_up.set()
         if self._master is not None:
-            self._master.emit(StopRequested(STOPS[number], 128 + number, "", 0.0))
+            self._master.emit(request)
 
     # --- one term ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import shlex
@@ -17,6 +18,10 @@ from typing import Any
 import pytest
 
 from cli.run import resuming_command
+from cluster.attended.left_running import has_agents
+from cluster.errors import ClusterError
+from cluster.job_files import control_path, read_outcome
+from cluster.master.control import ask
 from cluster.notify import NotifySocket
 from job.config import JobConfig
 from job.configuration.load import load
@@ -149,6 +154,59 @@ def test_a_killed_command_leaves_its_workers_to_the_next_one(job: FakeJob) -> No
     assert (second.returncode, errors) == (143, "")
     assert orchestrator_of(job.output, "test") is None
     assert "starting" not in output
+
+
+def test_a_fresh_job_begins_after_the_end_of_what_a_killed_command_left(job: FakeJob) -> None:
+    first = job.start("hang")
+    job.wait_for_steps(count=3)
+    first.kill()
+    first.communicate()
+    earlier = orchestrator_of(job.output, "test")
+    assert earlier is not None
+    second = job.start("hang", "--fresh")
+    moved = job.output.with_name("out.1")
+    wait_until(moved.exists, "the earlier job to be moved")
+    assert not has_agents(control_directory(moved))
+    assert not Path(f"/proc/{earlier.pid}").exists()
+    ended = read_outcome(control_directory(moved))
+    assert ended is not None
+    assert ended.code == 143
+    job.wait_for_steps(count=3)
+    second.send_signal(signal.SIGTERM)
+    output, errors = second.communicate(timeout=DEADLINE_SECONDS)
+    assert (second.returncode, "moved the previous job" in output) == (143, True), errors
+
+
+def test_sigterm_while_what_a_killed_command_left_is_stopped_ends_the_command(job: FakeJob) -> None:
+    first = job.start("stubborn")
+    job.wait_for_steps(count=3)
+    first.kill()
+    first.communicate()
+    second = job.start("finish", "--fresh")
+    wait_until(lambda: is_running(job.output), "the directory to be locked")
+    wait_until(lambda: '"STOPPING"' in status_of(job) or second.poll() is not None, "the earlier job to be stopped")
+    assert second.poll() is None
+    sent = -math.inf
+
+    def ended() -> bool:
+        nonlocal sent
+        if time.monotonic() - sent > REPETITION_SECONDS:
+            second.send_signal(signal.SIGTERM)
+            sent = time.monotonic()
+        return second.poll() is not None
+
+    wait_until(ended, "the end of the command")
+    assert second.returncode in (143, -signal.SIGTERM), "a late one may meet no handler any more"
+    assert not job.output.with_name("out.1").exists()
+    assert not has_agents(control_directory(job.output))
+
+
+def status_of(job: FakeJob) -> str:
+    """What the master that stops the earlier job says of it."""
+    try:
+        return json.dumps(ask(control_path(control_directory(job.output)), {"ask": "status"}))
+    except ClusterError:
+        return ""
 
 
 def views(job: FakeJob) -> list[dict[str, Any]]:
