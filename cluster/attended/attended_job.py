@@ -167,12 +167,12 @@ async def _run_master(
 ) -> tuple[Outcome, StopRequested | None]:
     """Runs a job to its end; returns its outcome, and what a signal asked for."""
     store = await asyncio.to_thread(open_proven, str(directory / JOURNAL))
-    process = MasterProcess(directory, job, store, observer=observer, stop_first=stop_first)
+    process = MasterProcess(directory, job, store, observer=observer, stop_first=stop_first, alone=True)
     try:
         code = await process.run()
     except StoreError as error:
         raise ClusterError(f"{directory}: the job's journal cannot be used: {error}") from error
-    ended = read_outcome(directory)
+    ended = process.outcome
     if ended is None:
         return Outcome(code, "another process has taken the job over"), process.signalled
     return Outcome(ended.code, ended.reason, ended.failed_worker), process.signalled

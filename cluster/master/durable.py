@@ -39,14 +39,17 @@ class MastershipLost(Exception):
 class Durable:
     """Writes one master's journal. One append at a time; a snapshot may be written beside it."""
 
-    def __init__(self, store: Store, epoch: int, check_lost: Callable[[], None], faults: Faults) -> None:
-        """`check_lost` raises `MastershipLost` once this master may write no more."""
+    def __init__(
+        self, store: Store, epoch: int, check_lost: Callable[[], None], faults: Faults, *, writes: bool = True
+    ) -> None:
+        """`check_lost` raises `MastershipLost` once this master may write no more. Without `writes` it only reads."""
         self.trouble = ""
         """Why the master does not act, for a person; empty while it does."""
         self._store = store
         self._journal = Journal(store.root, epoch)
         self._check_lost = check_lost
         self._faults = faults
+        self._writes = writes
         self._snapshot: asyncio.Task[None] | None = None
 
     @property
@@ -55,15 +58,20 @@ class Durable:
         return self._journal.last
 
     async def open(self, events: Callable[[History], Sequence[Event]]) -> History:
-        """Reads the journal and opens it for this master. Raises as `Journal.open`, without `StoreError`."""
-        return await self._until_known(
-            lambda: self._journal.open(
-                lambda read: [encode(event) for event in events(read)], monotonic() + TRY_SECONDS
-            )
-        )
+        """Reads the journal and opens it for this master. Raises as `Journal.open`, `StoreError` only if nothing is written."""
+
+        def encoded(read: History) -> Sequence[Mapping[str, Any]]:
+            return [encode(event) for event in events(read)]
+
+        if not self._writes:
+            reading = self._journal.read(encoded, monotonic() + TRY_SECONDS)
+            return await asyncio.to_thread(lambda: perform(self._store, reading))
+        return await self._until_known(lambda: self._journal.open(encoded, monotonic() + TRY_SECONDS))
 
     async def append(self, events: Sequence[Event], handles: Mapping[str, Any]) -> None:
         """Makes events and changed handles durable. Raises `MastershipLost`, `StaleMasterError`."""
+        if not self._writes:
+            return
         known = self._journal.handles
         changed = {name: handle for name, handle in handles.items() if known.get(name) != handle}
         changed |= dict.fromkeys(known.keys() - handles.keys())

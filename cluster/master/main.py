@@ -3,6 +3,9 @@
 A term ends early when the mastership is lost. If another master has it, this process ends (`LOST`). If the storage failed, so
 that nobody may have it, this process waits for the storage, and keeps the agents informed meanwhile: the workers go on. An
 exception in a term, a bug of ours, begins another one that stops the job in order; a second one ends everything at once.
+
+A process that is `alone` in the job's directory does not wait for the storage once a signal asks it to end: a last term reads
+the journal, stops the job in order, and writes nothing.
 """
 
 from __future__ import annotations
@@ -64,6 +67,9 @@ STOPS = {
 }
 """Signals that stop the job in order, and the reason that each gives it."""
 
+WRITE_SECONDS = 5.0
+"""How long a process that is alone and was asked to end waits for a journal that cannot be written."""
+
 END_SECONDS = 60.0
 """Longest time to end the agents after the job."""
 
@@ -81,8 +87,12 @@ class MasterProcess:
         standby: Standby | None = None,
         observer: Observer | None = None,
         stop_first: StopRequested | None = None,
+        alone: bool = False,
     ) -> None:
-        """With `stop_first` the job is stopped in order before anything else happens."""
+        """With `stop_first` the job is stopped in order before anything else happens.
+
+        `alone`: a lock of the caller keeps every other master away, on any machine.
+        """
         self._directory, self._job, self._store = directory, job, store
         self._patience = float("inf") if is_standby else 2 * job.spec.lease_seconds + 10.0
         self._standby = standby
@@ -92,7 +102,10 @@ class MasterProcess:
         self._control: ControlServer | None = None
         self._stop_first = stop_first
         self._observer = observer
+        self._alone = alone
         self._failures = 0
+        self.outcome: OutcomeFile | None = None
+        """How the job ended, if this process knows it."""
         self.signalled: StopRequested | None = None
         """What the first signal asked for."""
 
@@ -110,13 +123,22 @@ class MasterProcess:
         epoch = 0
         try:
             while True:
-                mastership = await asyncio.to_thread(self._acquire, epoch)
+                if former is not None and self._is_not_to_wait:
+                    await _closed(former, end=False)
+                    former = None
+                    return await self._last_term(epoch)
+                try:
+                    mastership = await asyncio.to_thread(self._acquire, epoch)
+                except (StoreError, MasterHeld):
+                    if former is None or not self._is_not_to_wait:
+                        raise
+                    continue
                 if former is not None:
                     await _closed(former, end=False)
                     former = None
                 epoch = mastership.epoch
                 try:
-                    if (ended := read_outcome(self._directory)) is not None:
+                    if (ended := self._read_outcome()) is not None:
                         return ended.code
                     result = await self._term(mastership)
                 finally:
@@ -125,7 +147,7 @@ class MasterProcess:
                     return result.code
                 former = result
         except MasterHeld as error:
-            if (ended := read_outcome(self._directory)) is not None:
+            if (ended := self._read_outcome()) is not None:
                 return ended.code
             logger.warning("%s", error)
             return LOST if epoch else HELD
@@ -164,6 +186,22 @@ class MasterProcess:
         self._give_up.set()
         if self._master is not None:
             self._master.emit(request)
+            if self._alone:
+                asyncio.get_running_loop().call_later(WRITE_SECONDS, self._lose_if_stuck, self._master)
+
+    @property
+    def _is_not_to_wait(self) -> bool:
+        """Whether the job is to be stopped although the storage fails."""
+        return self._alone and self.signalled is not None
+
+    def _lose_if_stuck(self, master: PrimeMaster) -> None:
+        """Ends a term that waits for its journal although it was asked to end."""
+        if master.durable.trouble:
+            master.lose(master.durable.trouble)
+
+    def _read_outcome(self) -> OutcomeFile | None:
+        self.outcome = read_outcome(self._directory)
+        return self.outcome
 
     # --- one term ---
 
@@ -213,6 +251,30 @@ class MasterProcess:
                 return None
         return await self._end(backend, master, outcome)
 
+    async def _last_term(self, epoch: int) -> int:
+        """Stops the job in order without a word in the journal, which cannot be written; returns the exit code.
+
+        The agents obey only if no later master was there. What was decided and not journalled had not begun.
+        """
+        logger.warning("the job is stopped although its journal cannot be written")
+        backend = open_backend(self._job.backend, self._job.spec, self._directory, epoch, self._job.options)
+        orders = Orders(self._job.spec, self._directory, self._job.path)
+        own = epoch + 1  # in this process's memory alone: what it decides follows what it decided as the last master
+        master = PrimeMaster(
+            orders, self._store, backend, own, faults=self._faults, observer=self._observer, writes=False
+        )
+        self._master = master
+        try:
+            outcome = await master.run(self.signalled)
+        except MastershipLost as error:
+            logger.error("another master has taken over: %s", error)
+            await _closed(backend, end=False)
+            return LOST
+        except BaseException:
+            await _closed(backend, end=False)
+            raise
+        return (await self._end(backend, master, outcome)).code
+
     async def _listen(self) -> None:
         if self._control is None:
             self._control = ControlServer(control_path(self._directory), self._answer)
@@ -223,21 +285,24 @@ class MasterProcess:
         return await queries.answer(self._master, self._directory, request)
 
     async def _end(self, backend: Backend, master: PrimeMaster, outcome: Outcome) -> OutcomeFile:
-        """Ends what is left of the job, and writes how it ended."""
+        """Ends what is left of the job, and writes how it ended: whoever is not alone needs to know."""
         await _closed(backend, end=True)
         if self._standby is not None:
             await self._standby.end()
         status = queries.status(master, self._directory)
         status["stage"] = "STOPPED"
         file = OutcomeFile(code=outcome.code, reason=outcome.reason, failed_worker=outcome.failed_worker, status=status)
+        self.outcome = file
         self._faults.reach("before_outcome")
         while True:
             try:
                 await asyncio.to_thread(write_privately, self._directory / OUTCOME_FILE, file)
                 break
             except OSError as error:
-                logger.error("the outcome cannot be written, and is tried again: %s", error)
-                await asyncio.sleep(1.0)
+                logger.error("the outcome cannot be written: %s", error)
+            if self._alone:
+                break
+            await asyncio.sleep(1.0)
         self._faults.reach("after_outcome")
         logger.info("the job has ended with code %d: %s", outcome.code, outcome.reason)
         return file

@@ -60,17 +60,20 @@ class PrimeMaster:
         is_lost: Callable[[], str | None] = lambda: None,
         faults: Faults | None = None,
         observer: Observer | None = None,
+        *,
+        writes: bool = True,
     ) -> None:
         """Takes what the job is, where its journal lies, and a backend that acts in the name of the `epoch`.
 
-        `is_lost` returns why this master may not act any more; None while it may.
+        `is_lost` returns why this master may not act any more; None while it may. Without `writes` nothing is journalled: for
+        the end of a job whose storage fails.
         """
         self.spec, self.epoch, self.backend = orders.spec, epoch, backend
         self._orders = orders
         self.beats: dict[str, Heartbeat] = {}
         """The last heartbeat of each worker, for display."""
         self.faults = faults or Faults("")
-        self.durable = Durable(store, epoch, self._check_lost, self.faults)
+        self.durable = Durable(store, epoch, self._check_lost, self.faults, writes=writes)
         self._is_lost = is_lost
         self._observer = observer or Observer()
         self._looked_for_guests = -math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cluster.attended.left_running import has_agents
 from cluster.process import last_lines
 from tests.support.agents import end_agents
 from tests.support.polling import wait_until
@@ -388,6 +390,30 @@ def test_sigint_drains_also_where_it_was_ignored(start: Start) -> None:
     ready(job, "server", "task")
     job.process.send_signal(signal.SIGINT)
     assert job.finish()["code"] == 130
+
+
+def test_ctrl_c_drains_in_order_though_the_journal_cannot_be_written(
+    start: Start, tmp_path: Path, short_lease: None
+) -> None:
+    """A file in the place of a directory stands for a full disk."""
+    job = start(service("server"), service("task", task=True, after=["server"]))
+    ready(job, "server", "task")
+    partials = tmp_path / "control" / "journal" / ".partial"
+
+    def replaced() -> bool:
+        shutil.rmtree(partials, ignore_errors=True)
+        try:
+            partials.write_text("")
+        except OSError:
+            return False  # the heartbeat of the lease has made it again
+        return True
+
+    wait_until(replaced, "a moment in which nothing is written")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
+    assert job.log("server") == job.log("task") == "drained\n"
+    assert job.marked() == []
+    assert not has_agents(tmp_path / "control")
 
 
 def test_a_second_ctrl_c_kills(start: Start) -> None:

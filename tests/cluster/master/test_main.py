@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -18,6 +20,7 @@ from cluster.manager.manager import PrimeManager
 from cluster.master import main as main_module
 from cluster.master.control import ControlError, ask
 from cluster.master.main import LOST, MasterProcess
+from cluster.master.mastership import TARGET
 from cluster.master.prime_master import PrimeMaster
 from cluster.spec import JobSpec, RoleSpec
 from sweep.record import Record
@@ -46,13 +49,28 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     assert world.ran_twice == []
 
 
-def process(directory: Path, lease_seconds: float = 100.0) -> MasterProcess:
+def process(directory: Path, lease_seconds: float = 100.0, *, alone: bool = False) -> MasterProcess:
     job = JobFile(spec=SPEC.model_copy(update={"lease_seconds": lease_seconds}))
-    return MasterProcess(directory, job, LocalStore(directory / "journal"), is_standby=False, standby=None)
+    return MasterProcess(directory, job, LocalStore(directory / "journal"), alone=alone)
 
 
 async def asked(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     return await asyncio.to_thread(ask, control_path(directory), request)
+
+
+async def trouble_says(directory: Path, words: str) -> None:
+    """Waits until the status says so."""
+
+    async def trouble() -> str:
+        return str((await asked(directory, {"ask": "status"}))["trouble"])
+
+    async with asyncio.timeout(DEADLINE):
+        while words not in await trouble():  # noqa: ASYNC110 - asked, as a client does
+            await asyncio.sleep(0.02)
+
+
+def full(*_: object) -> NoReturn:
+    raise OSError(28, "No space left on device")
 
 
 async def test_the_outcome_is_written_and_a_later_master_returns_it(tmp_path: Path, world: World) -> None:
@@ -120,26 +138,78 @@ async def test_a_disk_that_is_full_for_longer_than_the_lease_costs_nothing(
     run = asyncio.create_task(process(tmp_path, lease_seconds=2.0).run())
     await until(lambda: "start task-0 1" in world.commands)
     write_partial = LocalStore._write_partial
-
-    def full(self: LocalStore, key: str, data: bytes) -> Path:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(LocalStore, "_write_partial", full)
     world.end("task-0", 1)
     world.on_start = lambda world, worker, incarnation: world.finish(worker)
 
-    async def trouble() -> str:
-        return str((await asked(tmp_path, {"ask": "status"}))["trouble"])
-
-    async with asyncio.timeout(DEADLINE):
-        while "the mastership is lost" not in await trouble():  # noqa: ASYNC110 - asked, as a client does
-            await asyncio.sleep(0.02)
+    await trouble_says(tmp_path, "the mastership is lost")
     assert ("task-0", 2) not in world.created
     monkeypatch.setattr(LocalStore, "_write_partial", write_partial)
     async with asyncio.timeout(DEADLINE):
         assert await run == 0
     assert world.epoch > 1
     assert ("task-0", 2) in world.created
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["at once", "after the mastership is lost"])
+async def test_a_full_disk_does_not_keep_one_that_is_alone_from_ending_in_order(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    world.on_start = lambda world, worker, incarnation: None
+    master = process(tmp_path, lease_seconds=2.0, alone=True)
+    run = asyncio.create_task(master.run())
+    await until(lambda: "start task-0 1" in world.commands)
+    monkeypatch.setattr(LocalStore, "_write_partial", full)
+    monkeypatch.setattr(main_module, "write_privately", full)
+    if asked != "at once":
+        await trouble_says(tmp_path, "the mastership is lost")
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(DEADLINE):
+        assert await run == 143
+    assert world.commands.index("stop task-0 1") < world.commands.index("stop service-0 1")
+    assert world.ended
+    assert master.outcome is not None
+    assert (master.outcome.code, master.outcome.reason) == (143, "stopped by SIGTERM")
+    assert read_outcome(tmp_path) is None
+
+
+@pytest.mark.slow
+async def test_one_that_is_alone_waits_for_a_full_journal_only_so_long(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease takes the place of the former one, while the journal needs more."""
+    monkeypatch.setattr(main_module, "WRITE_SECONDS", 2.0)
+    world.on_start = lambda world, worker, incarnation: None
+    run = asyncio.create_task(process(tmp_path, alone=True).run())
+    await until(lambda: "start task-0 1" in world.commands)
+    write_partial = LocalStore._write_partial
+
+    def full_for_entries(self: LocalStore, key: str, data: bytes) -> Path:
+        return write_partial(self, key, data) if key == TARGET else full()
+
+    monkeypatch.setattr(LocalStore, "_write_partial", full_for_entries)
+    os.kill(os.getpid(), signal.SIGINT)
+    async with asyncio.timeout(DEADLINE):
+        assert await run == 130
+    assert "stop service-0 1" in world.commands
+    assert world.ended
+
+
+@pytest.mark.slow
+async def test_one_that_is_alone_stops_nothing_of_a_master_that_was_there_after_all(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.on_start = lambda world, worker, incarnation: None
+    run = asyncio.create_task(process(tmp_path, lease_seconds=2.0, alone=True).run())
+    await until(lambda: "start task-0 1" in world.commands)
+    monkeypatch.setattr(LocalStore, "_write_partial", full)
+    await trouble_says(tmp_path, "the mastership is lost")
+    world.epoch += 1
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(DEADLINE):
+        assert await run == LOST
+    assert not any(command.startswith("stop") for command in world.commands)
 
 
 @pytest.mark.slow
