@@ -215,7 +215,13 @@ class Table:
             self.reports.pending(worker, incarnation, event) for event in (events.WorkerExited, events.CreateFailed)
         ):
             return []
-        fields = {"worker": worker, "incarnation": incarnation, "code": NO_PROCESS, "reason": "it has no process"}
+        fields = {
+            "worker": worker,
+            "incarnation": incarnation,
+            "code": NO_PROCESS,
+            "reason": "it has no process",
+            "lost": False,
+        }
         return self._add(worker, incarnation, events.WorkerExited, **fields)
 
     def _terminate(self, entry: _Entry) -> list[Instruction]:
@@ -306,9 +312,10 @@ class Table:
         """The worker's process has ended, and everything below it has."""
         entry = self._entries[worker]
         reason = entry.failure
-        if entry.cut_off and code in ENDED_AS_ASKED:  # a master would take a task that was cut off for a complete one
+        lost = entry.cut_off and (code in ENDED_AS_ASKED or entry.killed)
+        if lost:  # a master would take a task that was cut off for a complete one
             code, reason = CUT_OFF, reason or cut(f"its agent asked it to end: {self.ending}")
-        done = self._report(entry, events.WorkerExited, code=code, reason=reason)
+        done = self._report(entry, events.WorkerExited, code=code, reason=reason, lost=lost)
         return [*done, *self._gone(entry)]
 
     def _gone(self, entry: _Entry) -> list[Instruction]:

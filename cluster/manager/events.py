@@ -143,6 +143,8 @@ class WorkerExited:
     code: int
     reason: str
     at: float
+    lost: bool = False
+    """Whether it ended with its agent, and not by itself: it is created again as after the loss of its node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 By its role's restart scope the worker alone is created again, or all of its role, or the whole job: those are asked to end
 first, *recycled*. The scope counts for a worker that had begun to work; one that died before that has left no mark on others, and
-is created again alone. The deaths of a worker in a row are bounded; those with a lost node do not count.
+is created again alone. The deaths of a worker in a row are bounded; those with a lost node, or with an agent, do not count.
 """
 
 from __future__ import annotations
@@ -67,23 +67,26 @@ def exited(ledger: Ledger, event: WorkerExited) -> list[Instruction]:
             True  # a worker of a class returns, too, because it was asked to: only it knows whether it was done
         )
     if worker.phase is Phase.STOPPING:
-        clean = (code == 0 or code in ASKED_TO_END) and not worker.killed
+        clean = (code == 0 or code in ASKED_TO_END or event.lost) and not worker.killed
         if not clean and not worker.killed:  # why a killed one was killed is known already
             worker.last_death = f"{_words(event)} while it was being stopped"
             failed_to_stop(ledger, worker, code)
         return ended(ledger, worker, Phase.STOPPED if clean else Phase.FAILED, at)
     told = code in ASKED_TO_END and worker.task and worker.phase is not Phase.RECYCLING  # by another hand
-    if worker.settled or told or (code == 0 and ledger.stops):
+    if worker.settled or told or ((code == 0 or event.lost) and ledger.stops):
         return ended(ledger, worker, Phase.STOPPED, at)  # its work is done; or its peers had gone, and it ended, too
     if worker.phase is Phase.RECYCLING or _surplus(ledger, worker):
         return _hold(ledger, worker, at)
     if worker.rank < 0 and ledger.unended[worker.role] == 0:
         return ended(ledger, worker, Phase.STOPPED, at)
     words = _words(event) + (", although the job still needs it" if code == 0 else "")
-    return died(ledger, worker, code, f"{worker.stuck} and was killed" if worker.stuck else words, at)
+    words = f"{worker.stuck} and was killed" if worker.stuck else words
+    return died(ledger, worker, code, words, at, with_node=event.lost)
 
 
 def _words(event: WorkerExited) -> str:
+    if event.lost:
+        return f"was lost: {event.reason}"
     return describe_exit(event.code) + (f": {event.reason}" if event.reason else "")
 
 
@@ -121,7 +124,7 @@ def _lost(ledger: Ledger, worker: WorkerRecord, event: NodeLost) -> list[Instruc
     if worker.phase is Phase.RECYCLING or _surplus(ledger, worker):
         return _hold(ledger, worker, event.at)
     words = f"was lost with node {event.node}: {event.reason}"
-    return died(ledger, worker, 1, words, event.at, by_node=True)
+    return died(ledger, worker, 1, words, event.at, with_node=True)
 
 
 def _surplus(ledger: Ledger, worker: WorkerRecord) -> bool:
@@ -133,17 +136,17 @@ def _surplus(ledger: Ledger, worker: WorkerRecord) -> bool:
 
 
 def died(
-    ledger: Ledger, worker: WorkerRecord, code: int, words: str, at: float, by_node: bool = False
+    ledger: Ledger, worker: WorkerRecord, code: int, words: str, at: float, with_node: bool = False
 ) -> list[Instruction]:
     """Creates a worker that ended unexpectedly again, by its role's scope, or gives it up."""
     worker.last_death = words[:LONGEST_REASON]
     if worker.ready_since is not None and at - worker.ready_since >= HEALTHY_SECONDS:
         worker.deaths = 0
-    over = not by_node and (code in FINAL_CODES or worker.deaths >= ledger.spec_of(worker).max_restarts)
+    over = not with_node and (code in FINAL_CODES or worker.deaths >= ledger.spec_of(worker).max_restarts)
     if ledger.stops or over:
         return failed_for_good(ledger, worker, code, at)
-    pause = 0.0 if by_node else min(FIRST_BACKOFF_SECONDS * 2 ** min(worker.deaths, 10), LONGEST_BACKOFF_SECONDS)
-    worker.deaths += not by_node
+    pause = 0.0 if with_node else min(FIRST_BACKOFF_SECONDS * 2 ** min(worker.deaths, 10), LONGEST_BACKOFF_SECONDS)
+    worker.deaths += not with_node
     worker.restarts += 1
     scope = ledger.scope_of(worker) if worker.launched else RestartScope.WORKER
     if worker.rank >= 0:

@@ -16,6 +16,9 @@ from cluster.manager.state import ALIVE, JobState, Phase
 KILLED = 137
 """The exit code of a process whose end nobody saw: as if killed."""
 
+GONE = "it had ended, and its agent with it, when a master looked again"
+"""Of a worker that neither lives nor has its end reported: an agent that lives would have kept the report."""
+
 REPORT_SECONDS = 0.5
 """How long the report of an end may take to arrive, before a worker that no agent has counts as dead without one."""
 
@@ -52,6 +55,5 @@ def compare(state: JobState, living: Sequence[LivingWorker], nodes: Collection[s
     for record in state.workers.values():
         is_there = record.phase in ALIVE and record.phase is not Phase.CREATING
         if is_there and record.name not in alive and record.node in nodes:
-            reason = "its process was gone when a new master looked"
-            found.missing.append(WorkerExited(record.name, record.incarnation, KILLED, reason, 0.0))
+            found.missing.append(WorkerExited(record.name, record.incarnation, KILLED, GONE, 0.0, lost=True))
     return found

@@ -214,7 +214,9 @@ def test_what_was_frozen_for_a_lease_obeys_nobody() -> None:
     assert Terminate("role-0") in done
     assert "no master" in refusals(done)[0]
     assert Kill("role-0") in table.tick(2 * LEASE), "two leases after the master was last heard"
-    assert [one for one in table.exited("role-0", 137) if isinstance(one, Finish)]
+    done = table.exited("role-0", 137)
+    assert told(done)[0][1]["lost"]
+    assert [one for one in done if isinstance(one, Finish)]
 
 
 @pytest.mark.parametrize("code", [0, 130, 143])
@@ -224,7 +226,7 @@ def test_a_task_that_the_agent_cut_off_is_not_reported_as_complete(code: int) ->
     created(table)
     assert Terminate("role-0") in table.tick(LEASE + 1)
     ((event, fields),) = told(table.exited("role-0", code))
-    assert (event, fields["code"]) == ("WorkerExited", 137)
+    assert (event, fields["code"], fields["lost"]) == ("WorkerExited", 137, True)
     assert "its agent asked it to end: no master for" in fields["reason"]
 
 
@@ -235,7 +237,7 @@ def test_a_task_that_had_finished_before_the_agent_ended_stays_complete() -> Non
     table.hear("role-0", 1, {"kind": protocol.FINISHED})
     table.tick(LEASE + 1)
     assert told(table.exited("role-0", 0)) == [
-        ("WorkerExited", {"worker": "role-0", "incarnation": 1, "code": 0, "reason": ""})
+        ("WorkerExited", {"worker": "role-0", "incarnation": 1, "code": 0, "reason": "", "lost": False})
     ]
 
 
@@ -245,7 +247,8 @@ def test_a_worker_that_its_master_asked_to_end_ends_as_it_says() -> None:
     created(table)
     command(table, protocol.STOP, worker="role-0", incarnation=1)
     table.tick(LEASE + 1)
-    assert told(table.exited("role-0", 143))[0][1]["code"] == 143
+    fields = told(table.exited("role-0", 143))[0][1]
+    assert (fields["code"], fields["lost"]) == (143, False)
 
 
 def test_without_workers_it_ends_at_once_after_a_lease() -> None:

@@ -356,6 +356,30 @@ def test_what_a_killed_supervisor_left_goes_on_below_the_next_one(start: Start, 
     assert job.marked() == []
 
 
+def test_a_job_that_was_suspended_for_longer_than_its_lease_goes_on_at_no_cost(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-Z: the agent has stopped the workers in order meanwhile."""
+    monkeypatch.setenv("CLUSTER_LEASE", "3")
+    job = start(service("server"), service("task", task=True))
+    ready(job, "server", "task")
+    before = [job.state(name)["pid"] for name in ("server", "task")]
+    job.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: not has_agents(tmp_path / "control"), "the end of the agent")
+    assert "drained" in job.log("server")
+    assert "drained" in job.log("task")
+    job.process.send_signal(signal.SIGCONT)
+
+    def goes_on() -> bool:
+        states = [job.state(name) for name in ("server", "task")]
+        return all(one["state"] == "ready" and one["pid"] not in (*before, None) for one in states)
+
+    wait_until(goes_on, "the workers to run again")
+    assert job.state("task")["last_death"].startswith("was lost: ")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish() == {"code": 130, "reason": "interrupted by Ctrl-C", "failed_worker": None}
+
+
 def test_another_job_in_the_directory_of_a_killed_supervisor_begins_after_the_end_of_the_earlier_one(
     start: Start,
 ) -> None:

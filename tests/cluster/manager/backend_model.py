@@ -143,9 +143,9 @@ class Backend:
 
     # --- what happens by itself ---
 
-    def end(self, worker: str, code: int) -> None:
+    def end(self, worker: str, code: int, *, lost: bool = False) -> None:
         process = self.processes.pop(worker)
-        self.report(worker, WorkerExited(worker, process.incarnation, code, "", self.now))
+        self.report(worker, WorkerExited(worker, process.incarnation, code, "", self.now, lost))
 
     def become_ready(self, worker: str) -> None:
         process = self.processes[worker]

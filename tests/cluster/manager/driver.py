@@ -129,8 +129,10 @@ class Driver:
     def finished(self, worker: str, at: float | None = None) -> list[str]:
         return self.handle(WorkFinished(worker, self.incarnation(worker), self.at(at)))
 
-    def exit(self, worker: str, code: int = 0, at: float | None = None, reason: str = "") -> list[str]:
-        return self.handle(WorkerExited(worker, self.incarnation(worker), code, reason, self.at(at)))
+    def exit(
+        self, worker: str, code: int = 0, at: float | None = None, reason: str = "", *, lost: bool = False
+    ) -> list[str]:
+        return self.handle(WorkerExited(worker, self.incarnation(worker), code, reason, self.at(at), lost))
 
     def exits(self, *workers: str, code: int = 0) -> list[str]:
         return [word for worker in workers for word in self.exit(worker, code)]

@@ -212,6 +212,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.go_on()
 
     @rule(number=st.integers(0, 7))
+    def end_with_the_agent(self, number: int) -> None:
+        if name := self.living(number):
+            self.backend.end(name, 137, lost=True)
+        self.go_on()
+
+    @rule(number=st.integers(0, 7))
     def announce_the_end(self, number: int) -> None:
         if name := self.living(number):
             process = self.backend.processes[name]

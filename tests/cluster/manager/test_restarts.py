@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from cluster.manager.events import Outcome
 from cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
 from cluster.manager.stopping import FENCE_LEASES
 from tests.cluster.manager.driver import Driver, managed
@@ -128,6 +129,21 @@ def test_a_worker_that_was_well_for_long_has_its_restarts_anew() -> None:
 def test_a_bad_configuration_and_an_eviction_are_final(code: int) -> None:
     job = three(max_restarts=3).running()
     assert job.exit("task-0", code, 4.0) == ["stop trainer-0"]
+
+
+def test_a_worker_that_ended_with_its_agent_is_created_again_at_once_and_at_no_cost() -> None:
+    job = three(max_restarts=0).running()
+    for at in (4.0, 5.0, 6.0):
+        job.exit("trainer-0", 137, at, "its agent had ended", lost=True)
+        assert job["trainer-0"].last_death == "was lost: its agent had ended"
+        assert job.tick(at) == ["create trainer-0 again"]
+        job.ready("trainer-0", at + 0.5)
+    assert job["trainer-0"].restarts == 3
+    job.exit("task-0", 137, 7.0, "its agent had ended", lost=True)
+    assert job.stop(at=8.0) == ["stop trainer-0"]
+    assert job.exit("trainer-0", 137, 9.0, "its agent had ended", lost=True) == ["stop server-0"]
+    job.exits("server-0", code=143)
+    assert job.outcome == Outcome(143, "asked")
 
 
 def test_a_service_that_was_told_to_end_by_another_hand_is_created_again() -> None:
