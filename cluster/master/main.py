@@ -223,6 +223,8 @@ class MasterProcess:
             self._faults,
             self._observer,
         )
+        if self._master is None and self.signalled is not None:  # it came before there was a master to tell
+            master.emit(self.signalled)
         self._master = master
         loop = asyncio.get_running_loop()
         mastership.on_lost(lambda: loop.call_soon_threadsafe(master.lose, mastership.lost or "lost"))
