@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import tomli_w
 from cli.main import main
 from cluster import JobFailed, JobHandle, load_spec, submit
 from cluster.job_files import read_master, read_outcome
+from tests.support.job_processes import kill_processes_of, processes_of
 from tests.support.polling import wait_until
 
 WORKERS = "tests.cluster.master.tiny_workers"
@@ -33,26 +33,12 @@ def file_of_job(tmp_path: Path, task: str = f"{WORKERS}:Counter", **keys: object
     return path
 
 
-def processes_of(directory: Path) -> list[int]:
-    """The masters and agents of a job, which name its directory in their commands."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                if str(directory).encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     """A job's directory. What a failed test has left running there is killed."""
     directory = tmp_path / "the job"
     yield directory
-    for pid in processes_of(directory):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not processes_of(directory), "the end of all processes")
+    kill_processes_of(directory)
 
 
 @pytest.mark.slow

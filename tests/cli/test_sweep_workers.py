@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,10 @@ from cli.main import main
 from cluster import ClusterError, JobHandle
 from job.sweep.submit_workers import GivenSweep, specification_of
 from tests.cli.fleet import ALL_STEPS, Fleet
+from tests.support.job_processes import kill_processes_of
 from tests.support.polling import wait_until
 
 SUBMIT = ("--workers", "2")
-
-
-def processes_of(directory: Path) -> list[int]:
-    """The processes that name a directory in their commands."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                if str(directory).encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
 
 
 @pytest.fixture
@@ -35,10 +24,7 @@ def job(fleet: Fleet) -> Iterator[Path]:
     """The directory of the sweep's first job. What a failed test has left running there is killed."""
     directory = fleet.file.parent / "outputs" / "test-workers" / "1"
     yield directory
-    for pid in processes_of(directory.parent):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not processes_of(directory.parent), "the end of all processes")
+    kill_processes_of(directory.parent)
 
 
 def claimed_by(fleet: Fleet, target_id: str) -> int:
