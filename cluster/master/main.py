@@ -112,9 +112,8 @@ class MasterProcess:
     async def run(self) -> int:
         """Runs terms until the job has ended, or another master has it; returns the exit code."""
         loop = asyncio.get_running_loop()
-        handled = set(
-            STOPS
-        )  # SIGINT also where a script's shell has it ignored, as it does for what runs in the background
+        # SIGINT is handled also where a shell has it ignored, as it does for what a script runs in the background.
+        handled = set(STOPS)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup: meant to outlive its terminal
             handled.remove(signal.SIGHUP)
         for number in handled:
