@@ -21,6 +21,7 @@ COPY run run
 COPY sweep sweep
 COPY trainer trainer
 COPY transport transport
+COPY tune tune
 # The lock as constraints: the versions are those that were tested, but only what the base needs is installed.
 RUN python -m venv /opt/counterpoint \
     && /opt/counterpoint/bin/pip install --no-cache-dir --constraint requirements/cpu.lock .

@@ -17,6 +17,7 @@ FLOORS = (
     ("run",),
     ("orchestrator", "trainer"),
     ("job",),
+    ("tune",),
     ("perf",),
     ("cli",),
 )

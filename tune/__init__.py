@@ -1,0 +1,38 @@
+"""Experiments over trials: search algorithms propose configurations, executors run them, schedulers stop, pause and copy them.
+
+The model and the names are those of Ray Tune 1.x (`docs/tune.md`); the engine is our own. What users import is here, and is
+loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tune.errors import TuneError
+    from tune.schedulers.scheduler import TrialScheduler
+    from tune.search.search_alg import SearchAlg
+    from tune.trial import Trial
+
+_HOMES = {
+    "tune.errors": ("TuneError",),
+    "tune.schedulers.scheduler": ("TrialScheduler",),
+    "tune.search.search_alg": ("SearchAlg",),
+    "tune.trial": ("Trial",),
+}
+"""Where each public name is defined."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["SearchAlg", "Trial", "TrialScheduler", "TuneError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'tune' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,24 @@
+"""A checkpoint of a trial, as the runner, the schedulers and the executors speak of it: where it is and what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tune.result import Result
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A durable state of a trial from which it, or another trial, can go on.
+
+    For a process it is a directory; for a run of a job, a step whose weights and optimizer are durable in that run's directory.
+    """
+
+    trial_id: str
+    """Whose state it is; not always the trial that restores it."""
+    iteration: int
+    """The `training_iteration` of the last result before it."""
+    path: str
+    """The directory, absolute, or a URI that the executor understands."""
+    result: Result = field(default_factory=dict)
+    """The last result before it, from which its score is taken."""

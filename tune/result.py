@@ -1,0 +1,39 @@
+"""The keys of a result: what a trainable reports, completed by what the tuner knows of it. As Ray Tune 1.x names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Result = dict[str, Any]
+"""One report of a trial: metrics by name, nested dicts allowed, JSON values only."""
+
+TRAINING_ITERATION = "training_iteration"
+"""How many results the trial has reported, this one included; goes on counting after a restore."""
+TIME_TOTAL_S = "time_total_s"
+"""Seconds the trial has trained, over all its processes."""
+TIME_THIS_ITER_S = "time_this_iter_s"
+TIMESTEPS_TOTAL = "timesteps_total"
+TIMESTEPS_THIS_ITER = "timesteps_this_iter"
+EPISODES_TOTAL = "episodes_total"
+EPISODES_THIS_ITER = "episodes_this_iter"
+DONE = "done"
+"""Whether the trainable says that it is complete."""
+TRIAL_ID = "trial_id"
+EXPERIMENT_TAG = "experiment_tag"
+SHOULD_CHECKPOINT = "should_checkpoint"
+"""Set by a trainable in a result to ask for a checkpoint now."""
+
+
+def lookup(result: Result, metric: str) -> Any:
+    """The value of a metric, whose name may be a path through nested dicts (`"eval/reward"`); None where it is missing.
+
+    A key that itself contains slashes wins over the path, since the metrics of a run are named so.
+    """
+    if metric in result:
+        return result[metric]
+    value: Any = result
+    for part in metric.split("/"):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value

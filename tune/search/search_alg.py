@@ -1,0 +1,55 @@
+"""The contract of a search algorithm: what proposes trials and hears of their results. As `SearchAlgorithm` in Ray Tune 1.x.
+
+It runs outside the experiment's state machine, in a thread of its own, so that a slow model (a Gaussian process) delays nothing
+but the next proposal. All calls come from that one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tune.result import Result
+from tune.trial import Trial
+
+
+class SearchAlg:
+    """Proposes trials until it is finished."""
+
+    @property
+    def total_samples(self) -> int:
+        """How many trials it will propose in all, as far as is known; 0 if unknown."""
+        return 0
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any]) -> bool:
+        """Takes the experiment's metric, mode and space, if it has none of its own.
+
+        Returns:
+            False if it has its own and they are not to be replaced.
+        """
+        return True
+
+    def add_configurations(self, experiments: list[Any]) -> None:
+        """Takes the experiments (`tune.experiment.Experiment`) whose trials it is to propose."""
+        raise NotImplementedError
+
+    def next_trial(self) -> Trial | None:
+        """The next trial to add, or None if there is none now (see `is_finished`)."""
+        raise NotImplementedError
+
+    def is_finished(self) -> bool:
+        """Whether `next_trial` will never return a trial again."""
+        raise NotImplementedError
+
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
+        """Hears of each result."""
+
+    def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
+        """Hears once that a trial has ended: with its last result, or None if it never reported; `error` if it failed."""
+
+    def state(self) -> dict[str, Any]:
+        """All that must survive a restart, as JSON values."""
+        raise NotImplementedError
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` returned."""
+        raise NotImplementedError
