@@ -10,22 +10,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tune.callbacks.callback import Callback
     from tune.errors import TuneError
     from tune.schedulers.scheduler import TrialScheduler
     from tune.search.search_alg import SearchAlg
+    from tune.search.searcher import Searcher
+    from tune.stoppers.stopper import Stopper
     from tune.trial import Trial
 
 _HOMES = {
+    "tune.callbacks.callback": ("Callback",),
     "tune.errors": ("TuneError",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
     "tune.search.search_alg": ("SearchAlg",),
+    "tune.search.searcher": ("Searcher",),
+    "tune.stoppers.stopper": ("Stopper",),
     "tune.trial": ("Trial",),
 }
 """Where each public name is defined."""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["SearchAlg", "Trial", "TrialScheduler", "TuneError"]
+__all__ = ["Callback", "SearchAlg", "Searcher", "Stopper", "Trial", "TrialScheduler", "TuneError"]
 
 
 def __getattr__(name: str) -> Any:

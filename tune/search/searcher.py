@@ -1,0 +1,50 @@
+"""The contract of a searcher: what suggests configurations and learns from results, without knowing of trials. As Ray Tune's.
+
+`SearchGenerator` makes a `SearchAlg` of it; `ConcurrencyLimiter` and `Repeater` wrap one in
+another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tune.result import Result
+
+FINISHED = "FINISHED"
+"""Returned by `suggest` instead of a configuration: there will be none any more."""
+
+
+class Searcher:
+    """Suggests configurations. `metric` and `mode` are lists where there are several objectives."""
+
+    FINISHED = FINISHED
+
+    def __init__(self, metric: str | list[str] | None = None, mode: str | list[str] | None = None) -> None:
+        self.metric = metric
+        self.mode = mode
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any]) -> bool:
+        """Takes the experiment's metric, mode and space, if it has none of its own.
+
+        Returns:
+            False if it has its own and they are not to be replaced.
+        """
+        return False
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """A configuration for the trial; None if there is none now; FINISHED if there will be none."""
+        raise NotImplementedError
+
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
+        """Hears of each result."""
+
+    def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
+        """Hears once that a trial has ended: with its last result, or None if it never reported; `error` if it failed."""
+
+    def state(self) -> dict[str, Any]:
+        """All that must survive a restart, as JSON values."""
+        raise NotImplementedError
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` returned; what is suggested then is what would have been suggested without the restart."""
+        raise NotImplementedError
