@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tune.callbacks.callback import Callback
     from tune.errors import TuneError
+    from tune.experiment import Experiment
     from tune.schedulers.scheduler import TrialScheduler
     from tune.search.search_alg import SearchAlg
     from tune.search.searcher import Searcher
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "tune.callbacks.callback": ("Callback",),
     "tune.errors": ("TuneError",),
+    "tune.experiment": ("Experiment",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
     "tune.search.search_alg": ("SearchAlg",),
     "tune.search.searcher": ("Searcher",),
@@ -31,7 +33,7 @@ _HOMES = {
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["Callback", "SearchAlg", "Searcher", "Stopper", "Trial", "TrialScheduler", "TuneError"]
+__all__ = ["Callback", "Experiment", "SearchAlg", "Searcher", "Stopper", "Trial", "TrialScheduler", "TuneError"]
 
 
 def __getattr__(name: str) -> Any:

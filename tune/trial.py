@@ -54,11 +54,15 @@ class Trial:
     """Files for stdout and stderr below `logdir`: True for `stdout` and `stderr`, one name, or two."""
     max_failures: int = 0
     """How often it is started again after a failure; -1 for without end. The loss of a process's node counts, too."""
+    custom_name: str = ""
+    """What `trial_name_creator` returned."""
     dirname: str = ""
     """The name of `logdir` below `local_dir`."""
 
     status: str = "PENDING"
     last_result: Result = field(default_factory=dict)
+    num_results: int = 0
+    """How many of its results were counted: delivered to the scheduler, the search and the callbacks, each once."""
     num_failures: int = 0
     error_msg: str | None = None
     checkpoint: Checkpoint | None = None
@@ -81,6 +85,6 @@ class Trial:
         return self.status in (self.TERMINATED, self.ERROR)
 
     def __str__(self) -> str:
-        return f"{self.trainable_name.rpartition(':')[2]}_{self.trial_id}"
+        return self.custom_name or f"{self.trainable_name.rpartition(':')[2]}_{self.trial_id}"
 
     __repr__ = __str__

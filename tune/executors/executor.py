@@ -41,7 +41,7 @@ class Reported(Event):
 
 @dataclass(frozen=True)
 class Saved(Event):
-    """A checkpoint is durable."""
+    """A checkpoint is durable: the one that `save` asked for, or one that a function made by itself, before its result."""
 
     checkpoint: Checkpoint | None = None
 
@@ -55,12 +55,15 @@ class SaveFailed(Event):
 
 @dataclass(frozen=True)
 class Completed(Event):
-    """The trainable returned or said `done`; there is no further result."""
+    """The trainable returned; there is no further result. The trial waits for `save` or `stop_trial`, which `Stopped` follows.
+
+    A class that reports `done` needs no `Completed`: its result says so.
+    """
 
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """The trial raised, exited or was killed. Counts against `max_failures`."""
+    """The trial raised, exited or was killed, and its resources are free; no `Stopped` follows. Counts against `max_failures`."""
 
     error: str = ""
     """For the trial's `error.txt`: the traceback, or the signal or exit code and the end of its stderr."""
@@ -102,7 +105,8 @@ class TrialExecutor:
         """Gives a running trial another configuration, and another's checkpoint, without a new process.
 
         Returns:
-            False if this trial or this key cannot: it must be stopped and started again.
+            False if this trial or this key cannot: it must be stopped and started again. After True, `Started` or `Failed`
+            follows.
         """
         return False
 

@@ -24,6 +24,9 @@ class Trials(Protocol):
     def has_resources_for_trial(self, trial: Trial) -> bool:
         """Whether what the trial needs is free now."""
 
+    def first_startable(self, status: str) -> Trial | None:
+        """The first trial of a status, in the order of creation, for which resources are free. Does not walk over trials."""
+
     def save_trial(self, trial: Trial, result: Result) -> Checkpoint:
         """Asks for a checkpoint of a running trial after this result. What is returned is durable before anyone restores it."""
 
@@ -90,11 +93,7 @@ class TrialScheduler:
 
     def choose_trial_to_run(self, trials: Trials) -> Trial | None:
         """The PENDING (or, if none, PAUSED) trial to start next, for which resources are free; None to start none."""
-        for status in (Trial.PENDING, Trial.PAUSED):
-            for trial in trials.get_trials():
-                if trial.status == status and trials.has_resources_for_trial(trial):
-                    return trial
-        return None
+        return trials.first_startable(Trial.PENDING) or trials.first_startable(Trial.PAUSED)
 
     def debug_string(self) -> str:
         """One line for the status display."""

@@ -1,0 +1,180 @@
+"""What one call of `run` describes: a trainable, the space of its configurations, and how each trial of it is treated.
+
+A search algorithm is given experiments (`SearchAlg.add_configurations`) and makes trials of them with `Experiment.make_trial`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from transport.config import IDENTIFIER_PATTERN
+from tune.errors import TuneError
+from tune.resources import Resources
+from tune.trial import Trial
+
+DEFAULT_RESULTS_DIRECTORY = "~/counterpoint_results"
+
+LONGEST_DIRECTORY_NAME = 130
+"""Characters; beyond that, the file names in a trial's directory could become too long for a path."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.,=+-]")
+
+
+class Experiment:
+    """One experiment. The arguments are those of Ray Tune 1.x's `Experiment`.
+
+    `run` is a name given to `register_trainable`, an import path `module:name`, or what `tune.registry.trainable_name` accepts: a
+    function or a `Trainable` class. `stop` is a dict of metrics and values, or whatever `tune.stoppers` makes a stopper of.
+    Raises `TuneError` for what cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        run: str | Callable[..., Any] | type,
+        stop: Any = None,
+        config: Mapping[str, Any] | None = None,
+        resources_per_trial: Resources | Mapping[str, Any] | None = None,
+        num_samples: int = 1,
+        local_dir: str | None = None,
+        checkpoint_freq: int = 0,
+        checkpoint_at_end: bool = False,
+        keep_checkpoints_num: int | None = None,
+        checkpoint_score_attr: str | None = None,
+        export_formats: list[str] | None = None,
+        max_failures: int = 0,
+        restore: str | None = None,
+        trial_name_creator: Callable[[Trial], str] | None = None,
+        trial_dirname_creator: Callable[[Trial], str] | None = None,
+        log_to_file: bool | str | tuple[str, str] = False,
+    ) -> None:
+        self.run_identifier = run if isinstance(run, str) else _name_of(run)
+        short = re.sub(r"\W", "_", self.run_identifier.rpartition(":")[2].rpartition(".")[2])[:32] or "experiment"
+        self.name = name or f"{short}_{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+        if not re.match(IDENTIFIER_PATTERN, self.name):
+            raise TuneError(f"name = {name!r}: expected up to 64 letters, digits, '_', '.' and '-', the first no sign")
+        self.local_dir = str(Path(local_dir or DEFAULT_RESULTS_DIRECTORY).expanduser().absolute())
+        self.stopping_criteria, self.stopper = _criteria(stop)
+        self.config: dict[str, Any] = dict(config or {})
+        self.resources = _resources(resources_per_trial)
+        self.num_samples = num_samples
+        """How often the whole space is sampled; -1 for without end."""
+        if num_samples < 1 and num_samples != -1:
+            raise TuneError(f"num_samples = {num_samples}: expected 1 or more, or -1 for without end")
+        if max_failures < -1:
+            raise TuneError(f"max_failures = {max_failures}: expected 0 or more, or -1 for without end")
+        if keep_checkpoints_num is not None and keep_checkpoints_num < 1:
+            raise TuneError(f"keep_checkpoints_num = {keep_checkpoints_num}: expected 1 or more, or None for all")
+        if checkpoint_freq < 0:
+            raise TuneError(f"checkpoint_freq = {checkpoint_freq}: expected 0 or more")
+        self.checkpoint_freq = checkpoint_freq
+        self.checkpoint_at_end = checkpoint_at_end
+        self.keep_checkpoints_num = keep_checkpoints_num
+        self.checkpoint_score_attr = checkpoint_score_attr or "training_iteration"
+        self.export_formats = list(export_formats or [])
+        self.max_failures = max_failures
+        self.restore = None if restore is None else str(Path(restore).expanduser().absolute())
+        self.trial_name_creator = trial_name_creator
+        self.trial_dirname_creator = trial_dirname_creator
+        self.log_to_file = log_to_file
+
+    @property
+    def directory(self) -> str:
+        """Where the experiment's state and its trials' directories are."""
+        return str(Path(self.local_dir) / self.name)
+
+    def make_trial(
+        self, trial_id: str, config: dict[str, Any], evaluated_params: dict[str, Any], experiment_tag: str
+    ) -> Trial:
+        """Returns a trial of this experiment, PENDING. Raises `TuneError` for a configuration that is no JSON."""
+        if not re.match(IDENTIFIER_PATTERN, trial_id):
+            raise TuneError(f"trial id {trial_id!r}: expected up to 64 letters, digits, '_', '.' and '-'")
+        check_json(config, "config")
+        trial = Trial(
+            trainable_name=self.run_identifier,
+            config=config,
+            trial_id=trial_id,
+            local_dir=self.directory,
+            evaluated_params=evaluated_params,
+            experiment_tag=experiment_tag,
+            resources=self.resources,
+            stopping_criterion=dict(self.stopping_criteria),
+            checkpoint_freq=self.checkpoint_freq,
+            checkpoint_at_end=self.checkpoint_at_end,
+            keep_checkpoints_num=self.keep_checkpoints_num,
+            checkpoint_score_attr=self.checkpoint_score_attr,
+            export_formats=list(self.export_formats),
+            restore_path=self.restore,
+            log_to_file=self.log_to_file,
+            max_failures=self.max_failures,
+        )
+        if self.trial_name_creator is not None:
+            trial.custom_name = _creators_answer("trial_name_creator", self.trial_name_creator(trial))
+        if self.trial_dirname_creator is not None:
+            trial.dirname = _creators_answer("trial_dirname_creator", self.trial_dirname_creator(trial))
+        else:
+            plain = f"{trial}_{experiment_tag}" if experiment_tag else str(trial)
+            trial.dirname = _UNSAFE.sub("_", plain)[:LONGEST_DIRECTORY_NAME]
+        return trial
+
+
+def check_json(value: Any, where: str) -> None:
+    """Raises `TuneError` with the path of the first value that is no JSON: what a trial is given crosses processes as data."""
+    if value is None or isinstance(value, bool | int | float | str):
+        if type(value) in (type(None), bool, int, float, str):
+            return
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TuneError(f"{where}: the key {key!r} is no string; configurations are JSON")
+            check_json(inner, f"{where}/{key}")
+        return
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            check_json(inner, f"{where}/{index}")
+        return
+    raise TuneError(
+        f"{where} = {value!r} is a {type(value).__module__}.{type(value).__qualname__}: configurations are JSON (None, bool, "
+        "int, float, str, lists and dicts), since nothing is pickled. Give a name, and look it up in the trainable"
+    )
+
+
+def _creators_answer(creator: str, answer: object) -> str:
+    if not isinstance(answer, str) or not answer or _UNSAFE.search(answer) or answer.startswith("."):
+        raise TuneError(f"{creator} returned {answer!r}: expected a name of letters, digits and '_.,=+-'")
+    return answer[:LONGEST_DIRECTORY_NAME]
+
+
+def _criteria(stop: Any) -> tuple[dict[str, float], Any]:
+    """The criteria that each trial carries, and what else was given, for `tune.stoppers`."""
+    if stop is None:
+        return {}, None
+    if not isinstance(stop, Mapping):
+        return {}, stop
+    for metric, value in stop.items():
+        if not isinstance(metric, str) or isinstance(value, str) or not isinstance(value, int | float):
+            raise TuneError(f"stop[{metric!r}] = {value!r}: expected a metric's name and the number at which to stop")
+        if math.isnan(value):
+            raise TuneError(f"stop[{metric!r}] is not a number, which no result reaches")
+    return {metric: float(value) if isinstance(value, bool) else value for metric, value in stop.items()}, None
+
+
+def _resources(given: Resources | Mapping[str, Any] | None) -> Resources:
+    if isinstance(given, Resources):
+        return given
+    try:
+        return Resources(**(given or {}))
+    except ValueError as error:
+        raise TuneError(f"resources_per_trial = {given!r}: {error}") from None
+
+
+def _name_of(run: Callable[..., Any] | type) -> str:
+    registry = importlib.import_module("tune.registry")  # which imports trainables; a name needs none
+    name: str = registry.trainable_name(run)
+    return name
