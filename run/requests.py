@@ -1,0 +1,173 @@
+"""Requests to a run that is being trained, as files in its `control/`, and the answers to them.
+
+Whoever may write to the job's directory leaves `control/requests/<request id>.json`. The role that carries the request out (the
+trainer: `save` and `copy`; the run's orchestrator: `change`) writes `control/answers/<request id>.json`, and then removes the
+request. So a request that is made again under its id, after a kill of either end, is carried out once. Files are written
+atomically and read as untrusted ones. `docs/contracts.md`, "Requests to a run", has the promises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field, TypeAdapter, ValidationError
+
+from transport.config import IDENTIFIER_PATTERN, Config, Identifier
+from transport.files.atomic import write_atomically
+from transport.files.untrusted import UntrustedFileError, read_json
+
+MAX_BYTES = 2**16
+"""Of a request or an answer."""
+
+MAX_WAITING = 64
+"""Requests of one run that are looked at in one pass."""
+
+
+class SaveRequest(Config):
+    """The trainer makes the run's newest step durable, and keeps that checkpoint until it is removed by the asker."""
+
+    kind: Literal["save"] = "save"
+    """Which request this is."""
+    request_id: Identifier
+    """Names the request; made again under the same id, it is the same request."""
+
+
+class CopyRequest(Config):
+    """The run takes the adapter and the optimizer's moments of a durable step of a run of the same job, in place of an update."""
+
+    kind: Literal["copy"] = "copy"
+    """Which request this is."""
+    request_id: Identifier
+    """Names the request; made again under the same id, it is the same request."""
+    source: Identifier
+    """The run that is copied. It may have ended, or be the receiver itself."""
+    step: int | None = Field(default=None, ge=1)
+    """A durable step of the source. Unset: its newest."""
+    schedule: bool = False
+    """Continue from the source's position in the learning-rate schedule, too."""
+
+
+class ChangeRequest(Config):
+    """Keys of the run's configuration change from its next step on."""
+
+    kind: Literal["change"] = "change"
+    """Which request this is."""
+    request_id: Identifier
+    """Names the request; made again under the same id, it is the same request."""
+    changes: dict[str, Any] = Field(min_length=1)
+    """New values by dotted key, such as `training.learning_rate` or `environments.<name>.ratio`."""
+
+
+Request = Annotated[SaveRequest | CopyRequest | ChangeRequest, Field(discriminator="kind")]
+
+_REQUEST: TypeAdapter[SaveRequest | CopyRequest | ChangeRequest] = TypeAdapter(Request)
+
+
+class Answer(Config):
+    """What came of a request."""
+
+    request_id: Identifier
+    """The request's."""
+    outcome: Literal["done", "refused"]
+    """`refused`: nothing has changed, and `reason` says why."""
+    step: int | None = None
+    """Of `save`: the durable step. Of `copy`: the receiver's step that the copy took the place of. Of `change`: the first step
+    with the new values."""
+    source_step: int | None = None
+    """Of `copy`: the source's step that was copied."""
+    reason: str = ""
+    """Why the request was refused."""
+
+
+class DamagedRequest(ValueError):
+    """A file in `control/requests/` that is no request; the message says why."""
+
+
+def write_request(run_dir: Path, request: SaveRequest | CopyRequest | ChangeRequest) -> None:
+    """Leaves a request, unless one of this id waits or was answered. Raises `OSError`, also if there is no such run."""
+    (run_dir / "control").stat()  # do not make a deleted run's directory again
+    path = _request_path(run_dir, request.request_id)
+    if path.exists() or read_answer(run_dir, request.request_id) is not None:
+        return
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, orjson.dumps(request.model_dump(mode="json")))
+
+
+def withdraw_request(run_dir: Path, request_id: str) -> None:
+    """Removes a request that waits. One that was taken up already is carried out all the same."""
+    _request_path(run_dir, request_id).unlink(missing_ok=True)
+
+
+def waiting_requests(
+    run_dir: Path, kinds: Collection[str]
+) -> Iterator[tuple[str, SaveRequest | CopyRequest | ChangeRequest | DamagedRequest]]:
+    """Yields the requests of these kinds, by id, in the order of their ids; a damaged one counts as of every kind.
+
+    A request whose answer exists is removed. Links as `control/requests` or `control/answers` hold nothing, since they
+    may lead to another run's.
+    """
+    directory = run_dir / "control" / "requests"
+    try:
+        if directory.is_symlink() or (run_dir / "control" / "answers").is_symlink():
+            return
+        names = sorted(path.stem for path in directory.glob("*.json") if re.fullmatch(IDENTIFIER_PATTERN, path.stem))
+    except OSError:
+        return
+    for request_id in names[:MAX_WAITING]:
+        if read_answer(run_dir, request_id) is not None:
+            withdraw_request(run_dir, request_id)
+            continue
+        try:
+            request = _read(directory / f"{request_id}.json", request_id)
+        except FileNotFoundError:
+            continue
+        except DamagedRequest as error:
+            yield request_id, error
+        else:
+            if request.kind in kinds:
+                yield request_id, request
+
+
+def _read(path: Path, request_id: str) -> SaveRequest | CopyRequest | ChangeRequest:
+    try:
+        request = _REQUEST.validate_python(read_json(path, MAX_BYTES))
+    except FileNotFoundError:
+        raise
+    except (OSError, UntrustedFileError, ValidationError) as error:
+        raise DamagedRequest(f"{path} is no request: {error}") from error
+    if request.request_id != request_id:
+        raise DamagedRequest(f"{path}: request_id = {request.request_id!r}; expected {request_id!r}, the file's name")
+    return request
+
+
+def write_answer(run_dir: Path, answer: Answer) -> None:
+    """Answers a request durably, and removes it. Raises `OSError`."""
+    path = _answer_path(run_dir, answer.request_id)
+    (run_dir / "control").stat()
+    path.parent.mkdir(exist_ok=True)
+    text = orjson.dumps(answer.model_copy(update={"reason": answer.reason[:4000]}).model_dump(mode="json"))
+    write_atomically(path, text)
+    withdraw_request(run_dir, answer.request_id)
+
+
+def read_answer(run_dir: Path, request_id: str) -> Answer | None:
+    """Returns the answer to a request; None if there is none. A damaged answer counts as a refusal."""
+    path = _answer_path(run_dir, request_id)
+    try:
+        return Answer.model_validate(read_json(path, MAX_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UntrustedFileError, ValidationError) as error:
+        return Answer(request_id=request_id, outcome="refused", reason=f"{path} cannot be read: {error}")
+
+
+def _request_path(run_dir: Path, request_id: str) -> Path:
+    return run_dir / "control" / "requests" / f"{request_id}.json"
+
+
+def _answer_path(run_dir: Path, request_id: str) -> Path:
+    return run_dir / "control" / "answers" / f"{request_id}.json"
