@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,9 @@ from transport.files.atomic import write_atomically
 
 POLL_SECONDS = 0.5
 
+MOST_UNSEEN = 1000
+"""States that wait to be shown while the terminal or the file system holds up the thread that shows them."""
+
 Show = Callable[[list[WorkerView], list[tuple[History, Line]]], None]
 """Shows the workers' states, and the new steps, each with its run."""
 
@@ -44,6 +50,18 @@ class FailedWorker:
     """How it died, in words."""
     log_file: Path
     last_lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of the job and of its workers at one moment."""
+
+    job: State
+    workers: list[WorkerView]
+
+    def states(self) -> dict[str, State]:
+        """Returns the state of each worker by its name."""
+        return {worker.name: worker.state for worker in self.workers}
 
 
 class SupervisedJob:
@@ -70,6 +88,11 @@ class SupervisedJob:
         self._servers_file = ServersFile(config)
         self._notifications = SystemdNotifications([role.name for role in spec.roles if not role.task])
         self._show: Show = lambda workers, steps: None
+        self._unseen: deque[Snapshot] = deque(maxlen=MOST_UNSEEN)
+        """The states of the job that were not shown yet."""
+        self._changed = asyncio.Event()
+        self._files = threading.Lock()
+        """Held by the thread that reads or writes the job's files. The loop does neither: a file system may hang."""
         self._read_new_steps()  # those of an earlier invocation are not shown
         earlier = read_workers(config.output_dir) if config.resume else []
         self._job = AttendedJob(
@@ -81,13 +104,14 @@ class SupervisedJob:
             backend=config.backend,
             options=options,
         )
+        self._last = Snapshot(self._job.state, self._job.views())
 
     def run(self, show: Show) -> Outcome:
         """Runs the job to its end. Calls `show` about twice a second and on each change of a worker's state."""
         self._show = show
         outcome = asyncio.run(self._supervise())
         self._find_guests()  # one that came since the last look is in the summary, too
-        self._show(self._job.views(), self._read_new_steps())
+        self._report()
         return outcome
 
     @property
@@ -132,47 +156,76 @@ class SupervisedJob:
         return path
 
     async def _supervise(self) -> Outcome:
-        adopt = self._config.resume and not was_stopping(self._config.output_dir)
-        running = asyncio.create_task(self._job.run(adopt=adopt))
-        while not running.done():
-            await asyncio.wait([running], timeout=POLL_SECONDS)
-            self._job.observe(self._report, otherwise=None)
-        if running.result().code == 0:
+        watching = asyncio.create_task(self._watch(), name="watching the job")
+        try:
+            outcome = await self._job.run(adopt=self._can_adopt())
+        finally:
+            watching.cancel()
+        if outcome.code == 0:
             self._notifications.report_ready()  # systemd takes a job that ends before it is ready for a failed start
-        return running.result()
+        return outcome
 
-    def _report(self) -> None:
-        progress = ", ".join(f"{history.run_id} step {history.progress}" for history in self.histories.values())
-        self._notifications.report(self._job.state, self._states(), progress or "no run")
-        self._write_files()
-        self._show(self._job.views(), self._read_new_steps())
+    def _can_adopt(self) -> bool:
+        """Whether to go on with what an earlier command left running.
 
-    def _states(self) -> dict[str, State]:
-        return {view.name: view.state for view in self._job.views()}
+        Not if it was being stopped, or if one of its runs was: the run's end would be that of the job.
+        """
+        if not self._config.resume or was_stopping(self._config.output_dir):
+            return False
+        return self._config.backend != "local" or all(
+            worker["state"] in ENDED or self._is_alive(run.run_id)
+            for run in self._config.every_run
+            for worker in read_workers(self._config.output_dir)
+            if worker["name"] == worker_of(self._config, run)
+        )
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.to_thread(self._job.observe, self._report, None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._changed.wait()
+            self._changed.clear()
 
     def _on_change(self, job: AttendedJob) -> None:
-        self._write_files()
-        self._show(job.views(), [])
+        now = Snapshot(job.state, job.views())
+        if now != self._last:
+            self._last = now
+            self._unseen.append(now)
+            self._changed.set()
 
-    def _write_files(self) -> None:
+    def _report(self) -> None:
+        """Shows and records what has changed."""
+        with self._files:
+            last = self._last
+            while self._unseen:
+                last = self._unseen.popleft()
+                self._show(last.workers, [])
+            progress = ", ".join(f"{history.run_id} step {history.progress}" for history in self.histories.values())
+            self._notifications.report(last.job, last.states(), progress or "no run")
+            self._write_files(last)
+            self._show(last.workers, self._read_new_steps())
+
+    def _write_files(self, snapshot: Snapshot) -> None:
         for file in (self._processes_file, self._servers_file):
             try:
-                file.write(self._job.state, self._job.views())
+                file.write(snapshot.job, snapshot.workers)
             except OSError as error:
                 self._warn_once(file.path.name, f"{file.path.name} cannot be written: {error}")
 
     def _find_guests(self) -> Sequence[str]:
         """The runs with a live orchestrator that is not a worker of this job. They need its trainer and servers."""
-        states, directory = self._states(), self._config.output_dir
+        states, directory = self._last.states(), self._config.output_dir
         workers = {
             run.run_id: states.get(worker_of(self._config, run), State.STOPPED) for run in self._config.every_run
         }
         own = {run_id for run_id, state in workers.items() if state not in ENDED}
-        guests = [run_id for run_id in run_ids_in(directory) if run_id not in own and self._is_alive(run_id)]
-        for run_id in guests:
-            history = self.histories.setdefault(run_id, History.of(directory, run_id, since=self._began))
-            if history.steps is None:  # a guest takes its lock before it writes its configuration
-                history.steps = steps_of(directory, run_id)
+        with self._files:
+            guests = [run_id for run_id in run_ids_in(directory) if run_id not in own and self._is_alive(run_id)]
+            for run_id in guests:
+                history = self.histories.setdefault(run_id, History.of(directory, run_id, since=self._began))
+                if history.steps is None:  # a guest takes its lock before it writes its configuration
+                    history.steps = steps_of(directory, run_id)
         return guests
 
     def _is_alive(self, run_id: str) -> bool:

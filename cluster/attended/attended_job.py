@@ -25,6 +25,7 @@ from cluster.master.observer import Observer
 from cluster.spec import JobSpec
 from cluster.worker_view import State, WorkerView
 from sweep.open_store import open_proven
+from sweep.record import RecordError
 from sweep.store import StoreError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ LEASES_OF_AN_END = 5
 """Leases within which agents without a master have ended, killed workers included."""
 
 POLL_SECONDS = 0.05
+
+LOOK_SECONDS = 1.0
+"""Longest time for which the job waits to know its guests."""
 
 Answer = TypeVar("Answer")
 
@@ -56,8 +60,9 @@ class AttendedJob(Observer):
         """Takes the job, the directory for its journal and its agents, and callbacks.
 
         `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
-        job's guests, for which the services go on. An exception of either is logged and does not end the job. `log_from`: where
-        the output of workers that run already begins (`WorkerView`). `backend` and `options` as of `JobFile`.
+        job's guests, for which the services go on; it is called in a thread, and may block. An exception of either is logged and
+        does not end the job. `log_from`: where the output of workers that run already begins (`WorkerView`). `backend` and
+        `options` as of `JobFile`.
         """
         self.spec = spec
         self._job = JobFile(spec=spec, backend=backend, options=dict(options or {}))
@@ -67,6 +72,8 @@ class AttendedJob(Observer):
         self._log_from = log_from or {}
         self._views = Views(spec, self._directory)
         self._logged_failures: set[str] = set()
+        self._looking: asyncio.Task[tuple[str, ...] | None] | None = None
+        """A look for guests that has not ended yet."""
 
     @property
     def state(self) -> State:
@@ -113,9 +120,14 @@ class AttendedJob(Observer):
         self.observe(lambda: self._views.update(manager, beats, silent_for), otherwise=None)
         self.observe(lambda: self._on_change(self), otherwise=None)
 
-    def guests(self) -> Sequence[str] | None:
-        """As `Observer.guests`."""
-        return self.observe(lambda: tuple(self._guests()), otherwise=None)
+    async def guests(self) -> Sequence[str] | None:
+        """As `Observer.guests`. They are not known while a look takes longer than `LOOK_SECONDS`: a file system may hang."""
+        if self._looking is not None and not self._looking.done():
+            return None
+        look = asyncio.to_thread(self.observe, lambda: tuple(self._guests()), None)
+        self._looking = asyncio.create_task(look, name="looking for guests")
+        done, _ = await asyncio.wait([self._looking], timeout=LOOK_SECONDS)
+        return self._looking.result() if done else None
 
     # --- what an earlier process left ---
 
@@ -152,7 +164,10 @@ async def end_earlier(directory: Path) -> Outcome | None:
         earlier = read_job(directory)
         lease = earlier.spec.lease_seconds
         if read_outcome(directory) is None:
-            _, signalled = await _run_master(directory, earlier, None, REPLACED)
+            try:
+                _, signalled = await _run_master(directory, earlier, None, REPLACED)
+            except ClusterError as error:
+                logger.warning("it is left to end by itself: %s", error)
     try:
         async with asyncio.timeout(LEASES_OF_AN_END * lease):  # without a master they end by themselves
             while has_agents(directory):  # noqa: ASYNC110 - other processes
@@ -170,9 +185,11 @@ async def _run_master(
     process = MasterProcess(directory, job, store, observer=observer, stop_first=stop_first, alone=True)
     try:
         code = await process.run()
-    except StoreError as error:
+    except (StoreError, RecordError) as error:
         raise ClusterError(f"{directory}: the job's journal cannot be used: {error}") from error
     ended = process.outcome
+    if ended is None and process.signalled is not None:
+        return Outcome(process.signalled.code, process.signalled.reason), process.signalled
     if ended is None:
         return Outcome(code, "another process has taken the job over"), process.signalled
     return Outcome(ended.code, ended.reason, ended.failed_worker), process.signalled

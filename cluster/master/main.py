@@ -25,6 +25,7 @@ from cluster.errors import CapacityError, ClusterError
 from cluster.job_files import (
     JOURNAL,
     MASTER_FILE,
+    MASTER_LOG,
     OUTCOME_FILE,
     JobFile,
     MasterFile,
@@ -241,7 +242,8 @@ class MasterProcess:
         except Exception as error:
             logger.exception("the master failed")
             self._failures += 1
-            reason = f"the master failed: {error!r}"[: LONGEST_REASON - 200] + f"; see {self._directory}/master.log"
+            log = "the output of this command" if self._alone else f"{self._directory}/{MASTER_LOG}"
+            reason = f"the master failed: {error!r}"[: LONGEST_REASON - 200] + f"; see {log}"
             if self._failures < 2 and not isinstance(error, ClusterError):
                 self._stop_first = StopRequested(reason, 1, "", 0.0)
                 await _closed(backend, end=False)

@@ -19,10 +19,10 @@ class Observer:
         `beats` are the last heartbeats; `silent_for` returns how many seconds ago a worker's last one was.
         """
 
-    def guests(self) -> Sequence[str] | None:
+    async def guests(self) -> Sequence[str] | None:
         """Returns the job's guests; None if they are not known.
 
-        Called on the loop about twice a second, and before the end of a worker is handled: the services go on for a guest that
+        Awaited by the loop about twice a second, and before the end of a worker is handled: the services go on for a guest that
         came before the last task ended.
         """
         return None

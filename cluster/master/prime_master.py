@@ -171,19 +171,19 @@ class PrimeMaster:
             arrived.append(self._inbox.get_nowait())
         now = self.clock.read()
         found = [arrival for arrival in arrived if arrival is not None]
-        found = [*self._new_guests(found, now), *found]
+        found = [*await self._new_guests(found, now), *found]
         found += [Arrival(event) for event in self.tally.silent(now)]
         if self.manager.deadline is not None and self.manager.deadline <= now:
             found.append(Arrival(Tick(now)))
         return found
 
-    def _new_guests(self, arrived: Sequence[Arrival], now: float) -> list[Arrival]:
+    async def _new_guests(self, arrived: Sequence[Arrival], now: float) -> list[Arrival]:
         """Looks for guests now and then, and before the end of a worker is handled."""
         exited = any(isinstance(arrival.event, WorkerExited) for arrival in arrived)
         if not exited and now - self._looked_for_guests < PULSE_SECONDS:
             return []
         self._looked_for_guests = now
-        guests = self._observer.guests()
+        guests = await self._observer.guests()
         if guests is None or list(guests) == self.manager.state.guests:
             return []
         return [Arrival(GuestsChanged(tuple(guests), 0.0))]

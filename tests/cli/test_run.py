@@ -156,6 +156,20 @@ def test_a_killed_command_leaves_its_workers_to_the_next_one(job: FakeJob) -> No
     assert "starting" not in output
 
 
+def test_a_run_that_was_stopped_while_its_command_was_dead_goes_on_with_resume(job: FakeJob) -> None:
+    first = job.start("wait")
+    job.wait_for_steps(count=3)
+    first.kill()
+    first.communicate()
+    stopped = orchestrator_of(job.output, "test")
+    assert stopped is not None
+    os.kill(stopped.pid, signal.SIGTERM)
+    wait_until(lambda: orchestrator_of(job.output, "test") is None, "the end of the run")
+    (job.output / "run_test" / "control" / "go").touch()
+    code, output, errors = job.run("wait", "--resume")
+    assert (code, "orchestrator starting" in output) == (0, True), errors
+
+
 def test_a_fresh_job_begins_after_the_end_of_what_a_killed_command_left(job: FakeJob) -> None:
     first = job.start("hang")
     job.wait_for_steps(count=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from cluster.attended.attended_job import AttendedJob
 from cluster.attended.left_running import has_agents
 from cluster.process import last_lines
+from cluster.spec import JobSpec, RoleSpec
 from tests.support.agents import end_agents
 from tests.support.polling import wait_until
 
@@ -394,6 +398,47 @@ def test_another_job_in_the_directory_of_a_killed_supervisor_begins_after_the_en
     job.process.send_signal(signal.SIGINT)
     assert job.finish()["code"] == 130
     assert job.log("server") == job.log("task") == "drained\ndrained\n"
+
+
+def test_a_lease_that_is_damaged_while_an_earlier_job_lives_is_said_and_the_agents_end_by_themselves(
+    start: Start, tmp_path: Path, short_lease: None
+) -> None:
+    job = start(service("server"), service("task", task=True))
+    ready(job, "server", "task")
+    job.process.kill()
+    job.process.wait()
+    (tmp_path / "control" / "journal" / "master.json").write_bytes(b"no record")
+    job.workers[1]["max_restarts"] = 7
+    job.resume()
+    ready(job, "server", "task")
+    assert "drained" in job.log("server")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["code"] == 130
+
+
+async def test_a_look_for_guests_that_hangs_does_not_hold_up_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.attended.attended_job.LOOK_SECONDS", 0.01)
+    looks, go_on = 0, threading.Event()
+
+    def hang() -> list[str]:
+        nonlocal looks
+        looks += 1
+        go_on.wait(60)
+        return ["guest"]
+
+    spec = JobSpec(name="job", roles=(RoleSpec(name="work", command=("true",)),))
+    job = AttendedJob(spec, tmp_path, guests=hang)
+    assert await job.guests() is None
+    assert await job.guests() is None
+    assert looks == 1
+    go_on.set()
+    monkeypatch.setattr("cluster.attended.attended_job.LOOK_SECONDS", 60.0)
+    async with asyncio.timeout(60):
+        while (found := await job.guests()) is None:  # noqa: ASYNC110 - a thread
+            await asyncio.sleep(0)
+    assert found == ("guest",)
 
 
 def test_ctrl_c_drains_in_order(start: Start) -> None:
