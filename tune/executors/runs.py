@@ -1,0 +1,169 @@
+"""The executor whose trials are LoRA runs of a live job: all share one trainer, one base model and one fleet of servers.
+
+| the runner asks | the run |
+|---|---|
+| start | its orchestrator joins the job as a guest, from its newest commit if it was there before |
+| save | nothing: the checkpoint is there once the trainer's own covers the step |
+| pause, stop | drains, commits, says BYE |
+| reset with another trial's checkpoint | copies that run inside the trainer, and changes keys in place, at a step boundary |
+
+A result is a step's line of `run_<id>/metrics.jsonl`, delivered once, in order. **A run does not wait for the tuner**: it goes
+on with its next step while its result is looked at, and a decision takes effect at the next step boundary. So a run may be a step
+or two ahead of the last result that the tuner has; what it has done beyond a STOP is not reported. Its `steps` bound it.
+
+Resources are the trainer's slots. What a trial asks for besides (`cpu`, `gpu`) belongs to the job, and is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from transport.errors import UserError
+from tune.checkpoint import Checkpoint
+from tune.errors import TuneError
+from tune.executors.executor import Event, Failed, TrialExecutor
+from tune.runs.attempt import RunAttempt
+from tune.runs.host_job import HostJob
+from tune.runs.varied_run import VariedRun
+from tune.trial import Trial
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.1
+"""How often the runs' processes and metrics are looked at while the runner waits."""
+
+READY_SECONDS = 900.0
+"""Time limit for the job's trainer and servers to be ready."""
+
+CLEANUP_SECONDS = 60.0
+"""How long runs may take to end in order when the experiment ends; then they are killed, and `tune resume` goes on."""
+
+
+class RunTrialExecutor(TrialExecutor):
+    """Runs trials as guests of a job. Call it from the main thread: processes die with the thread that started them."""
+
+    def __init__(self, job: HostJob, run: VariedRun, slots: int | None = None) -> None:
+        """`slots` limits the trials at once further than the trainer does."""
+        self.job, self.run = job, run
+        self._slots = slots
+        self._attempts: dict[str, RunAttempt] = {}
+        self._events: list[Event] = []
+
+    async def ready(self) -> None:
+        """Starts the job, if it is the experiment's, and waits until runs can join. Raises `TuneError` if that fails."""
+        self.job.start()
+        deadline = time.monotonic() + READY_SECONDS
+        while (obstacle := self._ask_job(self.job.obstacle)) is not None:
+            if time.monotonic() > deadline:
+                raise TuneError(f"the job was not ready within {READY_SECONDS:g} s: {obstacle}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    def has_resources(self, trial: Trial) -> bool:
+        """Whether the trainer has a free slot."""
+        return self._used() < self._total()
+
+    def could_ever_run(self, trial: Trial) -> str | None:
+        """None, or that the trainer takes no guest at all."""
+        total = self._ask_job(self.job.slots)
+        return None if total >= 1 else f"a trial needs a slot of the trainer, which has trainer.max_runs = {total}"
+
+    def start_trial(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
+        """Makes the trial's run join the job. `Started` follows once rollouts can begin.
+
+        A run goes on from its newest commit, never from before it: its steps are trained once. So its own checkpoint says no
+        more than that there is one.
+        """
+        try:
+            config = self.run.config(trial)
+            settings = self.run.settings(trial.trial_id, trial.config)
+        except UserError as error:
+            self._events.append(Failed(trial.trial_id, attempt, str(error)))
+            return
+        self._attempts[trial.trial_id] = RunAttempt(
+            trial.trial_id, attempt, config, settings, self.job, trial.last_result
+        )
+
+    def continue_training(self, trial: Trial) -> None:
+        """Lets the next result be delivered."""
+        self._of(trial, RunAttempt.want)
+
+    def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
+        """Asks for a checkpoint at or after the step of `checkpoint.iteration`; the run goes on meanwhile."""
+        self._of(trial, lambda attempt: attempt.save(checkpoint))
+
+    def pause_trial(self, trial: Trial) -> None:
+        """Makes the run leave the job; a later start goes on from its last commit."""
+        self._of(trial, RunAttempt.leave)
+
+    def stop_trial(self, trial: Trial, error: bool = False) -> None:
+        """Ends the run in order."""
+        self._of(trial, RunAttempt.leave)
+
+    async def next_events(self, timeout: float) -> Sequence[Event]:
+        """What has happened, in order. Raises `TuneError` if the job has ended: no trial can go on."""
+        deadline = time.monotonic() + timeout
+        # Processes and files have to be looked at; no event announces a line of metrics.
+        while not self._poll() and (left := deadline - time.monotonic()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(min(POLL_SECONDS, left))
+        events, self._events = self._events, []
+        return events
+
+    def resource_string(self) -> str:
+        """The slots in use, of how many."""
+        return f"{self._used()}/{self._total()} slots of the trainer in {self.job.directory}"
+
+    async def cleanup(self) -> None:
+        """Ends all runs, and the job if it is the experiment's."""
+        for attempt in self._attempts.values():
+            attempt.leave()
+        deadline = time.monotonic() + CLEANUP_SECONDS
+        while any(not attempt.ended for attempt in self._attempts.values()) and time.monotonic() < deadline:
+            for attempt in self._attempts.values():
+                attempt.poll()
+            await asyncio.sleep(POLL_SECONDS)
+        for attempt in self._attempts.values():
+            if not attempt.ended:
+                logger.warning("%s: its orchestrator did not end in order and is killed", attempt.config.run_id)
+                attempt.kill()
+        self._attempts.clear()
+        await asyncio.to_thread(self.job.stop)
+
+    def _poll(self) -> bool:
+        """Collects events; returns whether there are any."""
+        for trial_id, attempt in list(self._attempts.items()):
+            try:
+                self._events += attempt.poll()
+            except UserError as error:
+                raise TuneError(str(error)) from None
+            if attempt.ended:
+                del self._attempts[trial_id]
+        return bool(self._events)
+
+    def _of(self, trial: Trial, ask: Callable[[RunAttempt], Any]) -> None:
+        if (attempt := self._attempts.get(trial.trial_id)) is not None:
+            ask(attempt)
+
+    def _used(self) -> int:
+        ours = sum(attempt.holds_slot for attempt in self._attempts.values())
+        return ours + self._others()
+
+    def _total(self) -> int:
+        slots = self._ask_job(self.job.slots)
+        return slots if self._slots is None else min(slots, self._slots + self._others())
+
+    def _others(self) -> int:
+        mine = {self.run.run_id(trial_id) for trial_id in self._attempts}
+        return self._ask_job(lambda: self.job.runs_of_others(mine))
+
+    @staticmethod
+    def _ask_job(ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except UserError as error:
+            raise TuneError(str(error)) from None

@@ -1,0 +1,112 @@
+"""The job whose runs are the trials: it runs already, or is started for the experiment by `counterpoint run FILE`.
+
+Its trainer and servers hold no state of the tuner. If the tuner is killed, a job that it started goes on for the lease of its
+agent (`docs/operations.md`); the next `start` takes it over, or starts it anew from its checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cluster.exit_codes import describe_exit
+from cluster.process import last_lines
+from job.check import SAFE_PATH
+from job.directory import JOB_FILE, is_running, living_runs, read_json
+from job.processes_file import read_workers
+from transport.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 240.0
+"""Time limit for a job to stop in order."""
+
+LIVING_SECONDS = 1.0
+"""How long a count of the living runs is taken for true."""
+
+
+class HostJob:
+    """A live job that trials join."""
+
+    def __init__(self, directory: Path, file: Path | None = None) -> None:
+        """`directory` is the job's; `file` is what to start it from, None for a job that somebody else runs."""
+        self.directory = directory.absolute()
+        self._file = file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._counted_at = -math.inf
+        self._living: set[str] = set()
+
+    @property
+    def log_file(self) -> Path:
+        """What the job printed: beside its directory, which it may move aside."""
+        return self.directory.with_name(f"{self.directory.name}.job.log")
+
+    def start(self) -> None:
+        """Starts the job if it is the experiment's own; what an earlier process left is taken over."""
+        if self._file is None or self._process is not None:
+            return
+        resume = ["--resume"] if (self.directory / JOB_FILE).exists() else []
+        command = [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "run",
+            str(self._file),
+            "--output_dir",
+            str(self.directory),
+            *resume,
+        ]
+        tied = [sys.executable, "-m", "tune.runs.tied_command", str(os.getpid()), *command]
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log_file, "ab") as log:
+            self._process = subprocess.Popen(
+                tied, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, env=os.environ | SAFE_PATH
+            )
+        logger.info("the job starts from %s; its output is in %s", self._file, self.log_file)
+
+    def obstacle(self) -> str | None:
+        """Returns why no run can join now, in words; None if runs can.
+
+        Raises `UserError` if no run will ever be able to: the job has ended.
+        """
+        if self._process is not None and (code := self._process.poll()) is not None:
+            output = "\n".join(last_lines(self.log_file, 5))
+            raise UserError(f"the job of the trials has ended: {describe_exit(code)} ({self.log_file})\n{output}")
+        if not is_running(self.directory):
+            return f"no job runs in {self.directory}"
+        unready = [worker["name"] for worker in read_workers(self.directory) if worker["state"] != "ready"]
+        if unready or not read_workers(self.directory):
+            return f"the job in {self.directory} is starting: {', '.join(unready) or 'no process yet'}"
+        return None
+
+    def slots(self) -> int:
+        """Returns how many runs the trainer takes at once. Raises `UserError` without a job."""
+        slots = read_json(self.directory / JOB_FILE)["trainer"]["max_runs"]
+        assert isinstance(slots, int)
+        return slots
+
+    def runs_of_others(self, ours: set[str]) -> int:
+        """Counts the living runs, the job's own and guests, that are not `ours`. The count may be `LIVING_SECONDS` old."""
+        now = time.monotonic()
+        if now - self._counted_at > LIVING_SECONDS:
+            self._counted_at, self._living = now, set(living_runs(self.directory))
+        return len(self._living - ours)
+
+    def stop(self) -> None:
+        """Stops the job in order if the experiment started it; kills it after `STOP_SECONDS`."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.warning("the job did not stop within %g s and is killed", STOP_SECONDS)
+            process.kill()
+            process.wait()
