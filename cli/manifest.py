@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from transport.errors import UserError
@@ -22,6 +23,13 @@ def main(arguments: list[str]) -> int:
         gpus=given.gpus,
         minutes=given.minutes,
     )
+    if request.nodes > 1 and request.needs_one_node:
+        print(
+            f"counterpoint: all roles of {given.file} will be on one of the {request.nodes} nodes: they find each other by "
+            'addresses of their own machine. inference.host = "0.0.0.0" with an api_key_file, and '
+            'transport.kind = "filesystem", let them be on any (docs/ray.md)',
+            file=sys.stderr,
+        )
     if given.scheduler == "slurm":
         from job.manifest.slurm import batch_script
 

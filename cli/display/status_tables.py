@@ -88,7 +88,7 @@ def _processes(status: JobStatus) -> Table:
         table.add_column(column)
     for worker in status.workers:
         pid = worker["pid"]
-        alive = "yes" if status.is_alive(worker) else "no"
+        alive = {True: "yes", False: "no", None: "-"}[status.is_alive(worker)]
         state = worker["state"] if status.running or pid is None else f"was {worker['state']}"
         notes = "; ".join(note for note in (worker.get("trouble"), worker["status"]) if note)
         restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job.directory import JOB_FILE, is_running, own_steps, run_ids_in, steps_of
+from job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
 from job.inspection.history import History
 from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
 from job.processes_file import read_workers
@@ -35,6 +35,8 @@ class JobStatus:
     """The content of `processes.json`."""
     running: bool
     """Whether `counterpoint run` is running."""
+    is_local: bool = True
+    """Whether the job's processes are all on one machine."""
 
     def state_of(self, run_id: str) -> str:
         """Returns the run's state in a word or two."""
@@ -59,9 +61,14 @@ class JobStatus:
         """Returns the newest error line by the name of the worker or of the guest's run."""
         return last_errors_of_workers(self.directory, self.workers) | last_errors_of_guests(self.directory, self.guests)
 
-    def is_alive(self, worker: dict[str, Any]) -> bool:
-        """Returns whether a worker's process is alive. No worker outlives its supervisor."""
-        return self.running and worker["pid"] is not None and Path(f"/proc/{worker['pid']}").exists()
+    def is_alive(self, worker: dict[str, Any]) -> bool | None:
+        """Returns whether a worker's process is alive; None if that cannot be told, since it may be on another machine.
+
+        No worker outlives its supervisor for long.
+        """
+        if not self.running or worker["pid"] is None:
+            return False
+        return Path(f"/proc/{worker['pid']}").exists() if self.is_local else None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the status for programs. Metrics that are unknown are absent."""
@@ -96,7 +103,9 @@ class JobStatus:
 def read_status(directory: Path) -> JobStatus:
     """Reads a job's status. Raises `UserError` if the directory holds neither a job nor a run."""
     own = own_steps(directory)
-    return JobStatus(directory, own, _read_histories(directory, own), read_workers(directory), is_running(directory))
+    is_local = own is None or read_json(directory / JOB_FILE).get("backend", "local") == "local"
+    histories, workers = _read_histories(directory, own), read_workers(directory)
+    return JobStatus(directory, own, histories, workers, is_running(directory), is_local)
 
 
 def _read_histories(directory: Path, own: dict[str, int] | None) -> dict[str, History]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from job.config import JobConfig
+from job.placement import placements
 from transport.configuration.explain import validate
 from transport.configuration.toml_file import parse, read_text
 from transport.errors import UserError
@@ -40,6 +41,8 @@ class Request:
     """Of each node."""
     minutes: int
     """The scheduler ends the job after so many; 0: it does not."""
+    needs_one_node: bool
+    """Whether all roles are placed on one node, since they find each other by loopback."""
 
 
 def request_of(
@@ -64,6 +67,9 @@ def request_of(
         memory_gib=memory_gib,
         gpus=_gpus_of(config) if gpus is None else gpus,
         minutes=minutes,
+        needs_one_node=all(
+            placement.collocate for placement in placements(config.model_copy(update={"backend": "ray"})).values()
+        ),
     )
 
 

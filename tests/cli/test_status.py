@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.status import main as status
+from job.directory import JOB_LOCK
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import make_job, write_discarded
@@ -124,6 +125,18 @@ def test_status_for_programs_has_what_the_tables_have(past: Path, capsys: pytest
     assert run["tokens_per_second"] == pytest.approx(500)
     assert not found["running"]
     assert [(worker["name"], worker["alive"]) for worker in found["processes"]] == [("trainer", False)]
+
+
+def test_no_life_is_claimed_of_a_process_that_may_be_on_another_machine(
+    past: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_job(past)
+    job = json.loads((past / "job.json").read_text())
+    (past / "job.json").write_text(json.dumps(job | {"backend": "ray"}))
+    held = take_lock(past / JOB_LOCK, "taken")
+    assert status([str(past), "--json"]) == 0
+    assert [worker["alive"] for worker in json.loads(capsys.readouterr().out)["processes"]] == [None]
+    os.close(held)
 
 
 @pytest.mark.slow

@@ -84,6 +84,19 @@ def test_on_several_nodes_the_pods_form_a_ray_cluster_that_nobody_else_reaches(
     ]
 
 
+def test_that_all_roles_stay_on_one_node_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["manifest", "--for", "slurm", "--nodes", "2"]
+    assert main([*words, str(CONFIGS / "demo.toml")]) == 0
+    assert "will be on one of the 2 nodes" in capsys.readouterr().err
+    key = tmp_path / "key"
+    key.write_text("0" * 64)
+    key.chmod(0o600)
+    open_server = f'[inference]\nhost = "0.0.0.0"\napi_key_file = "{key}"'
+    (tmp_path / "job.toml").write_text((CONFIGS / "demo.toml").read_text().replace("[inference]", open_server))
+    assert main([*words, str(tmp_path / "job.toml")]) == 0
+    assert "will be on one" not in capsys.readouterr().err
+
+
 def test_a_ray_job_is_submitted_by_the_operator_which_alone_reaches_the_dashboard(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
