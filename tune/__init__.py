@@ -14,8 +14,24 @@ if TYPE_CHECKING:
     from tune.errors import TuneError
     from tune.experiment import Experiment
     from tune.schedulers.scheduler import TrialScheduler
+    from tune.search.basic_variant import BasicVariantGenerator
     from tune.search.search_alg import SearchAlg
     from tune.search.searcher import Searcher
+    from tune.search.spaces import (
+        choice,
+        grid_search,
+        lograndint,
+        loguniform,
+        qlograndint,
+        qloguniform,
+        qrandint,
+        qrandn,
+        quniform,
+        randint,
+        randn,
+        sample_from,
+        uniform,
+    )
     from tune.stoppers.stopper import Stopper
     from tune.trial import Trial
 
@@ -24,8 +40,24 @@ _HOMES = {
     "tune.errors": ("TuneError",),
     "tune.experiment": ("Experiment",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
+    "tune.search.basic_variant": ("BasicVariantGenerator",),
     "tune.search.search_alg": ("SearchAlg",),
     "tune.search.searcher": ("Searcher",),
+    "tune.search.spaces": (
+        "choice",
+        "grid_search",
+        "lograndint",
+        "loguniform",
+        "qlograndint",
+        "qloguniform",
+        "qrandint",
+        "qrandn",
+        "quniform",
+        "randint",
+        "randn",
+        "sample_from",
+        "uniform",
+    ),
     "tune.stoppers.stopper": ("Stopper",),
     "tune.trial": ("Trial",),
 }
@@ -33,7 +65,30 @@ _HOMES = {
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["Callback", "Experiment", "SearchAlg", "Searcher", "Stopper", "Trial", "TrialScheduler", "TuneError"]
+__all__ = [
+    "BasicVariantGenerator",
+    "Callback",
+    "Experiment",
+    "SearchAlg",
+    "Searcher",
+    "Stopper",
+    "Trial",
+    "TrialScheduler",
+    "TuneError",
+    "choice",
+    "grid_search",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "sample_from",
+    "uniform",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,25 @@ but the next proposal. All calls come from that one thread.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tune.result import Result
 from tune.trial import Trial
+
+
+class Proposable(Protocol):
+    """What a search algorithm needs of an experiment (`Experiment`): its space, and the making of trials."""
+
+    config: dict[str, Any]
+    """With the domains (`tune/search/spaces.py`) in it."""
+    num_samples: int
+    """How often each combination of the grids is drawn; -1 for without end."""
+
+    def make_trial(
+        self, trial_id: str, config: dict[str, Any], evaluated_params: dict[str, Any], experiment_tag: str
+    ) -> Trial:
+        """A new PENDING trial of the experiment, with a configuration that is drawn."""
 
 
 class SearchAlg:
@@ -28,8 +43,8 @@ class SearchAlg:
         """
         return True
 
-    def add_configurations(self, experiments: list[Any]) -> None:
-        """Takes the experiments (`tune.experiment.Experiment`) whose trials it is to propose."""
+    def add_configurations(self, experiments: Sequence[Proposable]) -> None:
+        """Takes the experiments whose trials it is to propose. Also called before `restore_state`."""
         raise NotImplementedError
 
     def next_trial(self) -> Trial | None:
