@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,13 @@ IMPROBABLE = 0.75
 FilterCounts = Counter[tuple[str, str]]
 """Number of rollouts that each filter caught, by `(filter kind, environment)`."""
 
+_Owned = tuple[int, Int32Array]
+"""The position of a rollout in its group, and one of its completions."""
+
+_TOKENS_AT_ONCE = 2**17
+"""Tokens that are compared in one go, in a dozen arrays of 1 MB each. Each step of the comparison releases the GIL, which takes
+a switch interval to get back beside a busy loop: a group in one go, and not each rollout, since that is most of the time."""
+
 ZERO = 1e-9
 """An advantage this close to zero counts as zero: the rounding of a custom function is not a signal."""
 
@@ -39,23 +45,22 @@ def apply_filters(filters: Sequence[FilterConfig], rollouts: Sequence[Rollout]) 
     for rollout in rollouts:
         rollout.filtered_by = None
     for config in filters:
-        catches = _predicate(config)
-        for rollout in rollouts:
-            if catches(rollout):
+        for rollout, caught in zip(rollouts, _caught(config, rollouts), strict=True):
+            if caught:
                 counts[config.kind, rollout.environment] += 1
                 if config.mode == "enforce" and rollout.filtered_by is None:
                     rollout.filtered_by = config.kind
     return counts
 
 
-def _predicate(config: FilterConfig) -> Callable[[Rollout], bool]:
+def _caught(config: FilterConfig, rollouts: Sequence[Rollout]) -> list[bool]:
     match config:
         case GibberishFilter():
-            return partial(is_gibberish, config)
+            return [is_gibberish(config, rollout) for rollout in rollouts]
         case RepetitionFilter():
-            return partial(is_repetitive, config)
+            return are_repetitive(config, rollouts)
         case ZeroAdvantageFilter():
-            return has_zero_advantage
+            return [has_zero_advantage(rollout) for rollout in rollouts]
 
 
 def with_vocabulary(filters: Sequence[FilterConfig], vocabulary: int) -> list[FilterConfig]:
@@ -86,16 +91,43 @@ def is_gibberish(config: GibberishFilter, rollout: Rollout) -> bool:
     return bool(improbable > config.share_above * len(log_probabilities_T))
 
 
-def is_repetitive(config: RepetitionFilter, rollout: Rollout) -> bool:
-    """Whether in a window of a turn more than `share_above` of the n-grams repeat one from the half window before them.
+def are_repetitive(config: RepetitionFilter, rollouts: Sequence[Rollout]) -> list[bool]:
+    """Returns for each rollout whether in a window of a turn too many n-grams repeat one from the half window before them.
 
-    The window is `config.window` n-grams; in a short turn it is two thirds of the turn, so that one repetition is not a loop.
-    Only near repetitions count: an answer may repeat an earlier draft word for word.
+    Too many are more than `share_above`. The window is `config.window` n-grams; in a short turn it is two thirds of the turn, so
+    that one repetition is not a loop. Only near repetitions count: an answer may repeat an earlier draft word for word.
     """
     shortest = max(1, config.minimum) + config.ngram - 1
-    completions = [turn.completion_ids for turn in rollout.turns if len(turn.completion_ids) >= shortest]
-    if not completions:
-        return False
+    caught = [False] * len(rollouts)
+    every = [
+        (index, turn.completion_ids)
+        for index, rollout in enumerate(rollouts)
+        for turn in rollout.turns
+        if len(turn.completion_ids) >= shortest
+    ]
+    for some in _in_portions(every):
+        for index in _repetitive_owners(config, some):
+            caught[index] = True
+    return caught
+
+
+def _in_portions(completions: Sequence[_Owned]) -> Iterator[list[_Owned]]:
+    """Yields the completions in lists of at most `_TOKENS_AT_ONCE`, longer ones alone."""
+    portion: list[_Owned] = []
+    tokens = 0
+    for owned in completions:
+        if portion and tokens + len(owned[1]) > _TOKENS_AT_ONCE:
+            yield portion
+            portion, tokens = [], 0
+        portion.append(owned)
+        tokens += len(owned[1])
+    if portion:
+        yield portion
+
+
+def _repetitive_owners(config: RepetitionFilter, owned: Sequence[_Owned]) -> set[int]:
+    """Returns the owners of those completions that are repetitive."""
+    completions = [completion for _, completion in owned]
     totals = np.array([len(completion) - config.ngram + 1 for completion in completions])
     windows = np.clip(totals * 2 // 3, 1, config.window)
     repeated = repeated_ngrams(completions, config.ngram, np.maximum(1, windows // 2))
@@ -105,7 +137,8 @@ def is_repetitive(config: RepetitionFilter, rollout: Rollout) -> bool:
     begins = ends - np.repeat(windows, totals)
     whole = begins >= np.repeat(np.cumsum(totals) - totals, totals)
     counts = so_far[ends[whole]] - so_far[begins[whole]]
-    return bool((counts > config.share_above * np.repeat(windows, totals)[whole]).any())
+    turn = np.repeat(np.arange(len(totals)), totals)[whole]
+    return {owned[index][0] for index in set(turn[counts > config.share_above * windows[turn]].tolist())}
 
 
 def repeated_ngrams(completions: Sequence[Int32Array], ngram: int, reach: Int64Array) -> npt.NDArray[np.bool_]:
@@ -118,10 +151,13 @@ def repeated_ngrams(completions: Sequence[Int32Array], ngram: int, reach: Int64A
     token_ids_T = np.concatenate(completions).astype(np.uint64)
     starts = np.array([len(completion) - ngram + 1 for completion in completions])
     owner = np.repeat(np.arange(len(completions)), starts)
-    position = np.arange(len(owner)) + owner * (ngram - 1)
-    digests = owner.astype(np.uint64)
+    # First for every position, also of those n-grams that would begin in one completion and end in the next.
+    everywhere = np.zeros(len(token_ids_T) - ngram + 1, dtype=np.uint64)
     for offset in range(ngram):
-        digests = digests * _MULTIPLIER + token_ids_T[position + offset]
+        everywhere *= _MULTIPLIER
+        everywhere += token_ids_T[offset : offset + len(everywhere)]
+    seeds = np.arange(len(completions), dtype=np.uint64) * np.uint64(pow(int(_MULTIPLIER), ngram, 2**64))
+    digests = everywhere[np.arange(len(owner)) + owner * (ngram - 1)] + seeds[owner]
     order = np.argsort(digests, kind="stable")  # stable: neighbours are in the order of the text
     later, sooner = order[1:], order[:-1]
     repeated = np.zeros(len(order), dtype=bool)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from orchestrator.step.filters import (
     apply_filters,
+    are_repetitive,
     has_zero_advantage,
     is_gibberish,
-    is_repetitive,
     repeated_ngrams,
     with_vocabulary,
 )
@@ -83,13 +83,22 @@ def table(rows: int, words: int) -> list[int]:
     ],
 )
 def test_repetition(completions: list[list[int]], caught: bool) -> None:
-    assert is_repetitive(RepetitionFilter(), make_rollout(*completions)) is caught
+    assert are_repetitive(RepetitionFilter(), [make_rollout(*completions)]) == [caught]
 
 
 def test_repetition_at_exactly_the_share_is_not_above_it() -> None:
     half = RepetitionFilter(ngram=1, minimum=1, share_above=0.5)
-    assert not is_repetitive(half, make_rollout([1, 1, 2, 2]))
-    assert is_repetitive(half, make_rollout([1, 1, 1, 1]))
+    exactly, above = make_rollout([1, 1, 2, 2]), make_rollout([1, 1, 1, 1])
+    assert are_repetitive(half, [exactly, above]) == [False, True]
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 2**17])
+def test_each_rollout_of_a_group_is_caught_by_its_own_turns(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.step.filters._TOKENS_AT_ONCE", at_once)
+    loop, text, short = [7] * 20, prose(40), [7] * 5
+    group = [make_rollout(text), make_rollout(text, loop), make_rollout(short), make_rollout(loop), make_rollout(text)]
+    assert are_repetitive(RepetitionFilter(), group) == [False, True, False, True, False]
+    assert are_repetitive(RepetitionFilter(), []) == []
 
 
 @pytest.mark.parametrize(
