@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tune.callbacks.callback import Callback
+    from tune.callbacks.csv_logger import CSVLoggerCallback
+    from tune.callbacks.json_logger import JsonLoggerCallback
+    from tune.callbacks.logger_callback import LoggerCallback
+    from tune.callbacks.tensorboard_logger import TBXLoggerCallback
+    from tune.callbacks.wandb_logger import WandbLoggerCallback
     from tune.errors import TuneError
     from tune.experiment import Experiment
     from tune.schedulers.scheduler import TrialScheduler
@@ -32,11 +37,25 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
+    from tune.stoppers.standard import (
+        CombinedStopper,
+        ExperimentPlateauStopper,
+        FunctionStopper,
+        MaximumIterationStopper,
+        NoopStopper,
+        TimeoutStopper,
+        TrialPlateauStopper,
+    )
     from tune.stoppers.stopper import Stopper
     from tune.trial import Trial
 
 _HOMES = {
     "tune.callbacks.callback": ("Callback",),
+    "tune.callbacks.csv_logger": ("CSVLoggerCallback",),
+    "tune.callbacks.json_logger": ("JsonLoggerCallback",),
+    "tune.callbacks.logger_callback": ("LoggerCallback",),
+    "tune.callbacks.tensorboard_logger": ("TBXLoggerCallback",),
+    "tune.callbacks.wandb_logger": ("WandbLoggerCallback",),
     "tune.errors": ("TuneError",),
     "tune.experiment": ("Experiment",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
@@ -58,6 +77,15 @@ _HOMES = {
         "sample_from",
         "uniform",
     ),
+    "tune.stoppers.standard": (
+        "CombinedStopper",
+        "ExperimentPlateauStopper",
+        "FunctionStopper",
+        "MaximumIterationStopper",
+        "NoopStopper",
+        "TimeoutStopper",
+        "TrialPlateauStopper",
+    ),
     "tune.stoppers.stopper": ("Stopper",),
     "tune.trial": ("Trial",),
 }
@@ -67,14 +95,26 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BasicVariantGenerator",
+    "CSVLoggerCallback",
     "Callback",
+    "CombinedStopper",
     "Experiment",
+    "ExperimentPlateauStopper",
+    "FunctionStopper",
+    "JsonLoggerCallback",
+    "LoggerCallback",
+    "MaximumIterationStopper",
+    "NoopStopper",
     "SearchAlg",
     "Searcher",
     "Stopper",
+    "TBXLoggerCallback",
+    "TimeoutStopper",
     "Trial",
+    "TrialPlateauStopper",
     "TrialScheduler",
     "TuneError",
+    "WandbLoggerCallback",
     "choice",
     "grid_search",
     "lograndint",

@@ -39,3 +39,14 @@ def lookup(result: Result, metric: str) -> Any:
             return None
         value = value[part]
     return value
+
+
+def flattened(result: Result) -> Result:
+    """The result without nesting: a nested value is named by its path (`"eval/reward"`)."""
+    flat: Result = {}
+    for key, value in result.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}/{inner}": deep for inner, deep in flattened(value).items()}
+        else:
+            flat[key] = value
+    return flat

@@ -1,0 +1,191 @@
+"""The files of a trial: what is in them, that other tools read them, and that no kill tears, repeats or loses a line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tune.callbacks.callback import Callback
+from tune.callbacks.csv_logger import CSVLoggerCallback
+from tune.callbacks.defaults import with_default_loggers
+from tune.callbacks.json_logger import JsonLoggerCallback
+from tune.callbacks.logger_callback import LoggerCallback
+from tune.trial import Trial
+
+
+def make_trial(directory: Path, trial_id: str = "one") -> Trial:
+    return Trial("a", {"lr": 0.1, "b": [1, None]}, trial_id, local_dir=str(directory), evaluated_params={"lr": 0.1})
+
+
+def result_of(number: int) -> dict[str, Any]:
+    return {
+        "training_iteration": number,
+        "loss": 1 / number,
+        "eval": {"reward": number, "by": {"env": 0.5}},
+        "note": 'a "b",\nc',
+        "config": {"lr": 0.1},
+    }
+
+
+def report(loggers: list[LoggerCallback], trial: Trial, number: int) -> None:
+    """As the runner does: counted first, then told."""
+    trial.num_results, trial.last_result = number, result_of(number)
+    for logger in loggers:
+        logger.on_trial_result(0, [trial], trial, trial.last_result, number=number)
+
+
+def started(trial: Trial) -> list[LoggerCallback]:
+    loggers: list[LoggerCallback] = [JsonLoggerCallback(), CSVLoggerCallback()]
+    for logger in loggers:
+        logger.on_step_begin(0, [trial])
+        logger.on_trial_start(0, [trial], trial)
+    return loggers
+
+
+def json_lines(trial: Trial) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(trial.logdir, "result.json").read_text().splitlines()]
+
+
+def rows(trial: Trial) -> list[dict[str, Any]]:
+    table = pandas.read_csv(Path(trial.logdir, "progress.csv"))
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+
+
+def test_results_are_written_as_they_come(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path)
+    loggers = started(trial)
+    for number in (1, 2):
+        report(loggers, trial, number)
+        assert json_lines(trial) == [result_of(past) for past in range(1, number + 1)]
+        assert [row["training_iteration"] for row in rows(trial)] == list(range(1, number + 1))
+    assert json.loads(Path(trial.logdir, "params.json").read_text()) == trial.config
+    assert rows(trial)[1] == {
+        "training_iteration": 2,
+        "loss": 0.5,
+        "eval/reward": 2,
+        "eval/by/env": 0.5,
+        "note": 'a "b",\\nc',
+    }
+
+
+def test_the_configuration_that_a_trial_takes_over_is_written(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path)
+    loggers = started(trial)
+    report(loggers, trial, 1)
+    trial.config = {"lr": 0.2}
+    loggers[0].on_trial_restore(0, [trial], trial)
+    assert json.loads(Path(trial.logdir, "params.json").read_text()) == {"lr": 0.2}
+    trial.config = {"lr": 0.3}
+    report(loggers, trial, 2)
+    assert json.loads(Path(trial.logdir, "params.json").read_text()) == {"lr": 0.3}
+
+
+def test_later_keys_are_in_the_json_and_missing_ones_are_empty(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path)
+    loggers = started(trial)
+    results: list[dict[str, Any]] = [{"a": 1, "b": 2}, {"a": 3, "c": math.nan}]
+    for number, result in enumerate(results, start=1):
+        for logger in loggers:
+            logger.on_trial_result(0, [trial], trial, result, number=number)
+    assert json_lines(trial) == [{"a": 1, "b": 2}, {"a": 3, "c": None}]
+    assert Path(trial.logdir, "progress.csv").read_text() == "a,b\n1,2\n3,\n"
+
+
+@pytest.mark.slow
+@settings(max_examples=50)
+@given(
+    kills=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 3), st.binary(max_size=12).filter(lambda torn: b"\n" not in torn)),
+        max_size=4,
+    )
+)
+def test_no_kill_tears_repeats_or_loses_a_line(
+    tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[int, int, bytes]]
+) -> None:
+    """Each kill: so many results after a start, so many of them unknown to the journal, and the torn bytes at the ends."""
+    trial = make_trial(tmp_path_factory.mktemp("trial"))
+    for results, forgotten, torn in [*kills, (1, 0, b"")]:
+        loggers = started(trial)
+        counted = trial.num_results
+        for number in range(counted + 1, counted + results + 1):
+            report(loggers, trial, number)
+        known = trial.num_results - min(forgotten, results)
+        if torn or forgotten:  # a clean end otherwise
+            for name in ("result.json", "progress.csv"):
+                with Path(trial.logdir, name).open("ab") as file:
+                    file.write(torn)
+            trial.num_results, trial.last_result = known, result_of(known) if known else {}
+    loggers = started(trial)
+    report(loggers, trial, trial.num_results + 1)
+    numbers = list(range(1, trial.num_results + 1))
+    assert json_lines(trial) == [result_of(number) for number in numbers]
+    assert [row["training_iteration"] for row in rows(trial)] == numbers
+
+
+def test_the_result_that_was_journalled_and_not_written_is_written_at_the_resume(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path)
+    report(started(trial), trial, 1)
+    trial.num_results, trial.last_result = 2, result_of(2)
+    trial.status = Trial.TERMINATED
+    for logger in (JsonLoggerCallback(), CSVLoggerCallback()):
+        logger.on_step_begin(7, [trial])
+        logger.on_step_begin(8, [trial])
+    assert json_lines(trial) == [result_of(1), result_of(2)]
+    assert [row["training_iteration"] for row in rows(trial)] == [1, 2]
+
+
+def test_the_result_that_never_came_before_the_kill_is_written_though_it_is_the_first(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path)
+    trial.num_results, trial.last_result = 1, result_of(1)
+    for logger in (JsonLoggerCallback(), CSVLoggerCallback()):
+        logger.on_step_begin(0, [trial])
+    assert json_lines(trial) == [result_of(1)]
+    assert [row["training_iteration"] for row in rows(trial)] == [1]
+
+
+def test_without_numbers_lines_are_appended(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path)
+    for _ in range(2):
+        logger = JsonLoggerCallback()
+        logger.on_trial_result(0, [trial], trial, {"a": 1})
+    assert json_lines(trial) == [{"a": 1}, {"a": 1}]
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = make_trial(tmp_path)
+    loggers = started(trial)
+    report(loggers, trial, 1)
+
+    def half_a_line(descriptor: int, buffers: list[bytes]) -> None:
+        import os
+
+        os.write(descriptor, buffers[0][:5])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tune.callbacks.numbered_lines.write_buffers", half_a_line)
+        for logger in loggers:
+            with pytest.raises(OSError, match="No space left"):
+                logger.on_trial_result(0, [trial], trial, result_of(2), number=2)
+    assert json_lines(trial) == [result_of(1)]
+    report(loggers, trial, 2)
+    assert json_lines(trial) == [result_of(1), result_of(2)]
+    assert len(rows(trial)) == 2
+
+
+def test_loggers_that_are_given_replace_the_default_ones() -> None:
+    mine = JsonLoggerCallback()
+    plain = Callback()
+    assert [type(callback) for callback in with_default_loggers([plain, mine])] == [
+        CSVLoggerCallback,
+        Callback,
+        JsonLoggerCallback,
+    ]
+    assert [type(callback) for callback in with_default_loggers(None)] == [JsonLoggerCallback, CSVLoggerCallback]

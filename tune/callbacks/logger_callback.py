@@ -1,0 +1,74 @@
+"""What loggers have in common. As `LoggerCallback` in Ray Tune 1.x: it names the events that concern what a trial's files hold.
+
+Line n of a file is result n of the trial (`NumberedLines`). After a resume a trial's newest result may have been
+journalled, but not written; it is written then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tune.callbacks.callback import Callback
+from tune.result import Result
+from tune.trial import Trial
+
+
+class LoggerCallback(Callback):
+    """A callback that writes results. Subclasses need only the `log_` methods."""
+
+    _began = False
+
+    def log_trial_start(self, trial: Trial) -> None:
+        """A trial has started."""
+
+    def log_trial_restore(self, trial: Trial) -> None:
+        """A trial has begun from a checkpoint, perhaps with a new configuration."""
+
+    def log_trial_save(self, trial: Trial) -> None:
+        """A checkpoint of the trial is durable."""
+
+    def log_trial_result(self, iteration: int, trial: Trial, result: Result, number: int | None) -> None:
+        """A trial has reported; `number` counts its results from 1, None if unknown."""
+
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+        """A trial has ended; close what is open for it."""
+
+    def log_trial_missed(self, trial: Trial) -> None:
+        """Write `trial.last_result`, its result `trial.num_results`, if it is not written yet. Called after a resume."""
+
+    def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        """At the first step, writes what was journalled before a kill and not written."""
+        if not self._began:
+            self._began = True
+            for trial in trials:
+                if trial.num_results:
+                    self.log_trial_missed(trial)
+
+    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """See `log_trial_start`."""
+        self.log_trial_start(trial)
+
+    def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """See `log_trial_restore`."""
+        self.log_trial_restore(trial)
+
+    def on_trial_save(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, checkpoint: Any, **info: Any
+    ) -> None:
+        """See `log_trial_save`."""
+        self.log_trial_save(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Result, **info: Any
+    ) -> None:
+        """See `log_trial_result`."""
+        self.log_trial_result(iteration, trial, result, info.get("number"))
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """See `log_trial_end`."""
+        self.log_trial_end(trial)
+
+    def on_trial_fail(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """See `log_trial_end`."""
+        self.log_trial_end(trial, failed=True)

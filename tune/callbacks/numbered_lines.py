@@ -1,0 +1,79 @@
+"""A file with a line for each result of a trial, in which line n is result n, whatever was killed and resumed meanwhile.
+
+Results are numbered by the runner. A number that the file has already means that its writer was killed before the journal knew
+of it: what the file has from there on is removed, since it will be reported again. A torn last line is removed, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from transport.files.atomic import write_buffers
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 2**20
+
+
+class NumberedLines:
+    """One such file, of one writer. It is open only during a call, so that thousands of trials need no descriptors."""
+
+    def __init__(self, path: Path, header_lines: int = 0) -> None:
+        self.path = path
+        self._header_lines = header_lines
+        self._count = self._repair()
+
+    @property
+    def count(self) -> int:
+        """The number of the last result in it."""
+        return self._count
+
+    def append(self, line: bytes, number: int | None = None) -> None:
+        """Writes a result's line, newline included; without a number it is the next. Blocks. Raises `OSError`."""
+        number = self._count + 1 if number is None else number
+        if number <= self._count:
+            self._cut(number - 1)
+        elif number > self._count + 1:
+            logger.warning("%s: results %d to %d are missing", self.path, self._count + 1, number - 1)
+        self.write(line)
+        self._count = number
+
+    def write(self, data: bytes) -> None:
+        """Appends bytes as they are, such as the header. A failed write leaves nothing."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            end = os.fstat(descriptor).st_size
+            try:
+                write_buffers(descriptor, [data])
+            except OSError:
+                os.ftruncate(descriptor, end)
+                raise
+        finally:
+            os.close(descriptor)
+
+    def _repair(self) -> int:
+        """Removes a torn last line; returns how many results there are."""
+        if not self.path.exists():
+            return 0
+        lines = end = size = 0
+        with self.path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                lines += block.count(b"\n")
+                if (newline := block.rfind(b"\n")) >= 0:
+                    end = size + newline + 1
+                size += len(block)
+        if end < size:
+            logger.warning("%s: removing %d bytes of a line that was never finished", self.path, size - end)
+            os.truncate(self.path, end)
+        return max(0, lines - self._header_lines)
+
+    def _cut(self, keep: int) -> None:
+        """Removes all after so many results."""
+        with self.path.open("rb") as file:
+            for _ in range(keep + self._header_lines):
+                file.readline()
+            end = file.tell()
+        os.truncate(self.path, end)
+        self._count = keep
