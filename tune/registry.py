@@ -1,0 +1,160 @@
+"""Names for trainables and environments, and the import paths that other processes load them by.
+
+Nothing is pickled: a trainable is named `module:name`, or `/path/script.py:name` when it is defined in the script that runs. What
+has no such name (a lambda, a function inside a function) is refused with the reason. The names that are registered are sent to
+every trial, so that `env_creator` works there, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tune.errors import TuneError
+
+_trainables: dict[str, str] = {}
+_environments: dict[str, str] = {}
+"""Import paths by name."""
+
+
+def register_trainable(name: str, trainable: Callable[..., Any] | str) -> None:
+    """Gives a class or function of the user a name, for `run` and `Trial.trainable_name`; a second call replaces the first.
+
+    Raises `TuneError` for what another process could not import.
+    """
+    _trainables[_checked(name)] = import_path_of(trainable)
+
+
+def register_env(name: str, creator: Callable[..., Any] | str) -> None:
+    """Gives a function that makes an environment from its config a name, which trials look up with `env_creator`.
+
+    Raises `TuneError` for what another process could not import.
+    """
+    _environments[_checked(name)] = import_path_of(creator)
+
+
+def env_creator(name: str) -> Callable[..., Any]:
+    """Returns what `register_env` was given, in this process or in the one that started this trial."""
+    if name not in _environments:
+        raise TuneError(f"no environment {name!r} is registered; there are: {', '.join(sorted(_environments)) or 'none'}")
+    found: Callable[..., Any] = load(_environments[name])
+    return found
+
+
+def environments() -> dict[str, str]:
+    """The import paths of the environments, by name."""
+    return dict(_environments)
+
+
+def adopt_environments(given: Mapping[str, str]) -> None:
+    """Makes the environments of the process that started this trial known here."""
+    _environments.update(given)
+
+
+def trainable_path(name: str) -> str:
+    """Returns the import path of a trainable that is registered, or of one named by its import path itself.
+
+    Raises `TuneError` for any other name.
+    """
+    if name in _trainables:
+        return _trainables[name]
+    if ":" in name:
+        return name
+    known = ", ".join(sorted(_trainables)) or "none"
+    raise TuneError(
+        f"no trainable {name!r} is registered (there are: {known}); register it with register_trainable, or name it module:name"
+    )
+
+
+def import_path_of(target: Callable[..., Any] | str) -> str:
+    """Returns the import path by which another process loads a class or function.
+
+    Raises `TuneError` with the reason if there is none.
+    """
+    if isinstance(target, str):
+        return trainable_path(target)
+    if isinstance(target, functools.partial):
+        raise TuneError(
+            f"{target} is a partial, whose arguments other processes cannot import; put them into the trial's config"
+        )
+    if not inspect.isclass(target) and not inspect.isfunction(target):
+        raise TuneError(f"{target!r} is neither a class nor a function; name one that is at the top of its module")
+    name, module = target.__qualname__, target.__module__
+    if "<lambda>" in name:
+        raise TuneError(f"a lambda of {module} has no name to import it by; write it as a function at the top of its module")
+    if "<locals>" in name or "." in name:
+        raise TuneError(
+            f"{module}:{name} is defined inside something else, where no other process finds it; "
+            "move it to the top of its module, and put what it closes over into the trial's config"
+        )
+    _require_that_the_name_means(target, module, name)
+    return f"{_main_path(name) if module == '__main__' else module}:{name}"
+
+
+def load(path: str) -> Any:
+    """Returns what an import path names.
+
+    Raises `TuneError` if the module has no such name, and whatever importing the module raises.
+    """
+    where, _, name = path.rpartition(":")
+    if not where or not name:
+        raise TuneError(f"{path!r} is no import path; expected module:name or /path/script.py:name")
+    module = _script(where) if where.endswith(".py") else importlib.import_module(where)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise TuneError(f"{where} has no {name!r}, which was to be loaded as {path}") from None
+
+
+def _checked(name: str) -> str:
+    if not name or ":" in name:
+        raise TuneError(f"{name!r} is no name to register: it must not be empty, nor have a colon, as import paths do")
+    return name
+
+
+def _require_that_the_name_means(target: Any, module: str, name: str) -> None:
+    found = getattr(sys.modules.get(module), name, None)
+    if found is not target and inspect.unwrap(found) is not target if callable(found) else True:
+        raise TuneError(
+            f"{module}:{name} is {'missing' if found is None else 'something else'} in its module, so that other processes "
+            "would not find it; give it a name of its own at the top of the module"
+        )
+
+
+def _main_path(name: str) -> str:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise TuneError(
+            f"{name} is defined in an interactive session, which other processes cannot import; move it to a module"
+        )
+    return str(Path(file).resolve())
+
+
+def _script(file: str) -> ModuleType:
+    """A script as a module under a name that stays the same, so that its `if __name__ == "__main__"` does not run."""
+    alias = "tune_script_" + re.sub(r"\W", "_", file)
+    if alias in sys.modules:
+        return sys.modules[alias]
+    spec = importlib.util.spec_from_file_location(alias, file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise TuneError(f"there is no script {file}, from which a trainable was to be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[alias]
+        raise
+    return module

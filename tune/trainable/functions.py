@@ -1,0 +1,139 @@
+"""A function of the user as a trainable: `f(config)`, `f(config, checkpoint_dir=None)` or `f(config, reporter)`.
+
+Its checkpoints are those that it makes itself (`tune.checkpoint_dir`): to save it is to publish the newest, under the iteration
+at which that was reported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tune.errors import TuneError
+from tune.result import Result
+from tune.trainable.saved_state import DICT, METADATA, Progress
+from tune.trainable.session import FunctionEnded, Session, discard, open_session
+from tune.trainable.trainable import Trainable, TrialInfo
+
+CHECKPOINT_DIR = "checkpoint_dir"
+
+END_SECONDS = 5.0
+"""How long a function may clean up after itself when its trial stops, in its `finally` blocks."""
+
+_FILES_OF_OURS = ("STABLE", METADATA, DICT)
+
+
+class FunctionTrainable(Trainable):
+    """A function on a thread of its own."""
+
+    _function: Callable[..., Any]
+    """Set by `trainable_class`."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Prepares the thread; it starts with the first step."""
+        self._restored_from: str | None = None
+        self._checkpoint_progress: Progress | None = None
+        self._session = Session(self._trial, self._call)
+        open_session(self._session)
+
+    def _call(self, session: Session) -> Any:
+        function = type(self)._function
+        parameters = list(inspect.signature(function).parameters)
+        if CHECKPOINT_DIR in parameters:
+            return function(self.config, checkpoint_dir=self._restored_from)
+        if len(parameters) > 1:
+            return function(self.config, session.report)
+        return function(self.config)
+
+    def step(self) -> Result:
+        """Lets the function work until its next report. Raises `FunctionEnded` when it returns instead."""
+        return self._session.next_result()
+
+    def train(self) -> Result:
+        """As `Trainable.train`; remembers of which result the function's newest checkpoint is."""
+        before = self._session.checkpoint
+        result = super().train()
+        if self._session.checkpoint is not before:
+            if before is not None:
+                discard(before)
+            self._checkpoint_progress = replace(self._progress)
+        return result
+
+    def _saved_progress(self) -> Progress:
+        return self._checkpoint_progress or self._progress
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Links the files of the function's newest checkpoint, which it never writes again, into the directory."""
+        source = self._session.checkpoint or (self._restored_from and Path(self._restored_from))
+        if not source:
+            raise TuneError(
+                "the function has made no checkpoint yet; it makes one with `with tune.checkpoint_dir(step=...)` before a report"
+            )
+        ours = _FILES_OF_OURS if self._session.checkpoint is None else ()
+        shutil.copytree(
+            source, checkpoint_dir, copy_function=_link, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*ours)
+        )
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Has the function begin from this directory. A function that runs cannot go back."""
+        if self._session.checkpoint is not None or self.iteration:
+            raise TuneError("a function that has begun cannot be restored; stop the trial and start it from the checkpoint")
+        if CHECKPOINT_DIR not in inspect.signature(type(self)._function).parameters:
+            raise TuneError(
+                f"{type(self).__name__} cannot be restored: it takes no checkpoint_dir; write it as f(config, checkpoint_dir=None)"
+            )
+        self._restored_from = str(checkpoint)
+
+    def restore(self, checkpoint_path: str) -> None:
+        """As `Trainable.restore`."""
+        super().restore(checkpoint_path)
+        self._checkpoint_progress = replace(self._progress)
+
+    def reset(self, new_config: dict[str, Any], trial: TrialInfo | None = None) -> bool:
+        """Runs the function anew, once it has ended."""
+        if not self._session.end(END_SECONDS):
+            return False
+        self._discard_own()
+        self.config, self._trial = new_config, trial or self._trial
+        self._begin()
+        self.setup(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """Ends the function at its report; its `finally` blocks run."""
+        self._session.end(END_SECONDS)
+        open_session(None)
+        self._discard_own()
+
+    def _discard_own(self) -> None:
+        if self._session.checkpoint is not None:
+            discard(self._session.checkpoint)
+
+
+def trainable_class(target: Any, path: str) -> type[Trainable]:
+    """Returns the class for what an import path named: a `Trainable`, or a function made into one.
+
+    Raises `TuneError` for anything else.
+    """
+    if inspect.isclass(target) and issubclass(target, Trainable):
+        return target
+    if inspect.isclass(target) or not callable(target):
+        raise TuneError(f"{path} is neither a function nor a class derived from tune.Trainable")
+    return type(path.rpartition(":")[2], (FunctionTrainable,), {"_function": staticmethod(target)})
+
+
+def _link(source: str, target: str) -> str:
+    """Names a file a second time; copies it where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+__all__ = ["FunctionEnded", "FunctionTrainable", "trainable_class"]
