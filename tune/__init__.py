@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tune.callbacks.wandb_logger import WandbLoggerCallback
     from tune.errors import TuneError
     from tune.experiment import Experiment
+    from tune.registry import register_env, register_trainable
     from tune.schedulers.scheduler import TrialScheduler
     from tune.search.basic_variant import BasicVariantGenerator
     from tune.search.search_alg import SearchAlg
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
         TrialPlateauStopper,
     )
     from tune.stoppers.stopper import Stopper
+    from tune.trainable.session import checkpoint_dir, get_trial_dir, get_trial_id, get_trial_name, report
+    from tune.trainable.trainable import Trainable
     from tune.trial import Trial
 
 _HOMES = {
@@ -58,6 +61,7 @@ _HOMES = {
     "tune.callbacks.wandb_logger": ("WandbLoggerCallback",),
     "tune.errors": ("TuneError",),
     "tune.experiment": ("Experiment",),
+    "tune.registry": ("register_env", "register_trainable"),
     "tune.schedulers.scheduler": ("TrialScheduler",),
     "tune.search.basic_variant": ("BasicVariantGenerator",),
     "tune.search.search_alg": ("SearchAlg",),
@@ -87,6 +91,8 @@ _HOMES = {
         "TrialPlateauStopper",
     ),
     "tune.stoppers.stopper": ("Stopper",),
+    "tune.trainable.session": ("checkpoint_dir", "get_trial_dir", "get_trial_id", "get_trial_name", "report"),
+    "tune.trainable.trainable": ("Trainable",),
     "tune.trial": ("Trial",),
 }
 """Where each public name is defined."""
@@ -110,12 +116,17 @@ __all__ = [
     "Stopper",
     "TBXLoggerCallback",
     "TimeoutStopper",
+    "Trainable",
     "Trial",
     "TrialPlateauStopper",
     "TrialScheduler",
     "TuneError",
     "WandbLoggerCallback",
+    "checkpoint_dir",
     "choice",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
     "grid_search",
     "lograndint",
     "loguniform",
@@ -126,6 +137,9 @@ __all__ = [
     "quniform",
     "randint",
     "randn",
+    "register_env",
+    "register_trainable",
+    "report",
     "sample_from",
     "uniform",
 ]

@@ -44,7 +44,9 @@ def register_env(name: str, creator: Callable[..., Any] | str) -> None:
 def env_creator(name: str) -> Callable[..., Any]:
     """Returns what `register_env` was given, in this process or in the one that started this trial."""
     if name not in _environments:
-        raise TuneError(f"no environment {name!r} is registered; there are: {', '.join(sorted(_environments)) or 'none'}")
+        raise TuneError(
+            f"no environment {name!r} is registered; there are: {', '.join(sorted(_environments)) or 'none'}"
+        )
     found: Callable[..., Any] = load(_environments[name])
     return found
 
@@ -74,6 +76,14 @@ def trainable_path(name: str) -> str:
     )
 
 
+def trainable_name(run: Callable[..., Any] | str) -> str:
+    """Returns what `Trial.trainable_name` holds for what a user gave `run`: a registered name as it is, else the import path."""
+    if isinstance(run, str):
+        trainable_path(run)
+        return run
+    return import_path_of(run)
+
+
 def import_path_of(target: Callable[..., Any] | str) -> str:
     """Returns the import path by which another process loads a class or function.
 
@@ -89,7 +99,9 @@ def import_path_of(target: Callable[..., Any] | str) -> str:
         raise TuneError(f"{target!r} is neither a class nor a function; name one that is at the top of its module")
     name, module = target.__qualname__, target.__module__
     if "<lambda>" in name:
-        raise TuneError(f"a lambda of {module} has no name to import it by; write it as a function at the top of its module")
+        raise TuneError(
+            f"a lambda of {module} has no name to import it by; write it as a function at the top of its module"
+        )
     if "<locals>" in name or "." in name:
         raise TuneError(
             f"{module}:{name} is defined inside something else, where no other process finds it; "

@@ -1,7 +1,7 @@
 """A function of the user as a trainable: `f(config)`, `f(config, checkpoint_dir=None)` or `f(config, reporter)`.
 
-Its checkpoints are those that it makes itself (`tune.checkpoint_dir`): to save it is to publish the newest, under the iteration
-at which that was reported.
+Its checkpoints are those that it makes itself (`tune.checkpoint_dir`): each becomes durable before the result that follows it. To
+save a function is to name the newest a second time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 from tune.errors import TuneError
 from tune.result import Result
-from tune.trainable.saved_state import DICT, METADATA, Progress
-from tune.trainable.session import FunctionEnded, Session, discard, open_session
+from tune.trainable import saved_state
+from tune.trainable.saved_state import METADATA, Progress
+from tune.trainable.session import OWN, FunctionEnded, Session, discard, open_session
 from tune.trainable.trainable import Trainable, TrialInfo
 
 CHECKPOINT_DIR = "checkpoint_dir"
@@ -25,7 +26,7 @@ CHECKPOINT_DIR = "checkpoint_dir"
 END_SECONDS = 5.0
 """How long a function may clean up after itself when its trial stops, in its `finally` blocks."""
 
-_FILES_OF_OURS = ("STABLE", METADATA, DICT)
+_FILES_OF_OURS = ("STABLE", METADATA)
 
 
 class FunctionTrainable(Trainable):
@@ -33,11 +34,17 @@ class FunctionTrainable(Trainable):
 
     _function: Callable[..., Any]
     """Set by `trainable_class`."""
+    made: Path | None = None
+    """The checkpoint that the function made in the step that has just ended."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the thread; it starts with the first step."""
+        for left in Path(self.logdir).glob(f"{OWN}*"):  # by an attempt that was killed
+            discard(left)
+        self._newest: Path | None = None
+        """Its newest checkpoint, or the one that it begins from."""
+        self._newest_progress = Progress()
         self._restored_from: str | None = None
-        self._checkpoint_progress: Progress | None = None
         self._session = Session(self._trial, self._call)
         open_session(self._session)
 
@@ -55,50 +62,55 @@ class FunctionTrainable(Trainable):
         return self._session.next_result()
 
     def train(self) -> Result:
-        """As `Trainable.train`; remembers of which result the function's newest checkpoint is."""
-        before = self._session.checkpoint
+        """As `Trainable.train`; makes what the function has saved before its report a checkpoint of this iteration."""
+        self.made = None
         result = super().train()
-        if self._session.checkpoint is not before:
-            if before is not None:
-                discard(before)
-            self._checkpoint_progress = replace(self._progress)
+        wrote, self._session.made = self._session.made, None
+        if wrote is not None:
+            self.made = Path(self.logdir).absolute() / f"checkpoint_{self.iteration:06d}"
+            saved_state.write(self.made, lambda into: _move(wrote, into), self._progress, self.trial_id)
+            self._saved = self._newest = self.made
+            self._newest_progress = replace(self._progress)
         return result
 
+    @property
+    def saved_iteration(self) -> int:
+        """At which iteration the function made what `save` saves."""
+        return self._newest_progress.iteration
+
     def _saved_progress(self) -> Progress:
-        return self._checkpoint_progress or self._progress
+        return self._newest_progress
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Links the files of the function's newest checkpoint, which it never writes again, into the directory."""
-        source = self._session.checkpoint or (self._restored_from and Path(self._restored_from))
-        if not source:
+        """Links the files of the function's newest checkpoint, which nobody writes again, into the directory."""
+        if self._newest is None:
             raise TuneError(
                 "the function has made no checkpoint yet; it makes one with `with tune.checkpoint_dir(step=...)` before a report"
             )
-        ours = _FILES_OF_OURS if self._session.checkpoint is None else ()
-        shutil.copytree(
-            source, checkpoint_dir, copy_function=_link, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*ours)
-        )
+        ours = shutil.ignore_patterns(*_FILES_OF_OURS)
+        shutil.copytree(self._newest, checkpoint_dir, copy_function=_link, dirs_exist_ok=True, ignore=ours)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Has the function begin from this directory. A function that runs cannot go back."""
-        if self._session.checkpoint is not None or self.iteration:
-            raise TuneError("a function that has begun cannot be restored; stop the trial and start it from the checkpoint")
+        if self._session.begun:
+            raise TuneError(
+                "a function that has begun cannot be restored; stop the trial and start it from the checkpoint"
+            )
         if CHECKPOINT_DIR not in inspect.signature(type(self)._function).parameters:
             raise TuneError(
-                f"{type(self).__name__} cannot be restored: it takes no checkpoint_dir; write it as f(config, checkpoint_dir=None)"
+                f"{type(self).__name__} cannot be restored: it takes no checkpoint_dir; write f(config, checkpoint_dir=None)"
             )
         self._restored_from = str(checkpoint)
 
     def restore(self, checkpoint_path: str) -> None:
         """As `Trainable.restore`."""
         super().restore(checkpoint_path)
-        self._checkpoint_progress = replace(self._progress)
+        self._newest, self._newest_progress = self._saved, replace(self._progress)
 
     def reset(self, new_config: dict[str, Any], trial: TrialInfo | None = None) -> bool:
         """Runs the function anew, once it has ended."""
         if not self._session.end(END_SECONDS):
             return False
-        self._discard_own()
         self.config, self._trial = new_config, trial or self._trial
         self._begin()
         self.setup(new_config)
@@ -108,11 +120,8 @@ class FunctionTrainable(Trainable):
         """Ends the function at its report; its `finally` blocks run."""
         self._session.end(END_SECONDS)
         open_session(None)
-        self._discard_own()
-
-    def _discard_own(self) -> None:
-        if self._session.checkpoint is not None:
-            discard(self._session.checkpoint)
+        if self._session.made is not None:
+            discard(self._session.made)
 
 
 def trainable_class(target: Any, path: str) -> type[Trainable]:
@@ -125,6 +134,12 @@ def trainable_class(target: Any, path: str) -> type[Trainable]:
     if inspect.isclass(target) or not callable(target):
         raise TuneError(f"{path} is neither a function nor a class derived from tune.Trainable")
     return type(path.rpartition(":")[2], (FunctionTrainable,), {"_function": staticmethod(target)})
+
+
+def _move(source: Path, into: str) -> None:
+    for entry in source.iterdir():
+        entry.rename(Path(into) / entry.name)
+    source.rmdir()
 
 
 def _link(source: str, target: str) -> str:

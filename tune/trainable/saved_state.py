@@ -52,7 +52,7 @@ def _told(returned: Any, partial: Path) -> dict[str, Any]:
     wrote = partial / str(returned)
     if not wrote.resolve().is_relative_to(partial.resolve()) or not wrote.exists():
         raise TuneError(
-            f"save_checkpoint returned {str(returned)!r}; expected None, a dict, or a path that it wrote in the directory it was given"
+            f"save_checkpoint returned {str(returned)!r}; expected None, a dict, or a path in the directory that it was given"
         )
     return {"kind": "directory", "inside": str(wrote.resolve().relative_to(partial.resolve()))}
 

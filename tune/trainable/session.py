@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tune.errors import TuneError
-from tune.result import SHOULD_CHECKPOINT, Result
+from tune.result import Result
 from tune.trainable.trainable import TrialInfo
 from tune.trainable.values import json_dict
 
 logger = logging.getLogger(__name__)
+
+OWN = ".function_"
+"""How the directories begin that a function writes checkpoints into, below its trial's; they become checkpoints at its report."""
 
 _current: Session | None = None
 
@@ -38,10 +41,8 @@ class Session:
 
     def __init__(self, trial: TrialInfo, function: Callable[[Session], Any]) -> None:
         self.trial = trial
-        self.checkpoint: Path | None = None
-        """The newest that the function has made, with the result that followed."""
-        self._made: Path | None = None
-        """One that the function has made since its last report."""
+        self.made: Path | None = None
+        """The directory of a checkpoint that the function has written since its last report."""
         self._function = function
         self._results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._turn = threading.Semaphore(0)
@@ -73,9 +74,6 @@ class Session:
                 "only the thread that runs the function may report"
             )
         result = json_dict(metrics, "the result")
-        if self._made is not None:
-            self.checkpoint, self._made = self._made, None
-            result[SHOULD_CHECKPOINT] = True
         self._results.put(result)
         self._turn.acquire()
         if self._stopping:
@@ -84,18 +82,18 @@ class Session:
     @contextlib.contextmanager
     def checkpoint_dir(self) -> Iterator[str]:
         """Yields an empty directory, which is the function's checkpoint once it reports."""
-        directory = Path(self.trial.logdir).absolute() / f".function_{secrets.token_hex(4)}"
+        directory = Path(self.trial.logdir).absolute() / f"{OWN}{secrets.token_hex(4)}"
         directory.mkdir(parents=True)
         yield str(directory)
-        if self._made is not None:
-            discard(self._made)
-        self._made = directory
+        if self.made is not None:
+            discard(self.made)
+        self.made = directory
 
     # --- the trial's side ---
 
     def next_result(self) -> Result:
         """Lets the function work until its next report. Raises what it raised, or `FunctionEnded`."""
-        if self._thread.ident is None:
+        if not self.begun:
             self._thread.start()
         else:
             self._turn.release()
@@ -104,10 +102,15 @@ class Session:
             raise found
         return found
 
+    @property
+    def begun(self) -> bool:
+        """Whether the function was called."""
+        return self._thread.ident is not None
+
     def end(self, seconds: float) -> bool:
         """Ends the function at its report. Returns whether its thread has ended within so many seconds."""
         self._stopping = True
-        if self._thread.ident is not None:
+        if self.begun:
             self._turn.release()
             self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -146,7 +149,9 @@ def checkpoint_dir(step: int) -> Iterator[str]:
     The function that is restored finds its path as `checkpoint_dir`. `step` is for the reader; the tuner counts by itself.
     """
     if _current is None:
-        raise TuneError(f"tune.checkpoint_dir(step={step}) was called outside a trial's function; there is nowhere to save")
+        raise TuneError(
+            f"tune.checkpoint_dir(step={step}) was called outside a trial's function; there is nowhere to save"
+        )
     with _current.checkpoint_dir() as directory:
         yield directory
 
@@ -171,4 +176,6 @@ def _as_metrics(returned: Any) -> Result:
         return returned
     if isinstance(returned, int | float):
         return {"_metric": returned}
-    raise TuneError(f"the function returned a {type(returned).__name__}; expected None, a dict of metrics, or one number")
+    raise TuneError(
+        f"the function returned a {type(returned).__name__}; expected None, a dict of metrics, or one number"
+    )

@@ -1,0 +1,249 @@
+"""The executor for this machine: each trial is a process, forked in milliseconds from one that has imported its module.
+
+Trials die with the executor, however it ends (`tune/executors/fork_server.py`). What they need of the machine is booked in a
+ledger before they start, all or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.backends.local import visible_devices
+from cluster.exit_codes import describe_exit
+from transport.config import machine_memory
+from tune.executors.attempt import Attempt, Deadlines, ProcessLink
+from tune.executors.fork_client import ForkClient
+from tune.executors.frames import FrameChannel
+from tune.executors.ledger import Ledger
+from tune.executors.process_executor import ProcessTrialExecutor
+from tune.trial import Trial
+
+TAIL_BYTES = 4096
+"""How much of its standard error the message about a trial that died has."""
+
+MOST_IDLE = 8
+"""Processes that wait to be used anew; more are ended."""
+
+
+class LocalTrialExecutor(ProcessTrialExecutor):
+    """Runs trials in processes of this machine."""
+
+    def __init__(
+        self,
+        cpus: float | None = None,
+        gpus: int | Sequence[str] | None = None,
+        memory: int | None = None,
+        object_store_memory: int | None = None,
+        custom_resources: Mapping[str, float] | None = None,
+        reuse_actors: bool = False,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        """What is not given is what the machine has. `gpus` are so many of the visible devices, or their ids.
+
+        With `reuse_actors` the process of a trial that has ended is used for the next one with the same trainable, if that is a
+        function or has `reset_config`.
+        """
+        super().__init__(deadlines, reuse_actors)
+        devices = visible_devices() if gpus is None or isinstance(gpus, int) else list(gpus)
+        if isinstance(gpus, int):
+            devices = (devices or [str(index) for index in range(gpus)])[:gpus]
+        totals = {
+            "cpu": float(cpus if cpus is not None else len(os.sched_getaffinity(0))),
+            "memory": float(machine_memory() if memory is None else memory),
+            "object_store_memory": float(machine_memory() if object_store_memory is None else object_store_memory),
+            **(custom_resources or {}),
+        }
+        self.ledger = Ledger(totals, devices)
+        self._servers: dict[str, ForkClient] = {}
+        """By trainable."""
+        self._lost: list[ForkClient] = []
+        self._processes: dict[int, _LocalProcess] = {}
+        """By slot."""
+        self._slots = itertools.count()
+        self._idle: dict[tuple[str, str], list[_LocalProcess]] = {}
+        """By trainable and devices."""
+
+    def has_resources(self, trial: Trial) -> bool:
+        """As `TrialExecutor.has_resources`."""
+        return self.ledger.fits(trial.resources.totals())
+
+    def could_ever_run(self, trial: Trial) -> str | None:
+        """As `TrialExecutor.could_ever_run`."""
+        why = self.ledger.impossible(trial.resources.totals())
+        return None if why is None else f"trial {trial} can never run here: {why}"
+
+    def has_gpus(self) -> bool:
+        """Whether there is a GPU for trials."""
+        return self.ledger.totals["gpu"] > 0
+
+    def resource_string(self) -> str:
+        """Used and total resources in one line."""
+        return str(self.ledger)
+
+    async def cleanup(self) -> None:
+        """Ends every trial in order, and all processes."""
+        await self._stop_all()
+        for process in list(self._processes.values()):
+            process.channel.close()
+            process.close_crash()
+        self._processes.clear()
+        self._idle.clear()
+        servers = [*self._servers.values(), *self._lost]
+        self._servers.clear()
+        self._lost.clear()
+        for server in servers:
+            server.end()
+        for server in servers:
+            await server.ended()
+
+    def _link(self, trial: Trial, trainable: str) -> tuple[ProcessLink, dict[str, str]]:
+        devices = ",".join(self.ledger.take(trial.trial_id, trial.resources.totals()))
+        environment = {"CUDA_VISIBLE_DEVICES": devices}
+        idle = self._idle.get((trainable, devices))
+        if idle:
+            process = idle.pop()
+        else:
+            try:
+                process = self._launch(trainable, devices)
+            except BaseException:
+                self.ledger.give_back(trial.trial_id)
+                raise
+        process.stderr = Path(trial.logdir) / "stderr" if trial.log_to_file is True else None
+        return process, environment
+
+    def _launch(self, trainable: str, devices: str) -> _LocalProcess:
+        process = _LocalProcess(self, next(self._slots), trainable, devices)
+        self._processes[process.slot] = process
+        process.launch()
+        return process
+
+    def server_of(self, trainable: str) -> ForkClient:
+        """The fork server of a trainable; starts it if there is none."""
+        if trainable not in self._servers:
+            self._start_server(trainable, cold=False)
+        return self._servers[trainable]
+
+    def _start_server(self, trainable: str, cold: bool) -> None:
+        self._servers[trainable] = ForkClient(trainable, self._exited, self._refused, self._server_lost, cold)
+
+    def _released(self, attempt: Attempt, reusable: bool) -> None:
+        self.ledger.give_back(attempt.trial_id)
+        process = attempt.link
+        assert isinstance(process, _LocalProcess)
+        if not reusable:
+            return
+        if sum(map(len, self._idle.values())) >= MOST_IDLE:
+            process.attach(lambda message: None, lambda how: None)
+            process.kill()
+            return
+        waiting = self._idle.setdefault((process.trainable, process.devices), [])
+        process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
+        waiting.append(process)
+
+    def _exited(self, slot: int, code: int) -> None:
+        if (process := self._processes.pop(slot, None)) is not None:
+            process.end(describe_exit(code))
+
+    def _refused(self, slot: int, error: str) -> None:
+        if (process := self._processes.pop(slot, None)) is not None:
+            process.end(f"was not started: {error}")
+
+    def _server_lost(self, server: ForkClient) -> None:
+        """A fork server died, and all its processes with it. If it had not begun to fork, another tries without the import."""
+        self._lost.append(server)
+        self._servers.pop(server.trainable, None)
+        its = [process for process in self._processes.values() if process.server is server]
+        if not server.ready and not server.cold:
+            self._start_server(server.trainable, cold=True)
+            for process in its:
+                process.launch()
+            return
+        for process in its:
+            del self._processes[process.slot]
+            process.end("was killed: the fork server of its trainable has died")
+
+
+class _LocalProcess:
+    """One process of a trial; a `ProcessLink`."""
+
+    def __init__(self, executor: LocalTrialExecutor, slot: int, trainable: str, devices: str) -> None:
+        self.slot, self.trainable, self.devices = slot, trainable, devices
+        self.resets = False
+        self.stderr: Path | None = None
+        self._executor = executor
+        self._crash = -1
+        self._asked: list[dict[str, Any]] = []
+        """Until the first answer: what to ask again of another process if the fork server dies first."""
+        self._heard = False
+        self._on_message: Callable[[dict[str, Any]], None] = lambda message: None
+        self._on_end: Callable[[str], None] = lambda how: None
+
+    def launch(self) -> None:
+        """Has it forked; again if the first fork server died before it could."""
+        self.close_crash()
+        ours, theirs = socket.socketpair()
+        self._crash = os.memfd_create("crash", os.MFD_CLOEXEC)
+        self.server = self._executor.server_of(self.trainable)
+        self.channel = FrameChannel(ours, self._hear, self._broken)
+        self.server.fork(self.slot, theirs, os.dup(self._crash))
+        for message in self._asked:
+            self.channel.send(message)
+
+    def attach(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]) -> None:
+        """As `ProcessLink.attach`."""
+        self._on_message, self._on_end = on_message, on_end
+
+    def send(self, message: dict[str, Any]) -> None:
+        """As `ProcessLink.send`."""
+        self.channel.send(message)
+        if not self._heard:
+            self._asked.append(message)
+
+    def kill(self) -> None:
+        """As `ProcessLink.kill`."""
+        if self.server.ready:
+            self.server.kill(self.slot)
+        else:  # it hangs in the import of the trainable's module
+            self.server.end()
+
+    def end(self, how: str) -> None:
+        """The process is gone, and all below it."""
+        self.channel.drain()
+        self.channel.close()
+        crash = _content(self._crash)
+        self.close_crash()
+        tail = "" if self.stderr is None else _tail(self.stderr)
+        parts = [how, crash and f"where it was:\n{crash}", tail and f"the end of {self.stderr}:\n{tail}"]
+        self._on_end("\n\n".join(part for part in parts if part))
+
+    def close_crash(self) -> None:
+        """Closes the file for its crash."""
+        if self._crash >= 0:
+            os.close(self._crash)
+            self._crash = -1
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        self._heard = True
+        self._asked.clear()
+        self._on_message(message)
+
+    def _broken(self, why: str) -> None:
+        self._on_message({"kind": "failed", "error": f"the trial's process does not keep to the protocol: {why}"})
+        self.kill()
+
+
+def _content(file: int) -> str:
+    return os.pread(file, 16 * TAIL_BYTES, 0).decode(errors="replace").strip() if file >= 0 else ""
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace").strip()
+    return ""

@@ -1,0 +1,151 @@
+"""What the executors share that run a trial in a process of its own: `local.py` and `on_ray.py` only say where the process is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tune.checkpoint import Checkpoint
+from tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
+from tune.executors.executor import Event, TrialExecutor
+from tune.registry import environments, trainable_path
+from tune.trial import Trial
+
+
+class ProcessTrialExecutor(TrialExecutor):
+    """Runs each attempt in a process, and turns its answers into events. Call it on one event loop."""
+
+    def __init__(self, deadlines: Deadlines | None, reuse_actors: bool) -> None:
+        self._deadlines = deadlines or Deadlines()
+        self._reuse = reuse_actors
+        self._attempts: dict[str, Attempt] = {}
+        self._exported: dict[str, dict[str, str]] = {}
+        self._events: list[Event] = []
+        self._arrived = asyncio.Event()
+
+    # --- what the executors differ in ---
+
+    def _link(self, trial: Trial, trainable: str) -> tuple[ProcessLink, dict[str, str]]:
+        """Takes the trial's resources and a process for it; the environment it needs is returned, too."""
+        raise NotImplementedError
+
+    def _released(self, attempt: Attempt, reusable: bool) -> None:
+        """Frees the resources of an attempt that is over. A process that is `reusable` waits for another `setup`."""
+        raise NotImplementedError
+
+    # --- the contract ---
+
+    def start_trial(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
+        """As `TrialExecutor.start_trial`. Raises `TuneError` if the resources are not free, or the trainable has no name."""
+        require_free(self._attempts, trial)
+        trainable = trainable_path(trial.trainable_name)
+        link, environment = self._link(trial, trainable)
+        path = trial.restore_path if checkpoint is None else checkpoint.path
+        stdout, stderr = _log_files(trial)
+        made = Attempt(trial, attempt, link, self._deadlines, self._emit, self._over)
+        self._attempts[trial.trial_id] = made
+        made.setup(
+            {
+                "trainable": trainable,
+                "config": trial.config,
+                "trial_id": trial.trial_id,
+                "trial_name": str(trial),
+                "logdir": str(Path(trial.logdir).absolute()),
+                "path": path,
+                "stdout": stdout,
+                "stderr": stderr,
+                "environment": environment,
+                "environments": environments(),
+                "memory": 0 if trial.resources.gpu else trial.resources.memory,
+            }
+        )
+
+    def continue_training(self, trial: Trial) -> None:
+        """As `TrialExecutor.continue_training`."""
+        self._of(trial, Attempt.train)
+
+    def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
+        """As `TrialExecutor.save`. A function's newest checkpoint may be older; `Saved` says of which iteration it is."""
+        self._of(trial, lambda attempt: attempt.save(checkpoint))
+
+    def restore(self, trial: Trial, checkpoint: Checkpoint) -> None:
+        """As `TrialExecutor.restore`."""
+        self._of(trial, lambda attempt: attempt.restore(checkpoint))
+
+    def reset_trial(self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None) -> bool:
+        """As `TrialExecutor.reset_trial`: a class that has `reset_config`, or a function."""
+        attempt = self._attempts.get(trial.trial_id)
+        if attempt is None or not attempt.link.resets:
+            return False
+        attempt.reset(config, checkpoint)
+        return True
+
+    def pause_trial(self, trial: Trial) -> None:
+        """As `TrialExecutor.pause_trial`. A step in progress may end, and its result is delivered before `Stopped`."""
+        self._of(trial, lambda attempt: attempt.stop([], self._reuses(attempt)))
+
+    def stop_trial(self, trial: Trial, error: bool = False) -> None:
+        """As `TrialExecutor.stop_trial`; exports it first, unless it ends with an error."""
+        export = [] if error else trial.export_formats
+        self._of(trial, lambda attempt: attempt.stop(export, self._reuses(attempt) and not error))
+
+    def export_trial_if_needed(self, trial: Trial) -> dict[str, str]:
+        """What the trial exported when it was stopped: paths by format."""
+        return self._exported.get(trial.trial_id, {})
+
+    async def next_events(self, timeout: float) -> Sequence[Event]:
+        """As `TrialExecutor.next_events`."""
+        if self._events:
+            await asyncio.sleep(0)  # what has arrived meanwhile comes with them
+        else:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return []
+        events, self._events = self._events, []
+        return events
+
+    def get_running_trials(self) -> list[str]:
+        """The ids of the trials that have a process."""
+        return list(self._attempts)
+
+    async def _stop_all(self) -> None:
+        """Stops every attempt in order, and waits until each is over; a deadline of its own bounds each."""
+        for attempt in list(self._attempts.values()):
+            attempt.stop([], reuse=False)
+        while self._attempts:
+            await self.next_events(1.0)
+        self._events.clear()
+
+    # --- inside ---
+
+    def _of(self, trial: Trial, ask: Callable[[Attempt], None]) -> None:
+        if (attempt := self._attempts.get(trial.trial_id)) is not None:
+            ask(attempt)
+
+    def _reuses(self, attempt: Attempt) -> bool:
+        return self._reuse and attempt.link.resets
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+        self._arrived.set()
+
+    def _over(self, attempt: Attempt, reusable: bool) -> None:
+        if attempt.exported:
+            self._exported[attempt.trial_id] = attempt.exported
+        del self._attempts[attempt.trial_id]
+        self._released(attempt, reusable)
+
+
+def _log_files(trial: Trial) -> tuple[str | None, str | None]:
+    """Where standard output and error go, from `log_to_file`."""
+    asked = trial.log_to_file
+    if asked is False or asked == "":
+        return None, None
+    names = ("stdout", "stderr") if asked is True else (asked, asked) if isinstance(asked, str) else asked
+    logdir = Path(trial.logdir).absolute()
+    return str(logdir / names[0]), str(logdir / names[1])

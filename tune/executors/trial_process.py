@@ -1,0 +1,176 @@
+"""The process of a trial: loads the trainable, and does what its executor asks over their socket, one request after another.
+
+`serve` runs in the main thread of a process that the fork server has forked (`tune/executors/fork_server.py`) and returns when
+the executor says so or is gone. All of the user's code runs below it; what that raises is reported and ends the process.
+
+| asked | answered |
+|---|---|
+| `setup` | `started`; again for another trial, when the process is used anew |
+| `train` | `result`, with `made` before it when a function has made a checkpoint; `completed` when a function has returned |
+| `save` | `saved` or `save_failed` |
+| `restore`, `reset` | `started` |
+| `stop` | `stopped` |
+| anything that raises | `failed` |
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tune.executors.frames import BadFrame, receive, send
+from tune.registry import adopt_environments, load
+from tune.trainable.functions import FunctionEnded, FunctionTrainable, trainable_class
+from tune.trainable.trainable import Trainable, TrialInfo
+
+LONGEST_ERROR = 64 * 2**10
+"""Characters of a traceback that are sent; the middle of a longer one is left out."""
+
+CANNOT_ANSWER = 70
+"""The exit code of a process whose executor takes no answer any more."""
+
+
+class TrialProcess:
+    """The conversation of one process with its executor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._trainable: Trainable | None = None
+        self._streams = (os.dup(1), os.dup(2))
+
+    def serve(self) -> None:
+        """Answers until it is told to end, something raises, or the executor is gone."""
+        going = True
+        while going and (request := receive(self._connection)) is not None:
+            try:
+                going = self._answer(request)
+            except BrokenPipeError:
+                os._exit(CANNOT_ANSWER)
+            except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the executor's to know
+                self._send("failed", error=_described(error))
+                return
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        send(self._connection, {"kind": kind, **fields})
+
+    def _answer(self, request: dict[str, Any]) -> bool:
+        """Does what is asked. Returns whether the process goes on."""
+        kind = request["kind"]
+        if kind == "setup":
+            self._setup(request)
+        elif kind == "stop":
+            self._stop(request)
+            return bool(request["reuse"])
+        elif self._trainable is None:
+            raise BadFrame(f"{kind} was asked before setup")
+        elif kind == "train":
+            self._train(self._trainable)
+        elif kind == "save":
+            self._save(self._trainable, request)
+        elif kind == "restore":
+            self._trainable.restore(request["path"])
+            self._started()
+        elif kind == "reset":
+            self._reset(request["config"])
+            if request["path"] is not None:
+                self._it().restore(request["path"])
+            self._started()
+        else:
+            raise BadFrame(f"there is no request {kind!r}")
+        return True
+
+    def _it(self) -> Trainable:
+        assert self._trainable is not None
+        return self._trainable
+
+    def _setup(self, request: dict[str, Any]) -> None:
+        Path(request["logdir"]).mkdir(parents=True, exist_ok=True)
+        self._redirect(request["stdout"], request["stderr"])
+        _limit_memory(request["memory"])
+        adopt_environments(request["environments"])
+        os.environ.update(request["environment"])
+        trial = TrialInfo(request["trial_id"], request["trial_name"], request["logdir"])
+        if self._trainable is None:
+            self._make(trainable_class(load(request["trainable"]), request["trainable"]), request["config"], trial)
+        else:
+            self._reset(request["config"], trial)
+        if request["path"] is not None:
+            self._it().restore(request["path"])
+        self._started()
+
+    def _redirect(self, stdout: str | None, stderr: str | None) -> None:
+        """Appends standard output and error to files; None stands for those that the process began with."""
+        for stream, target, path in ((sys.stdout, 1, stdout), (sys.stderr, 2, stderr)):
+            stream.flush()
+            if path is None:
+                os.dup2(self._streams[target - 1], target)
+                continue
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+
+    def _make(self, kind: type[Trainable], config: dict[str, Any], trial: TrialInfo) -> None:
+        self._trainable = kind(config, trial)
+
+    def _reset(self, config: dict[str, Any], trial: TrialInfo | None = None) -> None:
+        """Gives the object another config; makes a new one where it does not take it."""
+        it = self._it()
+        if not it.reset(config, trial):
+            it.stop()
+            self._make(type(it), config, trial or it._trial)
+
+    def _started(self) -> None:
+        kind = type(self._it())
+        resets = kind.reset is not Trainable.reset or kind.reset_config is not Trainable.reset_config
+        self._send("started", resets=resets, is_function=issubclass(kind, FunctionTrainable))
+
+    def _train(self, it: Trainable) -> None:
+        try:
+            result = it.train()
+        except FunctionEnded:
+            self._send("completed")
+            return
+        if isinstance(it, FunctionTrainable) and it.made is not None:
+            self._send("made", path=str(it.made), iteration=it.saved_iteration, result=result)
+        self._send("result", result=result)
+
+    def _save(self, it: Trainable, request: dict[str, Any]) -> None:
+        try:
+            path = it.save(request["path"])
+        except Exception as error:  # noqa: BLE001 - the trial goes on without this checkpoint
+            self._send("save_failed", error=_described(error))
+            return
+        iteration = it.saved_iteration if isinstance(it, FunctionTrainable) else it.iteration
+        self._send("saved", path=path, iteration=iteration)
+
+    def _stop(self, request: dict[str, Any]) -> None:
+        exported: dict[str, str] = {}
+        error = ""
+        it = self._trainable
+        if it is not None and request["export"]:
+            try:
+                exported = it.export_model(request["export"], it.logdir)
+            except Exception as problem:  # noqa: BLE001 - a trial that has ended well stays so
+                error = _described(problem)
+        if it is not None and not request["reuse"]:
+            it.stop()
+        self._send("stopped", exported=exported, error=error, reuse=request["reuse"])
+
+
+def _described(error: BaseException) -> str:
+    text = "".join(traceback.format_exception(error))
+    if len(text) > LONGEST_ERROR:
+        text = f"{text[: LONGEST_ERROR // 2]}\n[...]\n{text[-LONGEST_ERROR // 2 :]}"
+    return text.encode(errors="replace").decode()
+
+
+def _limit_memory(size: int) -> None:
+    """Lets an allocation fail that would take the process beyond so many bytes; 0 for no limit."""
+    limit = size or resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
