@@ -1,4 +1,4 @@
-"""What the executors share that run a trial in a process of its own: `local.py` and `on_ray.py` only say where the process is."""
+"""What the executors share that run each trial in a process of its own; they themselves only say where the process is."""
 
 from __future__ import annotations
 
