@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from run.config import RunConfig
+from tests.trainer.orchestrator_end import preload
 from trainer.runs.control_files import Sighting
 from trainer.runs.record import Occupancy
 from trainer.runs.registry import RunRegistry
@@ -42,6 +43,12 @@ _SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
     "initializer_range": 0.2,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _preloaded_trainers() -> None:
+    """Trainers start in a moment, whichever tests ran before."""
+    preload()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -32,8 +33,15 @@ DEADLINE = 90.0
 
 sys.path.append(str(Path(__file__).parents[2]))  # each trainer imports this module by its name, and gets our path
 _processes = multiprocessing.get_context("forkserver")
-# Importing torch and transformers takes seconds: it is done once, in a server without threads that each trainer is forked from.
-_processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.modeling_auto"])
+
+
+def preload() -> None:
+    """Has torch and transformers, whose import takes seconds, imported once: in the server that each trainer is forked from.
+
+    A process has one such server, which imports only what was named before it started. So the one of other tests is ended.
+    """
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    _processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.modeling_auto"])
 
 
 def _main(config_json: str, log: str, ready: Connection, largest_file: int | None) -> None:
