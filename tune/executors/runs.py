@@ -3,7 +3,7 @@
 | the runner asks | the run |
 |---|---|
 | start | its orchestrator joins the job as a guest, from its newest commit if it was there before |
-| save | nothing: the checkpoint is there once the trainer's own covers the step |
+| save | its newest step is made durable and kept by the trainer |
 | pause, stop | drains, commits, says BYE |
 | reset with another trial's checkpoint | copies that run inside the trainer, and changes keys in place, at a step boundary |
 
@@ -20,14 +20,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from job.configuration.load import merge
+from run.config import RunConfig
 from transport.errors import UserError
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
-from tune.executors.executor import Event, Failed, TrialExecutor
+from tune.executors.executor import Event, Failed, SaveFailed, TrialExecutor
 from tune.runs.attempt import RunAttempt
+from tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy
 from tune.runs.host_job import HostJob
+from tune.runs.saved import SavedStep, read_saved
 from tune.runs.varied_run import VariedRun
 from tune.trial import Trial
 
@@ -54,6 +59,8 @@ class RunTrialExecutor(TrialExecutor):
         self._slots = slots
         self._attempts: dict[str, RunAttempt] = {}
         self._events: list[Event] = []
+        self._declined: set[str] = set()
+        """Trials that could not be reset in place: their next start makes the copy."""
 
     async def ready(self) -> None:
         """Starts the job, if it is the experiment's, and waits until runs can join. Raises `TuneError` if that fails."""
@@ -77,25 +84,78 @@ class RunTrialExecutor(TrialExecutor):
         """Makes the trial's run join the job. `Started` follows once rollouts can begin.
 
         A run goes on from its newest commit, never from before it: its steps are trained once. So its own checkpoint says no
-        more than that there is one.
+        more than that there is one. Another trial's is copied: into a new run before its first step, else in place of an update.
         """
+        anew = trial.trial_id in self._declined
+        self._declined.discard(trial.trial_id)
         try:
-            config = self.run.config(trial)
+            config = self.run.config(trial, trial.config)
             settings = self.run.settings(trial.trial_id, trial.config)
-        except UserError as error:
+            copy = self._copy_at_start(trial, config, checkpoint, anew)
+        except (UserError, TuneError, OSError) as error:
             self._events.append(Failed(trial.trial_id, attempt, str(error)))
             return
-        self._attempts[trial.trial_id] = RunAttempt(
-            trial.trial_id, attempt, config, settings, self.job, trial.last_result
-        )
+        if copy is not None and copy[1].request_id == START:
+            start_from = {"run": copy[0].run_id, "step": copy[0].step}
+            settings = merge(settings, {"training": {"start_from": start_from}})
+        begun = RunAttempt(trial.trial_id, attempt, config, settings, self.job, trial.last_result)
+        if copy is not None and copy[1].request_id == START:
+            begun.began_as_copy(copy[1])
+        elif copy is not None:
+            begun.copy_first(*copy)
+        self._attempts[trial.trial_id] = begun
+
+    def _copy_at_start(
+        self, trial: Trial, config: RunConfig, checkpoint: Checkpoint | None, anew: bool
+    ) -> tuple[SavedStep, CopyNote] | None:
+        if checkpoint is None or checkpoint.trial_id == trial.trial_id:
+            return None
+        has_begun = (config.run_dir / "control").exists()
+        return read_saved(checkpoint.path), note_copy(Path(trial.logdir), checkpoint, anew, at_start=not has_begun)
 
     def continue_training(self, trial: Trial) -> None:
         """Lets the next result be delivered."""
         self._of(trial, RunAttempt.want)
 
     def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """Asks for a checkpoint at or after the step of `checkpoint.iteration`; the run goes on meanwhile."""
-        self._of(trial, lambda attempt: attempt.save(checkpoint))
+        """Asks for a checkpoint of the run's newest step; the run goes on meanwhile."""
+        if (attempt := self._attempts.get(trial.trial_id)) is None:
+            return
+        try:
+            attempt.save(checkpoint)
+        except (UserError, OSError) as error:
+            self._events.append(SaveFailed(trial.trial_id, attempt.number, str(error)))
+
+    def restore(self, trial: Trial, checkpoint: Checkpoint) -> None:
+        """Copies a checkpoint, the trial's own or another's, into the run."""
+        if not self.reset_trial(trial, trial.config, checkpoint) and trial.trial_id in self._attempts:
+            attempt = self._attempts[trial.trial_id]
+            self._events.append(Failed(trial.trial_id, attempt.number, f"{checkpoint.path} could not be restored"))
+
+    def reset_trial(self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None) -> bool:
+        """Copies a checkpoint into the run and changes its keys, at a step boundary.
+
+        Returns:
+            False for a key that cannot change while the run is trained.
+        """
+        if (attempt := self._attempts.get(trial.trial_id)) is None:
+            return False
+        try:
+            new, settings = self.run.config(trial, config), self.run.settings(trial.trial_id, config)
+            changes = changed_keys(attempt.config, new)
+            if not all(map(IN_PLACE.fullmatch, changes)):
+                self._declined.add(trial.trial_id)
+                return False
+            source = note = None
+            if checkpoint is not None:
+                source, note = read_saved(checkpoint.path), note_copy(Path(trial.logdir), checkpoint, anew=True)
+            attempt.exploit(source, note, changes)
+        except (UserError, TuneError, OSError) as error:
+            logger.warning("trial %s cannot be reset in place: %s", trial.trial_id, error)
+            self._declined.add(trial.trial_id)
+            return False
+        attempt.change(new, settings)
+        return True
 
     def pause_trial(self, trial: Trial) -> None:
         """Makes the run leave the job; a later start goes on from its last commit."""
@@ -135,7 +195,8 @@ class RunTrialExecutor(TrialExecutor):
         await asyncio.to_thread(self.job.stop)
 
     def _poll(self) -> bool:
-        """Collects events; returns whether there are any."""
+        """Collects events; returns whether there are any. Raises `TuneError`."""
+        self._ask_job(self.job.check)
         for trial_id, attempt in list(self._attempts.items()):
             try:
                 self._events += attempt.poll()

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 240.0
 """Time limit for a job to stop in order."""
 
+LAST_LINES = 5
+"""Last lines of the job's output that an error quotes."""
+
 LIVING_SECONDS = 1.0
 """How long a count of the living runs is taken for true."""
 
@@ -70,18 +73,20 @@ class HostJob:
             )
         logger.info("the job starts from %s; its output is in %s", self._file, self.log_file)
 
-    def obstacle(self) -> str | None:
-        """Returns why no run can join now, in words; None if runs can.
-
-        Raises `UserError` if no run will ever be able to: the job has ended.
-        """
+    def check(self) -> None:
+        """Raises `UserError` if no run will ever be able to join: the job that was started has ended."""
         if self._process is not None and (code := self._process.poll()) is not None:
-            output = "\n".join(last_lines(self.log_file, 5))
-            raise UserError(f"the job of the trials has ended: {describe_exit(code)} ({self.log_file})\n{output}")
+            output = "\n".join(last_lines(self.log_file, LAST_LINES))
+            raise UserError(f"the job of the trials has ended: it {describe_exit(code)} ({self.log_file})\n{output}")
+
+    def obstacle(self) -> str | None:
+        """Returns why no run can join now, in words; None if runs can. Raises as `check`."""
+        self.check()
         if not is_running(self.directory):
             return f"no job runs in {self.directory}"
-        unready = [worker["name"] for worker in read_workers(self.directory) if worker["state"] != "ready"]
-        if unready or not read_workers(self.directory):
+        workers = read_workers(self.directory)
+        unready = [worker["name"] for worker in workers if worker["state"] != "ready"]
+        if unready or not workers:
             return f"the job in {self.directory} is starting: {', '.join(unready) or 'no process yet'}"
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from job.check import check_run
 from job.configuration.load import merge
-from job.join import check_joins, values_of_job
+from job.join import values_of_job
 from job.sweep.grid import with_value_at
 from run.config import RunConfig
 from transport.configuration.explain import validate
@@ -50,14 +50,14 @@ class VariedRun:
     def config(self, trial: Trial, values: dict[str, Any] | None = None) -> RunConfig:
         """Returns the run's configuration, as its orchestrator will read it.
 
-        `values` replace the trial's own. Raises `UserError` for what the schema, the job to join, or the environments refuse.
+        `values` replace the trial's own. Raises `UserError` for what the schema or the environments refuse; whether the job takes
+        it is known once the job runs (`job/join.py:check_joins`).
         """
         settings = self.settings(trial.trial_id, trial.config if values is None else values)
         below = values_of_job(str(self.directory)) | {"resume": True}
         run = validate(RunConfig, merge(below, settings), f"trial {trial.trial_id}")
         try:
             check_run(run)
-            check_joins(run, self.directory)
         except UserError as error:
             raise UserError(f"trial {trial.trial_id}: {error}") from None
         return run

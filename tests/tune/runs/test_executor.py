@@ -1,0 +1,259 @@
+"""The executor of runs, with a job that pretends: what a fault does to one trial, and that results come once."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.polling import wait_until
+from tests.tune.runs.conftest import PretendedJob
+from tune.errors import TuneError
+from tune.executors.executor import Completed, Failed, Reported, Saved, Started, Stopped
+from tune.result import TRAINING_ITERATION
+from tune.runs.host_job import HostJob
+from tune.runs.saved import read_saved
+from tune.trial import Trial
+
+pytestmark = pytest.mark.slow
+
+
+def results(job: PretendedJob, trial: Trial, count: int) -> list[int]:
+    """The iterations of so many further results; the trial keeps the last, as the runner has it."""
+    found = []
+    for _ in range(count):
+        job.executor.continue_training(trial)
+        event = job.until(Reported, trial)
+        trial.last_result = event.result
+        found.append(event.result[TRAINING_ITERATION])
+    return found
+
+
+def test_each_step_is_a_result_and_the_end_follows(job: PretendedJob) -> None:
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    job.until(Started, trial)
+    assert results(job, trial, 6) == [1, 2, 3, 4, 5, 6]
+    assert trial.last_result["reward/mean"] == pytest.approx(0.3)
+    job.executor.continue_training(trial)
+    job.until(Completed, trial)
+    job.executor.save(trial, job.checkpoint(trial, 6))
+    job.executor.stop_trial(trial)
+    assert asyncio.run(job.executor.next_events(5.0)), "the checkpoint of a run that never was durable fails"
+    wait_until(lambda: not job.orchestrators(), "the end of the orchestrator")
+
+
+def test_a_pause_loses_and_repeats_nothing(job: PretendedJob) -> None:
+    job.direct("a", "allowed", "4")
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    job.until(Started, trial)
+    assert results(job, trial, 2) == [1, 2]
+    wait_until(lambda: (job.output / "run_exp.a/metrics.jsonl").read_text().count("\n") == 4, "two more steps")
+    job.executor.pause_trial(trial)
+    job.until(Stopped, trial)
+    job.direct("a", "allowed", "6")
+    job.executor.start_trial(trial, 2)
+    job.until(Started, trial)
+    assert results(job, trial, 4) == [3, 4, 5, 6], "the lines of before the pause come first"
+
+
+def test_slots_are_the_resource(job: PretendedJob) -> None:
+    job.direct("a", "allowed", "1")
+    first, second, third = (job.trial(name) for name in "abc")
+    assert job.executor.could_ever_run(first) is None
+    for trial in (first, second):
+        assert job.executor.has_resources(trial)
+        job.executor.start_trial(trial, 1)
+    assert not job.executor.has_resources(third)
+    assert "2/2 slots" in job.executor.resource_string()
+    job.executor.stop_trial(first)
+    job.until(Stopped, first)
+    assert job.executor.has_resources(third)
+
+
+def test_a_run_that_dies_fails_alone_and_goes_on_after_its_last_result(job: PretendedJob) -> None:
+    job.direct("a", "die", "3")
+    job.direct("a", "allowed", "1")
+    dying, other = job.trial("a"), job.trial("b")
+    for trial in (dying, other):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    assert results(job, dying, 1) == [1]
+    job.direct("a", "allowed", "6")
+    failed = job.until(Failed, dying)
+    assert "SIGKILL" in failed.error
+    assert results(job, other, 6) == [1, 2, 3, 4, 5, 6]
+    job.executor.start_trial(dying, 2)
+    job.until(Started, dying)
+    assert results(job, dying, 5) == [2, 3, 4, 5, 6]
+
+
+def test_an_evicted_run_says_why(job: PretendedJob) -> None:
+    job.direct("a", "die", "1")
+    job.direct("a", "evicted.txt", "the operator wants its place")
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    job.executor.continue_training(trial)
+    failed = next(
+        event
+        for event in iter(lambda: job.events.pop(0) if job.events else _next(job), None)
+        if isinstance(event, Failed)
+    )
+    assert "evicted: the operator wants its place" in failed.error
+
+
+def _next(job: PretendedJob) -> object:
+    job.events += asyncio.run(job.executor.next_events(1.0))
+    return job.events.pop(0) if job.events else Started("", 0)
+
+
+def test_a_configuration_that_no_run_can_have_fails_the_trial(job: PretendedJob) -> None:
+    trial = job.trial("a", training={"learning_rate": -1.0})
+    job.executor.start_trial(trial, 1)
+    assert "training.learning_rate = -1.0" in job.until(Failed, trial).error
+    trial = job.trial("b", training={"learning_rat": 1.0})
+    job.executor.start_trial(trial, 1)
+    assert "the nearest is training.learning_rate" in job.until(Failed, trial).error
+
+
+def test_a_copy_in_place_reports_no_step_of_the_old_weights(job: PretendedJob) -> None:
+    for name in "ab":
+        job.direct(name, "allowed", "2")
+    winner, loser = job.trial("a"), job.trial("b", training={"learning_rate": 0.1})
+    for trial in (winner, loser):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    assert results(job, winner, 2) == results(job, loser, 2) == [1, 2]
+    checkpoint = job.checkpoint(winner, 2)
+    job.executor.save(winner, checkpoint)
+    assert job.until(Saved, winner).checkpoint == checkpoint
+    assert read_saved(checkpoint.path).step == 2
+
+    assert not job.executor.reset_trial(loser, {"training": {"optimizer": "sgd"}}, checkpoint), "needs a new start"
+    assert job.executor.reset_trial(loser, {"training": {"learning_rate": 0.2}}, checkpoint)
+    job.until(Started, loser)
+    assert (job.output / "run_exp.b/control/copied.txt").read_text() == "3 exp.a 2\n"
+    job.direct("b", "allowed", "6")
+    assert results(job, loser, 3) == [3, 4, 5], "they count on from the winner's iteration"
+    assert trial.last_result["step"] == 6
+    assert trial.last_result["learning_rate"] == 0.2
+
+
+def test_a_copy_is_made_once_though_the_tuner_was_killed(job: PretendedJob) -> None:
+    for name in "ab":
+        job.direct(name, "allowed", "2")
+    winner, loser = job.trial("a"), job.trial("b")
+    for trial in (winner, loser):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    results(job, loser, 2)
+    checkpoint = job.checkpoint(winner, 2)
+    job.executor.save(winner, checkpoint)
+    job.until(Saved, winner)
+    assert job.executor.reset_trial(loser, {"training": {"learning_rate": 0.2}}, checkpoint)
+    copied = job.output / "run_exp.b/control/copied.txt"
+    wait_until(copied.exists, "the copy")
+    asyncio.run(job.executor.cleanup())  # as after a kill, nothing of it was journalled
+
+    job.executor = job.another_executor()
+    loser.config = {"training": {"learning_rate": 0.2}}
+    job.direct("b", "allowed", "5")
+    job.executor.start_trial(loser, 2, checkpoint)
+    job.until(Started, loser)
+    assert copied.read_text().count("\n") == 1
+    assert results(job, loser, 2) == [3, 4]
+
+
+def test_a_refused_copy_fails_the_trial(job: PretendedJob) -> None:
+    for name in "ab":
+        job.direct(name, "allowed", "1")
+    job.direct("b", "refuse", "its rank is another")
+    winner, loser = job.trial("a"), job.trial("b")
+    for trial in (winner, loser):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    checkpoint = job.checkpoint(winner, 1)
+    results(job, winner, 1)
+    job.executor.save(winner, checkpoint)
+    job.until(Saved, winner)
+    assert job.executor.reset_trial(loser, {}, checkpoint)
+    assert "its rank is another" in job.until(Failed, loser).error
+    wait_until(lambda: len(job.orchestrators()) <= 2, "the loser's orchestrator to end")
+
+
+def test_a_new_trial_begins_with_anothers_state(job: PretendedJob) -> None:
+    job.direct("a", "allowed", "2")
+    winner, late = job.trial("a"), job.trial("b")
+    job.executor.start_trial(winner, 1)
+    job.until(Started, winner)
+    results(job, winner, 2)
+    checkpoint = job.checkpoint(winner, 2)
+    job.executor.save(winner, checkpoint)
+    job.until(Saved, winner)
+    job.executor.start_trial(late, 1, checkpoint)
+    job.until(Started, late)
+    assert 'run = "exp.a"' in (job.output / "roles/orchestrator_exp.b.toml").read_text()
+    assert results(job, late, 2) == [3, 4]
+
+
+def test_steps_of_checkpoints_that_were_removed_are_forgotten(job: PretendedJob) -> None:
+    job.direct("a", "allowed", "1")
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    job.until(Started, trial)
+    results(job, trial, 1)
+    first, second = job.checkpoint(trial, 1), job.checkpoint(trial, 2)
+    job.executor.save(trial, first)
+    job.until(Saved, trial)
+    shutil.rmtree(first.path)
+    job.direct("a", "allowed", "2")
+    results(job, trial, 1)
+    job.executor.save(trial, second)
+    job.until(Saved, trial)
+    assert [path.name for path in (job.output / "trainer/exp.a/saved").iterdir()] == ["step_2"]
+
+
+def test_an_orchestrator_that_does_not_end_is_killed(job: PretendedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tune.runs.orchestrator_process.DRAIN_GRACE_SECONDS", 0.0)
+    job.direct("a", "stubborn")
+    job.direct("a", "allowed", "0")
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    job.until(Started, trial)
+    job.executor.stop_trial(trial)
+    job.until(Stopped, trial)
+    wait_until(lambda: not job.orchestrators(), "its end")
+
+
+def test_a_job_that_is_not_there_is_waited_for(job: PretendedJob) -> None:
+    job.show("starting")
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    assert asyncio.run(job.executor.next_events(0.3)) == []
+    assert not job.orchestrators()
+    job.show("ready")
+    job.until(Started, trial)
+
+
+def test_a_job_that_has_ended_ends_the_experiment(job: PretendedJob, tmp_path: Path) -> None:
+    job.end()
+    job.executor.job = HostJob(job.output, tmp_path / "missing.toml")
+    job.executor.job.start()
+    job.executor.start_trial(job.trial("a"), 1)
+
+    with pytest.raises(TuneError, match="missing"):
+        job.until(Reported, job.trial("a"))
+
+
+def test_cleanup_leaves_no_process(job: PretendedJob) -> None:
+    job.direct("a", "allowed", "1")
+    trials = [job.trial("a"), job.trial("b")]
+    for trial in trials:
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    asyncio.run(job.executor.cleanup())
+    assert not job.orchestrators()
+    assert "0/2 slots" in job.executor.resource_string()

@@ -1,0 +1,93 @@
+"""The orchestrator of a trial's run as a child process that dies with the tuner. Nothing here waits, but for a kill."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import tomli_w
+
+from cluster.exit_codes import describe_exit
+from cluster.process import Command, Process, last_lines
+from job.check import SAFE_PATH
+from job.run_state import exclusion_of
+from run.config import RunConfig
+from transport.configuration.toml_file import Table
+from transport.files.atomic import write_atomically
+
+logger = logging.getLogger(__name__)
+
+DRAIN_GRACE_SECONDS = 15.0
+"""Added to a run's `shutdown_timeout_seconds`, after which an orchestrator that was asked to end is killed."""
+
+ERROR_LINES = 20
+"""Last lines of an orchestrator's output that an error quotes."""
+
+
+PROGRAM: tuple[str, ...] = (sys.executable, "-m", "cli.main", "orchestrator")
+
+
+class OrchestratorProcess:
+    """`counterpoint orchestrator FILE --join DIRECTORY --resume`, below a guardian."""
+
+    def __init__(self, config: RunConfig, settings: Table) -> None:
+        """Starts it; `settings` become its file. Raises `OSError`."""
+        self._config = config
+        file = config.output_dir / "roles" / f"orchestrator_{config.run_id}.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, tomli_w.dumps(settings).encode())
+        command = [*PROGRAM, str(file), "--join", str(config.output_dir), "--resume"]
+        self.started_at = time.time()
+        self._process = Process(Command(config.run_id, command, self.log_file, environment=SAFE_PATH))
+        self._kill_at = math.inf
+        self.is_ready = False
+        """Whether it has begun with rollouts."""
+        self.code: int | None = None
+        """The exit code once it has ended."""
+
+    @property
+    def log_file(self) -> Path:
+        """What it prints."""
+        return self._config.output_dir / f"orchestrator_{self._config.run_id}.log"
+
+    def poll(self) -> None:
+        """Notices readiness and the end, and kills it if it was asked to end too long ago."""
+        if self.code is not None:
+            return
+        self.is_ready |= "READY" in self._process.read_notifications()
+        self._wait(os.WNOHANG)
+        if self.code is None and time.monotonic() > self._kill_at:
+            logger.warning("%s: its orchestrator did not end in time and is killed", self._config.run_id)
+            self._kill_at = math.inf
+            self._process.kill()
+
+    def terminate(self) -> None:
+        """Asks it to end in order: to drain, to commit, and to say BYE."""
+        if self.code is None:
+            self._process.terminate()
+            self._kill_at = time.monotonic() + self._config.shutdown_timeout_seconds + DRAIN_GRACE_SECONDS
+
+    def kill(self) -> None:
+        """Kills it, and waits for that."""
+        if self.code is None:
+            self._process.kill()
+            self._wait(0)
+
+    def error(self) -> str:
+        """Describes how it ended, for a person: signal or code, why the trainer excludes the run, and the end of its output."""
+        assert self.code is not None
+        exclusion = exclusion_of(self._config.run_dir)
+        how = "; ".join([f"its orchestrator {describe_exit(self.code)}", *([exclusion] if exclusion else [])])
+        output = "\n".join(last_lines(self.log_file, ERROR_LINES, self._process.log_from))
+        return f"{how} ({self.log_file})\n{output}".rstrip()
+
+    def _wait(self, options: int) -> None:
+        pid, status = os.waitpid(self._process.guardian_pid, options)
+        if pid != 0:
+            code = os.waitstatus_to_exitcode(status)
+            self.code = 128 - code if code < 0 else code
+            self._process.close()

@@ -1,0 +1,56 @@
+"""The checkpoint of a trial that is a run: a durable step in the trainer, named by a small file in the checkpoint's directory.
+
+The trainer keeps a saved step until it is forgotten. It is forgotten when the runner has removed the checkpoint's directory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from job.population.exploit import durable_steps, forget_saved
+from transport.files.atomic import write_atomically
+from transport.files.untrusted import UntrustedFileError, read_json
+from tune.errors import TuneError
+
+FILE = "run.json"
+MAX_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """Which step of which run a checkpoint is."""
+
+    job: str
+    """The job's directory."""
+    run_id: str
+    step: int
+
+
+def write_saved(path: Path, saved: SavedStep) -> None:
+    """Makes a checkpoint's directory. Raises `OSError`."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / FILE, orjson.dumps(asdict(saved)))
+
+
+def read_saved(path: str) -> SavedStep:
+    """Returns what a checkpoint's directory names. Raises `TuneError` for one that is gone or damaged."""
+    try:
+        return SavedStep(**read_json(Path(path) / FILE, MAX_BYTES))
+    except (OSError, UntrustedFileError, TypeError) as error:
+        raise TuneError(f"{path} is no checkpoint of a run: {error}") from None
+
+
+def forget_removed(job: Path, run_id: str, kept: dict[int, Path]) -> None:
+    """Lets the trainer remove saved steps whose checkpoint's directory is gone; removes them from `kept`. Raises `OSError`."""
+    for step, path in list(kept.items()):
+        if not (path / FILE).exists():
+            forget_saved(job, run_id, step)
+            del kept[step]
+
+
+def newest_durable(job: Path, run_id: str) -> int:
+    """Returns the newest step that the trainer has on disk; 0 for none."""
+    return max(durable_steps(job, run_id), default=0)
