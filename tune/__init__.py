@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tune.errors import TuneError
     from tune.experiment import Experiment
     from tune.registry import register_env, register_trainable
+    from tune.runner.trial_runner import TrialRunner
     from tune.schedulers.scheduler import TrialScheduler
     from tune.search.basic_variant import BasicVariantGenerator
     from tune.search.search_alg import SearchAlg
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
+    from tune.start import run, run_experiments
     from tune.stoppers.standard import (
         CombinedStopper,
         ExperimentPlateauStopper,
@@ -62,6 +64,7 @@ _HOMES = {
     "tune.errors": ("TuneError",),
     "tune.experiment": ("Experiment",),
     "tune.registry": ("register_env", "register_trainable"),
+    "tune.runner.trial_runner": ("TrialRunner",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
     "tune.search.basic_variant": ("BasicVariantGenerator",),
     "tune.search.search_alg": ("SearchAlg",),
@@ -81,6 +84,7 @@ _HOMES = {
         "sample_from",
         "uniform",
     ),
+    "tune.start": ("run", "run_experiments"),
     "tune.stoppers.standard": (
         "CombinedStopper",
         "ExperimentPlateauStopper",
@@ -119,6 +123,7 @@ __all__ = [
     "Trainable",
     "Trial",
     "TrialPlateauStopper",
+    "TrialRunner",
     "TrialScheduler",
     "TuneError",
     "WandbLoggerCallback",
@@ -140,6 +145,8 @@ __all__ = [
     "register_env",
     "register_trainable",
     "report",
+    "run",
+    "run_experiments",
     "sample_from",
     "uniform",
 ]

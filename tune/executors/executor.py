@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from transport.files.atomic import remove_directory
 from tune.checkpoint import Checkpoint
 from tune.result import Result
 from tune.trial import Trial
@@ -117,6 +119,20 @@ class TrialExecutor:
     def stop_trial(self, trial: Trial, error: bool = False) -> None:
         """Ends the trial in order, within a deadline; `Stopped` follows."""
         raise NotImplementedError
+
+    def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Deletes what nobody needs any more. Called in a thread; raises `OSError`."""
+        remove_directory(Path(checkpoint.path))
+
+    def on_step_begin(self, trials: Sequence[Trial]) -> None:
+        """Called at the start of each step of the runner."""
+
+    def on_step_end(self, trials: Sequence[Trial]) -> None:
+        """Called at the end of each step of the runner."""
+
+    def has_gpus(self) -> bool:
+        """Whether any trial could get a GPU here."""
+        return False
 
     def export_trial_if_needed(self, trial: Trial) -> dict[str, str]:
         """Exports a trial that has completed, in its `export_formats`; paths by format."""

@@ -1,0 +1,108 @@
+"""Events and states of an experiment as MessagePack: what the journal and the snapshots hold. NaN and infinity survive."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgpack
+
+from tune.checkpoint import Checkpoint
+from tune.errors import TuneError
+from tune.executors import executor
+from tune.resources import Resources
+from tune.runner import events
+from tune.runner.events import Event
+from tune.trial import Trial
+
+_CLASSES = {
+    kind.__name__: kind
+    for kind in (
+        events.TrialsProposed,
+        events.SearchSaved,
+        events.ResourcesFree,
+        events.ResultReceived,
+        events.ResultRefused,
+        events.ResetRefused,
+        events.CannotRun,
+        events.TrialStopRequested,
+        events.StopRequested,
+        events.Opened,
+        executor.Started,
+        executor.Saved,
+        executor.SaveFailed,
+        executor.Completed,
+        executor.Failed,
+        executor.Stopped,
+    )
+}
+_FIELDS = {kind: tuple(each.name for each in dataclasses.fields(kind)) for kind in _CLASSES.values()}
+_TRIAL_FIELDS = tuple(each.name for each in dataclasses.fields(Trial))
+
+
+def encode(event: Event) -> bytes:
+    """Returns an event's bytes. Raises `TypeError`, `ValueError` or `OverflowError` for a value that is no data."""
+    kind = type(event)
+    return pack([kind.__name__, *(getattr(event, name) for name in _FIELDS[kind])])
+
+
+def decode(data: list[Any]) -> Event:
+    """Returns the event of what was unpacked. Raises `TuneError` for one of another version."""
+    name, *values = data
+    kind = _CLASSES.get(name)
+    if kind is None or len(values) != len(_FIELDS[kind]):
+        raise TuneError(f"the journal has an event {name!r} of another version of this program")
+    fields = dict(zip(_FIELDS[kind], values, strict=True))
+    if fields.get("checkpoint") is not None:
+        fields["checkpoint"] = Checkpoint(**fields["checkpoint"])
+    if "trials" in fields:
+        fields["trials"] = tuple(map(trial_of, fields["trials"]))
+    if "needs" in fields:
+        fields["needs"] = tuple(fields["needs"])
+    event: Event = kind(**fields)
+    return event
+
+
+def pack(value: Any) -> bytes:
+    """Returns the bytes of data that may hold trials and checkpoints."""
+    packed: bytes = msgpack.packb(value, default=_plain)
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """Returns what was packed, with dicts for trials and checkpoints."""
+    return msgpack.unpackb(data, strict_map_key=False)
+
+
+def trial_as_dict(trial: Trial) -> dict[str, Any]:
+    """All fields of a trial as data."""
+    fields = {name: getattr(trial, name) for name in _TRIAL_FIELDS}
+    fields["resources"] = trial.resources.model_dump(exclude_defaults=True)
+    return fields
+
+
+def trial_of(fields: dict[str, Any]) -> Trial:
+    """The trial of `trial_as_dict`, as packed and unpacked."""
+    log = fields["log_to_file"]
+    return Trial(
+        **{
+            **fields,
+            "resources": Resources(**fields["resources"]),
+            "checkpoint": checkpoint_of(fields["checkpoint"]),
+            "checkpoints": [Checkpoint(**each) for each in fields["checkpoints"]],
+            "log_to_file": tuple(log) if isinstance(log, list) else log,
+        }
+    )
+
+
+def checkpoint_of(fields: dict[str, Any] | None) -> Checkpoint | None:
+    """The checkpoint of its fields."""
+    return None if fields is None else Checkpoint(**fields)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Trial):
+        return trial_as_dict(value)
+    if isinstance(value, Checkpoint):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    raise TypeError(f"{value!r} is a {type(value).__module__}.{type(value).__qualname__}, and not JSON")

@@ -1,0 +1,122 @@
+"""An experiment that outlives its runner: the state machine with its journal and snapshots, and what is told again after a kill.
+
+Events enter by `decide`, which folds them; `commit` makes them durable and returns what they led to. Nothing is carried out
+before that. `resumed` folds what another runner left.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tune.errors import TuneError
+from tune.runner import codec
+from tune.runner.events import Event, Instruction
+from tune.runner.journal import ExperimentJournal
+from tune.runner.machine import ExperimentMachine
+from tune.runner.machine_state import restore, state_of
+
+FORMAT = 1
+
+SMALLEST_JOURNAL = 4 * 2**20
+"""Bytes of a journal before there is a snapshot; more if the last snapshot was larger, so that writing both stays linear."""
+
+
+class DurableExperiment:
+    """The state machine of an experiment, and its journal if it has a directory."""
+
+    def __init__(self, machine: ExperimentMachine, directory: Path | None) -> None:
+        """Takes the directory's lock. Raises `TuneError` if another process holds it."""
+        self.machine = machine
+        self._journal = None if directory is None else ExperimentJournal(directory)
+        self._records: list[bytes] = []
+        self._instructions: list[Instruction] = []
+
+    def resumed(
+        self, others: Callable[[dict[str, Any]], None], replayed: Callable[[Event, list[Instruction]], None]
+    ) -> bool:
+        """Folds what is in the directory; returns False if there is nothing.
+
+        `others` gets what `snapshot` was given; `replayed` each event after it, with the instructions that followed then.
+        """
+        if self._journal is None:
+            return False
+        snapshot, records = self._journal.read()
+        if snapshot is not None:
+            state = codec.unpack(snapshot)
+            if state.get("format") != FORMAT:
+                raise TuneError(
+                    f"{self._journal.directory}: the snapshot has format {state.get('format')}, expected {FORMAT}"
+                )
+            self._check_scheduler(state["scheduler"])
+            restore(self.machine, state["machine"])
+            others(state["others"])
+        for record in records:
+            event = codec.decode(codec.unpack(record))
+            replayed(event, self._handle(event))
+        return snapshot is not None or bool(records)
+
+    def decide(self, event: Event) -> bool:
+        """Lets the state machine handle an event, if it accepts it; returns whether it did.
+
+        Raises `TypeError`, `ValueError` or `OverflowError`, before anything has changed, for an event that is no data.
+        """
+        if not self.machine.accepts(event):
+            return False
+        if self._journal is not None:
+            self._records.append(codec.encode(event))
+        self._instructions += self._handle(event)
+        return True
+
+    def commit(self) -> list[Instruction]:
+        """Makes the events durable; returns what is to be carried out, in order. Raises `OSError` (disk full)."""
+        if self._journal is not None and self._records:
+            self._journal.append(self._records)
+            self._records = []
+        instructions, self._instructions = self._instructions, []
+        return instructions
+
+    @property
+    def snapshot_is_due(self) -> bool:
+        """Whether the journal has grown so much that a snapshot is worth its bytes."""
+        journal = self._journal
+        return journal is not None and journal.bytes_since_snapshot > max(SMALLEST_JOURNAL, journal.snapshot_bytes)
+
+    def snapshot(self, others: dict[str, Any]) -> None:
+        """Writes the state after the last commit; `others` is the state of what is outside the state machine."""
+        if self._journal is None:
+            return
+        scheduler = type(self.machine.scheduler).__qualname__
+        state = {"format": FORMAT, "scheduler": scheduler, "machine": state_of(self.machine), "others": others}
+        self._journal.write_snapshot(codec.pack(state))
+
+    def flush(self) -> None:
+        """Waits until the disk has what was committed."""
+        if self._journal is not None:
+            self._journal.flush()
+
+    def close(self) -> None:
+        """Releases the directory."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _handle(self, event: Event) -> list[Instruction]:
+        try:
+            return self.machine.handle(event)
+        except TuneError:
+            raise
+        except Exception as error:
+            scheduler = type(self.machine.scheduler).__qualname__
+            raise TuneError(
+                f"deciding on {type(event).__name__} with the scheduler {scheduler} failed, so the experiment ends; it can be "
+                f"resumed once this is mended:\n{traceback.format_exc()}"
+            ) from error
+
+    def _check_scheduler(self, before: str) -> None:
+        now = type(self.machine.scheduler).__qualname__
+        if before != now:
+            raise TuneError(
+                f"the experiment was begun with the scheduler {before}, and is resumed with {now}; use the same"
+            )

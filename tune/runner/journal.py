@@ -1,0 +1,188 @@
+"""The experiment on disk: a journal of every accepted event, and the snapshots that bound it. Held by one runner at a time.
+
+`experiment_snapshot_N` is the state after the events of all journals before `experiment_journal_N`; N grows by one with each
+snapshot. A record of the journal is a length, a CRC-32 and MessagePack. A runner that is killed leaves at most half a record
+at the end, which the next one removes: its instructions were never carried out. Records are written at once and flushed to the
+disk now and then, so the death of a process loses none, and that of the machine the last seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from transport.files.atomic import write_atomically, write_buffers
+from transport.files.lock import holder_of, take_lock
+from tune.errors import TuneError
+
+LOCK_NAME = "experiment.lock"
+LOCK_SECONDS = 10.0
+"""How long the lock is waited for: children of a killed runner may hold it a moment longer."""
+
+_HEADER = struct.Struct("<II")
+_NAME = re.compile(r"experiment_(snapshot|journal)_(\d{6,})\.msgpack")
+
+
+def snapshot_path(directory: Path, number: int) -> Path:
+    """The path of a snapshot."""
+    return directory / f"experiment_snapshot_{number:06d}.msgpack"
+
+
+def journal_path(directory: Path, number: int) -> Path:
+    """The path of the journal that follows the snapshot of that number; 0 follows none."""
+    return directory / f"experiment_journal_{number:06d}.msgpack"
+
+
+def holds_experiment(directory: Path) -> bool:
+    """Whether a directory holds an experiment that can be resumed."""
+    return any(directory.glob("experiment_journal_*.msgpack")) or any(directory.glob("experiment_snapshot_*.msgpack"))
+
+
+class ExperimentJournal:
+    """The journal of a directory, locked."""
+
+    def __init__(self, directory: Path) -> None:
+        """Takes the lock. Raises `TuneError` if another process keeps it, `OSError` if the directory cannot be used."""
+        self.directory = directory
+        self.bytes_since_snapshot = 0
+        self.snapshot_bytes = 0
+        self._number = 0
+        self._descriptor: int | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _take(directory / LOCK_NAME)
+
+    def read(self) -> tuple[bytes | None, list[bytes]]:
+        """Returns the newest snapshot, if there is one, and the records after it; then `append` follows them.
+
+        Raises `TuneError` for damage that a killed process does not leave.
+        """
+        snapshots = self._numbers("snapshot")
+        self._number = snapshots[-1] if snapshots else 0
+        snapshot = self._checked_snapshot() if snapshots else None
+        self.snapshot_bytes = len(snapshot or b"")
+        records, end = read_records(journal_path(self.directory, self._number))
+        self.bytes_since_snapshot = end
+        self._open(end)
+        return snapshot, records
+
+    def append(self, records: Sequence[bytes]) -> None:
+        """Adds records, in one write. Raises `OSError` (disk full): the journal is then as before."""
+        assert self._descriptor is not None, "the journal is read or begun first"
+        framed = [part for record in records for part in (_HEADER.pack(len(record), zlib.crc32(record)), record)]
+        begin = os.lseek(self._descriptor, 0, os.SEEK_END)
+        try:
+            write_buffers(self._descriptor, [b"".join(framed)])
+        except OSError:
+            os.ftruncate(self._descriptor, begin)
+            raise
+        self.bytes_since_snapshot += sum(map(len, framed))
+
+    def write_snapshot(self, state: bytes) -> None:
+        """Makes a state durable, and discards what came before it. Raises `OSError`, after which nothing is missing."""
+        number = self._number + 1
+        write_atomically(snapshot_path(self.directory, number), _HEADER.pack(len(state), zlib.crc32(state)), state)
+        self._close_journal()
+        self._number = number
+        self._open(0)
+        self.snapshot_bytes, self.bytes_since_snapshot = len(state), 0
+        for kind in ("journal", "snapshot"):
+            for old in self._numbers(kind):
+                if old < number:
+                    path = snapshot_path if kind == "snapshot" else journal_path
+                    path(self.directory, old).unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Waits until all that was appended is on the disk. May be called in a thread, beside `append`."""
+        descriptor = self._descriptor
+        if descriptor is not None:
+            with suppress(OSError):  # a snapshot may have replaced and closed it since; that is on the disk
+                os.fdatasync(descriptor)
+
+    def close(self) -> None:
+        """Flushes, and releases the lock."""
+        self.flush()
+        self._close_journal()
+        os.close(self._lock)
+
+    def _open(self, end: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(journal_path(self.directory, self._number), flags, 0o644)
+        os.ftruncate(self._descriptor, end)
+
+    def _close_journal(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _numbers(self, kind: str) -> list[int]:
+        found = (_NAME.fullmatch(entry.name) for entry in self.directory.iterdir())
+        return sorted(int(match[2]) for match in found if match is not None and match[1] == kind)
+
+    def _checked_snapshot(self) -> bytes:
+        path = snapshot_path(self.directory, self._number)
+        data = path.read_bytes()
+        records = list(_records(data))
+        if len(records) != 1 or records[0][1] != len(data):
+            raise TuneError(
+                f"{path} is damaged: its checksum does not hold. Restore it from a copy, or begin anew elsewhere"
+            )
+        return records[0][0]
+
+
+def read_records(path: Path) -> tuple[list[bytes], int]:
+    """Returns the whole records of a journal and the offset of their end.
+
+    Raises `TuneError` for a damaged record with whole ones after it: a killed process leaves damage at the end only.
+    """
+    if not path.exists():
+        return [], 0
+    data = path.read_bytes()
+    found = list(_records(data))
+    end = found[-1][1] if found else 0
+    if len(data) - end > _HEADER.size:
+        length, _ = _HEADER.unpack_from(data, end)
+        after = end + _HEADER.size + length
+        if length and next(_records(data[after:]), None) is not None:
+            raise TuneError(
+                f"{path} is damaged at byte {end}: the checksum of its record does not hold, and others follow. Restore it "
+                f"from a copy, or go on with what was before by cutting the file off there (truncate -s {end})"
+            )
+    return [record for record, _ in found], end
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yields the whole records from the start, each with the offset of its end."""
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, checksum = _HEADER.unpack_from(data, offset)
+        begin, offset = offset + _HEADER.size, offset + _HEADER.size + length
+        record = data[begin:offset]
+        if not length or offset > len(data) or zlib.crc32(record) != checksum:
+            return
+        yield record, offset
+
+
+def _take(path: Path) -> int:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return take_lock(path, "another runner holds it")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            if time.monotonic() >= deadline:
+                holder = holder_of(path)
+                who = (
+                    f"process {holder.pid} on {holder.host}" if holder is not None and holder.pid else "another process"
+                )
+                raise TuneError(
+                    f"{path.parent}: {who} runs this experiment; stop it first, or choose another name or local_dir"
+                ) from None
+        time.sleep(0.05)

@@ -1,0 +1,475 @@
+"""The experiment's state machine: pure, `handle(event) -> instructions`, no clock and no I/O; the same events give the same.
+
+The vocabulary is `events.py`; `trial_runner.py` journals each event and carries the instructions out. The scheduler is called
+inside, and must be as pure; search algorithm, stoppers and callbacks are told by instructions. `docs/tune.md` has the states.
+
+The rules, for each trial:
+
+- **Rest.** After `Started`, a result, a checkpoint or a reset an attempt rests until it is told to go on. What is wanted of it
+  is done then, in this order: save, stop or pause, deliver results, take over another's state, train on.
+- **Counting.** A result counts if its `training_iteration` is above that of every result that counted before. Any other, after
+  a restore from a checkpoint, is a repetition and is delivered to nobody. After an exploit, counting begins at the source's
+  iteration.
+- **Pausing.** A trial that is paused from outside while it trains pauses after its next result, which is held, and delivered
+  when the trial runs again.
+- **Failures.** A failure counts against `max_failures`. Within them the trial is PENDING again and resumes from its newest
+  durable checkpoint; beyond them it is in ERROR. A result that lacks a metric on which someone must decide is a failure.
+- **Stopping.** Whoever stops a trial has told the scheduler and the search algorithm at once; its status follows when its
+  attempt has ended, which also frees its resources. A failure meanwhile changes nothing.
+- **Starting.** One trial a `ResourcesFree`, chosen by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tune.checkpoint import Checkpoint
+from tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
+from tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION, Result, lookup
+from tune.runner.events import (
+    ATTEMPT_EVENTS,
+    CannotRun,
+    ContinueTraining,
+    Event,
+    Instruction,
+    Notify,
+    Opened,
+    PauseTrial,
+    ResetRefused,
+    ResetTrial,
+    ResourcesFree,
+    ResultReceived,
+    ResultRefused,
+    SaveTrial,
+    SearchSaved,
+    StartTrial,
+    StopRequested,
+    StopTrial,
+    TrialsProposed,
+    TrialStopRequested,
+    Warn,
+    WriteError,
+)
+from tune.runner.kept_checkpoints import KeptCheckpoints
+from tune.runner.progress import HeldResult, Phase, Progress
+from tune.runner.requests import Requests
+from tune.runner.search_side import SearchSide
+from tune.runner.trial_table import TrialTable
+from tune.schedulers.scheduler import TrialScheduler
+from tune.trial import Trial
+
+
+class ExperimentMachine(Requests):
+    """Decides by the rules above."""
+
+    def __init__(
+        self,
+        scheduler: TrialScheduler,
+        required_metrics: Sequence[str] = (),
+        fail_fast: bool = False,
+        max_pending: int = 1,
+    ) -> None:
+        """Takes the metrics that each result must have, and how many trials may be PENDING in advance."""
+        self.scheduler = scheduler
+        self.required_metrics = tuple(required_metrics)
+        self.fail_fast = fail_fast
+        self.table = TrialTable()
+        self.kept = KeptCheckpoints()
+        self.search = SearchSide(max_pending)
+        self.stopping: str | None = None
+        """Why everything ends; None while it does not."""
+        self.may_start = False
+        """Whether something has changed since the scheduler last chose no trial."""
+        self._free = frozenset()
+        self.waiting: dict[str, list[Trial]] = {}
+        """Trials that wait for a checkpoint to be durable, by its path."""
+        self.promised = {}
+        self.retained = {}
+        self._out: list[Instruction] = []
+
+    # --- for the shell ---
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Returns the instructions, to be carried out in order."""
+        self._out = []
+        self._decide(event)
+        if self.stopping is None:
+            self._emit(*self.search.ask(self.table.count(Trial.PENDING)))
+        return self._out
+
+    def accepts(self, event: Event) -> bool:
+        """Whether the event concerns what runs now; any other changes nothing and need not be journalled."""
+        if not isinstance(event, ATTEMPT_EVENTS):
+            return True
+        found = self.table.get(event.trial_id)
+        return found is not None and found[1].attempt == event.attempt and found[1].phase is not Phase.OUT
+
+    def counts(self, event: ResultReceived) -> bool:
+        """Whether the result of an accepted event is new, so that the stopper is to see it."""
+        _, progress = self._found(event.trial_id)
+        iteration = event.result.get(TRAINING_ITERATION, progress.counted + 1)
+        return progress.phase is not Phase.STOPPING and iteration > progress.counted
+
+    def startable(self) -> dict[str, Trial]:
+        """An example for each need of a trial that could start, if its resources were free."""
+        return self.table.examples() if self.stopping is None else {}
+
+    def is_finished(self) -> bool:
+        """Whether nothing runs and nothing is to come."""
+        return self.table.unfinished == 0 and (self.search.finished or self.stopping is not None)
+
+    def is_stuck(self) -> bool:
+        """Whether only PAUSED trials are left and the scheduler, asked with free resources, has chosen none."""
+        count = self.table.count
+        waits = self.search.asked and not self.search.finished
+        return not (self.may_start or waits or count(Trial.RUNNING) or count(Trial.PENDING)) and bool(
+            count(Trial.PAUSED)
+        )
+
+    # --- events ---
+
+    def _decide(self, event: Event) -> None:
+        if isinstance(event, ATTEMPT_EVENTS):
+            if self.accepts(event):
+                self._attempt_event(*self._found(event.trial_id), event)
+            return
+        match event:
+            case TrialsProposed():
+                self.search.proposed(event)
+                for trial in event.trials:
+                    self._add(trial)
+            case SearchSaved():
+                self.search.saved(event.search_state, event.heard)
+            case ResourcesFree():
+                self._start_one(event.needs)
+            case CannotRun():
+                self._cannot_run(event)
+            case TrialStopRequested():
+                if (found := self.table.get(event.trial_id)) is not None:
+                    self.stop_trial(found[0])
+            case StopRequested():
+                self._stop_everything(event.reason)
+            case Opened():
+                self._open(event.errored)
+
+    def _attempt_event(self, trial: Trial, progress: Progress, event: Any) -> None:
+        match event:
+            case Started():
+                self._started(trial, progress)
+            case ResultReceived():
+                self._result(trial, progress, event)
+            case Completed():
+                progress.returned = True
+                if progress.phase is Phase.TRAINING:
+                    self._go_on(trial, progress)
+            case ResultRefused() if progress.phase is Phase.TRAINING:
+                progress.phase = Phase.RESTING
+                self._count_failure(trial, progress, event.reason)
+                self._go_on(trial, progress)
+            case Saved():
+                self._saved(trial, progress, event.checkpoint)
+            case SaveFailed():
+                self._save_failed(trial, progress, event.error)
+            case Failed():
+                self._attempt_over(trial, progress)
+                if progress.end not in (Trial.TERMINATED, Trial.ERROR):
+                    self._count_failure(trial, progress, event.error)
+                self._settle(trial, progress, progress.end or Trial.PENDING)
+            case Stopped():
+                end = progress.end
+                self._attempt_over(trial, progress)
+                self._settle(trial, progress, end or Trial.PENDING)
+            case ResetRefused() if progress.phase is Phase.RESETTING:
+                progress.end = progress.end or Trial.PENDING  # it takes the other's state over when it starts again
+                self._stop_attempt(trial, progress)
+
+    def _add(self, trial: Trial) -> None:
+        progress = self.table.add(trial)
+        self.may_start = True
+        if trial.restore_path is not None:
+            trial.checkpoint = Checkpoint("", 0, trial.restore_path)
+        self.scheduler.on_trial_add(self, trial)
+        if self.stopping is not None and progress.phase is Phase.OUT:
+            self.stop_trial(trial)
+
+    def _start_one(self, needs: Sequence[str]) -> None:
+        self.may_start = False
+        if self.stopping is not None:
+            return
+        self._free = frozenset(needs)
+        trial = self.scheduler.choose_trial_to_run(self)
+        if trial is not None and trial.status in (Trial.PENDING, Trial.PAUSED) and self.has_resources_for_trial(trial):
+            progress = self.table.progress(trial)
+            if progress.exploit is not None and self._is_durable(progress.exploit.source):
+                self._take_over(trial, progress)
+            progress.attempt += 1
+            progress.returned = False
+            progress.phase = Phase.STARTING
+            self.table.move(trial, Trial.RUNNING)
+            self._emit(StartTrial(trial, progress.attempt, trial.checkpoint))
+            self.may_start = True
+        self._free = frozenset()
+
+    def _cannot_run(self, event: CannotRun) -> None:
+        trial, progress = self._found(event.trial_id)
+        if progress.phase is Phase.OUT and not trial.is_finished():
+            trial.num_failures += 1
+            trial.error_msg = event.reason
+            self._emit(WriteError(trial, event.reason, trial.num_failures))
+            self._settle(trial, progress, Trial.ERROR)
+
+    def _started(self, trial: Trial, progress: Progress) -> None:
+        if progress.phase is Phase.RESETTING:
+            self._take_over(trial, progress)
+            self._emit(Notify("on_trial_restore", trial))
+        elif progress.phase is Phase.STARTING:
+            self._emit(Notify("on_trial_start", trial))
+            if trial.checkpoint is not None:
+                self._emit(Notify("on_trial_restore", trial))
+        else:
+            return
+        self._go_on(trial, progress)
+
+    def _result(self, trial: Trial, progress: Progress, event: ResultReceived) -> None:
+        if progress.phase is Phase.STOPPING:
+            return
+        result = event.result
+        is_new = result.setdefault(TRAINING_ITERATION, progress.counted + 1) > progress.counted
+        if is_new:
+            progress.counted = result[TRAINING_ITERATION]
+            progress.held.append(HeldResult(result, bool(event.stop)))
+        elif result.get(DONE):
+            progress.returned = True
+        if progress.phase is not Phase.TRAINING:
+            return  # an executor whose trials do not wait while they are saved
+        progress.phase = Phase.RESTING
+        if progress.end == Trial.PAUSED and progress.exploit is None:
+            self._want_checkpoint(trial, progress, result)
+        self._go_on(trial, progress)
+
+    def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
+        """Lets everyone know of a new result, and notes what is decided."""
+        if (missing := self._missing(trial, result)) is not None:
+            self._count_failure(trial, progress, missing)
+            return
+        trial.last_result = result
+        trial.num_results += 1
+        if stop or result.get(DONE) or self._reaches_criterion(trial, result):
+            result[DONE] = True
+            self._complete(trial, progress, result)
+        else:
+            decision = self.scheduler.on_trial_result(self, trial, result)
+            self._emit(self.search.tell_result(trial.trial_id, result))
+            if decision == TrialScheduler.STOP:
+                result[DONE] = True
+                self._complete(trial, progress, result)
+            elif decision == TrialScheduler.PAUSE and progress.end is None:
+                progress.end = Trial.PAUSED
+                if progress.exploit is None:
+                    self._want_checkpoint(trial, progress, result)
+        self._emit(Notify("on_trial_result", trial, {"result": result, "number": trial.num_results}))
+        self.may_start = True
+        every = trial.checkpoint_freq
+        due = bool(every) and result[TRAINING_ITERATION] % every == 0
+        if due or result.get(SHOULD_CHECKPOINT):
+            self._want_checkpoint(trial, progress, result, kept=True)
+
+    def _complete(self, trial: Trial, progress: Progress, result: Result) -> None:
+        """The trial has reached its end: by itself, by a criterion or by the scheduler's decision."""
+        if progress.end in (Trial.TERMINATED, Trial.ERROR):
+            return
+        progress.end = Trial.TERMINATED
+        progress.held.clear()
+        self._drop_exploit(progress)
+        if trial.checkpoint_at_end:
+            self._want_checkpoint(trial, progress, result, kept=True)
+        self.scheduler.on_trial_complete(self, trial, result)
+        self._emit(self.search.tell_complete(trial.trial_id, result or None))
+
+    def _saved(self, trial: Trial, progress: Progress, checkpoint: Checkpoint | None) -> None:
+        wanted, kept = progress.wanted, progress.wanted_kept
+        if wanted is not None and (checkpoint is None or checkpoint.path == wanted.path):
+            progress.wanted, progress.wanted_kept = None, False
+            if checkpoint is not None and checkpoint.iteration != wanted.iteration:  # a run goes on while it is saved
+                wanted = self._note_saved(progress, replace(wanted, iteration=checkpoint.iteration))
+            self._is_saved(trial, wanted, kept)
+            if progress.phase is Phase.SAVING:
+                self._go_on(trial, progress)
+        elif checkpoint is not None:  # a function made it by itself
+            self._is_saved(trial, checkpoint, kept=True)
+
+    def _save_failed(self, trial: Trial, progress: Progress, error: str) -> None:
+        if progress.phase is not Phase.SAVING or progress.wanted is None:
+            return
+        self._emit(Warn(f"{trial}: no checkpoint at {progress.wanted.path}: {error}"))
+        self._forget_wanted(progress)
+        self._go_on(trial, progress)
+
+    def _stop_everything(self, reason: str) -> None:
+        if self.stopping is None:
+            self.stopping = reason
+            if self.table.unfinished:
+                for trial in self.table.trials:
+                    self.stop_trial(trial)
+
+    def _open(self, errored: bool) -> None:
+        self.search.asked = False
+        self.may_start = True
+        for trial in self.table.trials:
+            progress = self.table.progress(trial)
+            if progress.phase is not Phase.OUT:
+                end = progress.end
+                self._attempt_over(trial, progress)
+                self._settle(trial, progress, end or Trial.PENDING)
+            elif errored and trial.status == Trial.ERROR:
+                self.stopping = None
+                trial.num_failures, trial.error_msg, progress.end = 0, None, None
+                self.table.move(trial, Trial.PENDING)
+                self.scheduler.on_trial_add(self, trial)
+
+    # --- what an attempt does next ---
+
+    def _go_on(self, trial: Trial, progress: Progress) -> None:
+        """Lets a resting attempt do what is wanted of it."""
+        progress.phase = Phase.RESTING
+        if progress.wanted is not None:
+            progress.phase = Phase.SAVING
+            progress.wanted = self._with_newest_result(trial, progress, progress.wanted)
+            self._emit(SaveTrial(trial, progress.wanted))
+        elif progress.end is not None:
+            self._stop_attempt(trial, progress)
+        elif progress.held:
+            held = progress.held.pop(0)
+            self._deliver(trial, progress, held.result, held.stop)
+            self._go_on(trial, progress)
+        elif progress.exploit is not None:
+            self._go_on_with_exploit(trial, progress)
+        elif progress.returned:
+            self._complete(trial, progress, trial.last_result)
+            self._go_on(trial, progress)
+        else:
+            progress.phase = Phase.TRAINING
+            self._emit(ContinueTraining(trial))
+
+    def _go_on_with_exploit(self, trial: Trial, progress: Progress) -> None:
+        exploit = progress.exploit
+        assert exploit is not None
+        if self._is_durable(exploit.source):
+            progress.phase = Phase.RESETTING
+            self._emit(ResetTrial(trial, progress.attempt, exploit.config, exploit.source))
+        else:
+            progress.phase = Phase.WAITING
+            self.waiting.setdefault(exploit.source.path, []).append(trial)
+
+    def _take_over(self, trial: Trial, progress: Progress) -> None:
+        """The trial is another's copy from now on."""
+        exploit = progress.exploit
+        assert exploit is not None
+        progress.exploit = None
+        progress.held.clear()
+        progress.counted = exploit.source.iteration
+        trial.config, trial.experiment_tag = exploit.config, exploit.experiment_tag
+        self._delete(self.kept.replace_newest(trial, exploit.source))
+        self._delete(self.kept.release(exploit.source))
+
+    def _stop_attempt(self, trial: Trial, progress: Progress) -> None:
+        progress.phase = Phase.STOPPING
+        if progress.end == Trial.PAUSED:
+            self._emit(PauseTrial(trial))
+        else:
+            self._emit(StopTrial(trial, error=progress.end == Trial.ERROR))
+
+    def _attempt_over(self, trial: Trial, progress: Progress) -> None:
+        """There is no process any more; its resources are free."""
+        progress.phase = Phase.OUT
+        self._forget_wanted(progress)
+        self.may_start = True
+
+    def _settle(self, trial: Trial, progress: Progress, status: str) -> None:
+        """Gives a trial without an attempt the status that was decided."""
+        progress.end = None
+        if self.stopping is not None and status in (Trial.PENDING, Trial.PAUSED):
+            self.table.move(trial, status)
+            self.stop_trial(trial)
+            return
+        self.table.move(trial, status)
+        if status == Trial.TERMINATED:
+            self._emit(Notify("on_trial_complete", trial))
+        elif status == Trial.ERROR:
+            self.scheduler.on_trial_error(self, trial)
+            self._emit(self.search.tell_complete(trial.trial_id, trial.last_result or None, error=True))
+            self._emit(Notify("on_trial_fail", trial))
+            if self.fail_fast:
+                self._stop_everything(f"{trial} failed, and fail_fast is set: {trial.error_msg}")
+        if trial.is_finished():
+            self._drop_exploit(progress)
+
+    def _count_failure(self, trial: Trial, progress: Progress, error: str) -> None:
+        trial.num_failures += 1
+        trial.error_msg = error
+        self._forget_wanted(progress)
+        again = trial.max_failures < 0 or trial.num_failures <= trial.max_failures
+        progress.end = Trial.PENDING if again else Trial.ERROR
+        self._emit(WriteError(trial, error, trial.num_failures))
+        if again:
+            self._emit(Notify("on_trial_recover", trial))
+
+    # --- checkpoints ---
+
+    def _is_saved(self, trial: Trial, checkpoint: Checkpoint, kept: bool) -> None:
+        self.promised.pop(checkpoint.path, None)
+        if kept:
+            self._delete(self.kept.add_to_best(trial, checkpoint))
+        self._delete(self.kept.replace_newest(trial, checkpoint))
+        self._emit(Notify("on_trial_save", trial, {"checkpoint": checkpoint}))
+        self._wake(checkpoint.path, checkpoint)
+
+    def _forget_wanted(self, progress: Progress) -> None:
+        """A promised checkpoint will never be durable."""
+        wanted, progress.wanted, progress.wanted_kept = progress.wanted, None, False
+        if wanted is not None:
+            self.promised.pop(wanted.path, None)
+            if progress.for_scheduler is not None and progress.for_scheduler.path == wanted.path:
+                self._replace_for_scheduler(progress, None)
+                self.scheduler.on_save_failed(self, wanted)
+            self._wake(wanted.path, None)
+
+    def _wake(self, path: str, saved: Checkpoint | None) -> None:
+        """Lets those go on that wait for a checkpoint; without it they stay what they are."""
+        for trial in self.waiting.pop(path, ()):
+            progress = self.table.progress(trial)
+            if progress.phase is not Phase.WAITING or progress.exploit is None:
+                continue
+            if saved is None:
+                self._emit(Warn(f"{trial} stays what it is: the checkpoint {path} was never made"))
+                self._drop_exploit(progress)
+            else:
+                progress.exploit = replace(progress.exploit, source=saved)
+            self._go_on(trial, progress)
+
+    def _missing(self, trial: Trial, result: Result) -> str | None:
+        """Why nobody could decide on this result; None if all can."""
+        for metric in (*self.required_metrics, *trial.stopping_criterion):
+            if lookup(result, metric) is None and not result.get(DONE):
+                return (
+                    f"{trial}: the result of iteration {result[TRAINING_ITERATION]} has no {metric!r}, which the scheduler, the "
+                    f"search algorithm or a stopping criterion needs; it has {', '.join(sorted(result))}"
+                )
+        return None
+
+    @staticmethod
+    def _reaches_criterion(trial: Trial, result: Result) -> bool:
+        return any(
+            isinstance(value := lookup(result, metric), int | float) and value >= limit
+            for metric, limit in trial.stopping_criterion.items()
+        )
+
+    def _emit(self, *instructions: Instruction) -> None:
+        self._out.extend(instructions)
+
+    def _found(self, trial_id: str) -> tuple[Trial, Progress]:
+        found = self.table.get(trial_id)
+        assert found is not None, trial_id
+        return found

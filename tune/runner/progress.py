@@ -1,0 +1,73 @@
+"""What the state machine knows of one trial beyond what everybody reads in `Trial`: its attempt, and what is to be done next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tune.checkpoint import Checkpoint
+from tune.result import Result
+
+
+class Phase(StrEnum):
+    """Where an attempt is at the executor."""
+
+    OUT = "out"
+    """There is none."""
+    STARTING = "starting"
+    RESTING = "resting"
+    """It waits for what follows; only while one event is handled."""
+    TRAINING = "training"
+    """It works towards a result."""
+    SAVING = "saving"
+    RESETTING = "resetting"
+    WAITING = "waiting"
+    """It rests until the checkpoint that it is to take over is durable."""
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Exploit:
+    """A trial's next life: another's checkpoint and a new configuration."""
+
+    source: Checkpoint
+    config: dict[str, Any]
+    experiment_tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldResult:
+    """A result that arrived while its trial was being paused, saved or reset."""
+
+    result: Result
+    stop: bool
+
+
+@dataclass(slots=True)
+class Progress:
+    """One trial's."""
+
+    index: int
+    """Its place in the order of creation."""
+    needs: str
+    """See `needs_of`."""
+    attempt: int = 0
+    phase: Phase = Phase.OUT
+    counted: int = 0
+    """The `training_iteration` of the newest result that counted; an earlier one is a repetition after a restore."""
+    saves: int = 0
+    """How many checkpoints were asked for; each has a directory of its own, also when it failed."""
+    wanted: Checkpoint | None = None
+    """To be saved as soon as the trial rests, or being saved."""
+    wanted_kept: bool = False
+    """Whether the user wants it (`checkpoint_freq`, `checkpoint_at_end`), and not only the scheduler or a pause."""
+    end: str | None = None
+    """The status that follows as soon as the trial rests and is saved."""
+    exploit: Exploit | None = None
+    held: list[HeldResult] = field(default_factory=list)
+    """Delivered, in order, as soon as the trial rests and goes on."""
+    returned: bool = False
+    """Whether the attempt's trainable has returned; acted on after what is held."""
+    for_scheduler: Checkpoint | None = None
+    """The last that the scheduler asked for. It stays while the scheduler may still name it as a source."""

@@ -1,0 +1,48 @@
+"""What the runner itself writes into a trial's directory and the experiment's; loggers write the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from transport.files.atomic import write_atomically
+from tune.runner.codec import trial_as_dict
+from tune.trial import Trial
+
+STATE_FILE = "experiment_state.json"
+"""The trials as JSON, for people and tools; the runner itself resumes from the journal."""
+
+ERROR_FILE = "error.txt"
+
+
+def write_error(trial: Trial, number: int, text: str) -> None:
+    """Appends a trial's failure of that number to its error file, unless it is there already. Raises `OSError`."""
+    path = Path(trial.logdir) / ERROR_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    heading = f"Failure # {number} "
+    if path.exists() and any(line.startswith(heading) for line in path.read_text(errors="replace").splitlines()):
+        return
+    with path.open("a") as file:
+        file.write(f"{heading}(at {datetime.now():%Y-%m-%d %H:%M:%S})\n{text.rstrip()}\n\n")
+
+
+def write_state(directory: Path, trials: Sequence[Trial], runner: dict[str, Any]) -> None:
+    """Replaces the experiment's state file. Raises `OSError`."""
+    content = {"runner": runner, "trials": [_shown(trial) for trial in trials]}
+    data = orjson.dumps(content, default=_shown_value, option=orjson.OPT_NON_STR_KEYS)
+    write_atomically(directory / STATE_FILE, data, durable=False)
+
+
+def _shown(trial: Trial) -> dict[str, Any]:
+    return {**trial_as_dict(trial), "logdir": trial.logdir, "error_file": trial.error_file}
+
+
+def _shown_value(value: Any) -> Any:
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    return str(value)

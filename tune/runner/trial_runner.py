@@ -1,0 +1,452 @@
+"""The event loop of an experiment: it feeds the state machine and carries out what it asks for. As `TrialRunner` in Ray Tune 1.x.
+
+A step waits for events of the executor and of the search algorithm, makes them durable, and carries out the instructions. Then
+trials start for as long as the scheduler chooses any. Killed at any moment, an experiment goes on where its journal ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tune.callbacks.callback import Callback, Callbacks
+from tune.checkpoint import Checkpoint
+from tune.errors import TuneError
+from tune.executors import executor as executors
+from tune.executors.executor import TrialExecutor
+from tune.runner import codec
+from tune.runner.events import (
+    AskSearch,
+    CannotRun,
+    ContinueTraining,
+    DeleteCheckpoint,
+    Event,
+    Instruction,
+    Notify,
+    Opened,
+    PauseTrial,
+    ResetRefused,
+    ResetTrial,
+    ResourcesFree,
+    ResultReceived,
+    ResultRefused,
+    SaveTrial,
+    StartTrial,
+    StopRequested,
+    StopTrial,
+    TellComplete,
+    TellResult,
+    TrialStopRequested,
+    Warn,
+    WriteError,
+)
+from tune.runner.experiment_state import DurableExperiment
+from tune.runner.machine import ExperimentMachine
+from tune.runner.resume import Resume, prepare
+from tune.runner.search_thread import SearchThread
+from tune.runner.trial_files import write_error, write_state
+from tune.schedulers.scheduler import TrialScheduler
+from tune.search.search_alg import SearchAlg
+from tune.stoppers.stopper import Stopper
+from tune.trial import Trial
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.5
+"""How long a step waits for something to happen. Stoppers with clocks are asked as often."""
+
+CHECKPOINT_SECONDS = 10.0
+"""Between two flushes of the journal to the disk, and between two writings of the state file."""
+
+SHARE_OF_CHECKPOINTS = 0.05
+"""Of the time, at most, is spent on that."""
+
+BACKLOG = 256
+"""Fewest notifications between two saved states of the search algorithm."""
+
+BYTES_OF_NOTIFICATION = 256
+"""About; a larger state of the search algorithm is saved less often, so that writing both stays linear."""
+
+
+class TrialRunner:
+    """Runs one experiment. Not thread-safe; `step` or `step_async`, not both."""
+
+    def __init__(
+        self,
+        search_alg: SearchAlg,
+        scheduler: TrialScheduler | None = None,
+        local_checkpoint_dir: str | Path | None = None,
+        remote_checkpoint_dir: str | None = None,
+        sync_to_cloud: Any = None,
+        stopper: Stopper | None = None,
+        resume: Resume = False,
+        server_port: int | None = None,
+        fail_fast: bool | str = False,
+        verbose: bool | int = True,
+        checkpoint_period: float | None = None,
+        trial_executor: TrialExecutor | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        metric: str | None = None,
+    ) -> None:
+        """Takes the directory's lock and resumes as asked. Arguments that Ray Tune has are documented in `docs/tune.md`.
+
+        Raises `TuneError` for arguments that do not fit, a directory in use, or an experiment that cannot be resumed.
+        """
+        if fail_fast not in (True, False, "raise"):
+            raise TuneError(f"fail_fast = {fail_fast!r}: expected True, False or 'raise'")
+        if server_port is not None:
+            raise TuneError(
+                "server_port: there is no server; `experiment_state.json` in the experiment's directory says what a client of "
+                "Ray Tune's would ask for. Leave the argument out"
+            )
+        if trial_executor is None:
+            raise TuneError("trial_executor is missing: `run` makes one for the local machine")
+        self.search_alg = search_alg
+        self.scheduler = scheduler or TrialScheduler()
+        self.stopper = stopper or Stopper()
+        self.trial_executor = trial_executor
+        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks()])
+        self.directory = None if local_checkpoint_dir is None else Path(local_checkpoint_dir).expanduser().absolute()
+        self.iteration = 0
+        self._fail_fast = fail_fast
+        self._period = CHECKPOINT_SECONDS if checkpoint_period is None else checkpoint_period
+        self._remote = prepare(self.directory, remote_checkpoint_dir, sync_to_cloud, resume)
+        metrics = [each for each in (metric, self.scheduler.metric) if each]
+        ahead = int(getattr(search_alg, "max_pending_trials", 1))
+        machine = ExperimentMachine(self.scheduler, tuple(metrics), bool(fail_fast), ahead)
+        self._experiment = DurableExperiment(machine, self.directory)
+        self._machine = machine
+        self._errored_again = resume == "ERRORED_ONLY"
+        self._is_set_up = False
+        self._events: asyncio.Task[Sequence[executors.Event]] | None = None
+        self._answered = asyncio.Event()
+        """Set by the search algorithm's thread."""
+        self._private: asyncio.Runner | None = None
+        self._search: SearchThread | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._free: tuple[str, ...] = ()
+        """The needs for which resources were free when a trial was last to start."""
+        self._could_run: set[str] = set()
+        """The needs that can be met some time."""
+        self._checkpoint_due = time.monotonic() + self._period
+        self._search_backlog = BACKLOG
+        self._saving_search = False
+        try:
+            self.resume()
+        except BaseException:
+            self._experiment.close()
+            raise
+
+    # --- what Ray Tune has ---
+
+    def get_trials(self) -> list[Trial]:
+        """Every trial, in the order of creation."""
+        return self._machine.table.trials
+
+    def get_trial(self, trial_id: str) -> Trial | None:
+        """The trial of an id."""
+        found = self._machine.table.get(trial_id)
+        return None if found is None else found[0]
+
+    def is_finished(self) -> bool:
+        """Whether nothing runs and nothing is to come."""
+        return self._machine.is_finished()
+
+    @property
+    def stopped_because(self) -> str | None:
+        """Why every trial was ended before its own end; None if none was."""
+        return self._machine.stopping
+
+    def has_resources_for_trial(self, trial: Trial) -> bool:
+        """Whether what the trial needs is free now."""
+        return self.trial_executor.has_resources(trial)
+
+    def step(self) -> None:
+        """One step, on an event loop of this runner's own. Raises as `step_async`."""
+        if self._private is None:
+            self._private = asyncio.Runner()
+        self._private.run(self.step_async())
+
+    def stop_trial(self, trial: Trial) -> None:
+        """Asks for a trial's end; it ends in the next step."""
+        self._decide(TrialStopRequested(trial.trial_id))
+
+    def request_stop_experiment(self, reason: str = "somebody asked for it") -> None:
+        """Asks for the end of all trials; they end in the next steps."""
+        self._decide(StopRequested(reason))
+
+    def checkpoint(self, force: bool = False) -> None:
+        """Writes what outlives the machine and what others read, if `checkpoint_period` has passed, or at once."""
+        now = time.monotonic()
+        if self.directory is None or (not force and now < self._checkpoint_due):
+            return
+        if force or self._experiment.snapshot_is_due:
+            self._experiment.snapshot(self._others())
+        else:
+            self._experiment.flush()
+        write_state(self.directory, self.get_trials(), {"iteration": self.iteration, "stopping": self.stopped_because})
+        done = time.monotonic()
+        self._checkpoint_due = done + max(self._period, (done - now) / SHARE_OF_CHECKPOINTS)
+
+    def resume(self) -> None:
+        """Goes on with what the directory holds; the constructor calls it. Raises `TuneError`."""
+        self._experiment.resumed(self._restore_others, self._replay)
+        if self._machine.search.state is not None:
+            self.search_alg.restore_state(self._machine.search.state)
+        self._set_up()
+        self._decide(Opened(self._errored_again))
+
+    async def cleanup(self) -> None:
+        """Ends what runs, and releases the directory; what was not finished can be resumed."""
+        try:
+            if self._events is not None:
+                self._events.cancel()
+                await asyncio.wait([self._events])
+            if self._search is not None:
+                await asyncio.to_thread(self._search.close)
+            await self.trial_executor.cleanup()
+            if self._background:
+                await asyncio.wait(self._background)
+            if self.is_finished():
+                self.callbacks.notify("on_experiment_end", trials=self.get_trials())
+            self.checkpoint(force=True)
+            if self._remote is not None:
+                await asyncio.to_thread(self._remote.send)
+        finally:
+            self._experiment.close()
+
+    def close(self) -> None:
+        """`cleanup` for callers of `step`."""
+        runner = self._private or asyncio.Runner()
+        try:
+            runner.run(self.cleanup())
+        finally:
+            runner.close()
+            self._private = None
+
+    async def step_async(self) -> None:
+        """Waits for what happens, at most for a moment, and acts on it.
+
+        Raises `TuneError` when the experiment cannot go on, and with `fail_fast="raise"` for the first trial in ERROR; `OSError`
+        when its directory cannot be written.
+        """
+        trials = self.get_trials()
+        if self._search is None:
+            self._begin()
+        self.callbacks.notify("on_step_begin", iteration=self.iteration, trials=trials)
+        self.trial_executor.on_step_begin(trials)
+        for event in await self._next_events():
+            self._receive(event)
+        if self._machine.stopping is None and self.stopper.stop_all():
+            self._decide(StopRequested(f"the stopper {type(self.stopper).__qualname__} has ended the experiment"))
+        self._carry_out()
+        self._start_trials()
+        self._save_search()
+        self.trial_executor.on_step_end(trials)
+        self.iteration += 1
+        self.callbacks.notify("on_step_end", iteration=self.iteration, trials=trials)
+        self.checkpoint(force=self._experiment.snapshot_is_due)
+        self._check()
+
+    # --- the way of an event ---
+
+    def _begin(self) -> None:
+        """Starts what needs the event loop, and tells the search algorithm what its saved state has not heard."""
+        loop = asyncio.get_running_loop()
+        side = self._machine.search
+        wake = functools.partial(_wake, loop, self._answered)
+        self._search = SearchThread(self.search_alg, side.told - len(side.backlog), wake)
+        for told in list(side.backlog):
+            self._search.tell(told)
+        self._carry_out()
+
+    async def _next_events(self) -> Sequence[Event | executors.Reported]:
+        """What has happened; waits for it if nothing has."""
+        assert self._search is not None
+        answers = self._search.take()
+        if (answers or not self._machine.search.asked) and self._events is None:
+            arrived: Sequence[Any] = await self.trial_executor.next_events(0.0 if answers else WAIT_SECONDS)
+            return [*answers, *arrived]
+        if self._events is None:
+            self._events = asyncio.create_task(_next_events(self.trial_executor))
+        answered = asyncio.create_task(self._answered.wait())
+        try:
+            await asyncio.wait([self._events, answered], timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answered.cancel()
+        self._answered.clear()
+        arrived = []
+        if self._events.done():
+            arrived, self._events = self._events.result(), None
+        return [*answers, *self._search.take(), *arrived]
+
+    def _receive(self, event: Event | executors.Reported) -> None:
+        """Completes an executor's event by what the state machine cannot know, and lets it decide."""
+        if not isinstance(event, executors.Reported):
+            self._decide(event)
+            return
+        received = ResultReceived(event.trial_id, event.attempt, event.result, None)
+        try:
+            if self._machine.accepts(received) and self._machine.counts(received):
+                received = replace(received, stop=bool(self.stopper(event.trial_id, event.result)))
+            self._decide(received)
+        except (TypeError, ValueError, OverflowError) as error:
+            self._decide(ResultRefused(event.trial_id, event.attempt, f"the result is no data: {error}"))
+
+    def _decide(self, event: Event) -> None:
+        self._experiment.decide(event)
+
+    def _carry_out(self) -> None:
+        """Makes what was decided durable, and acts on it, until nothing more follows."""
+        while instructions := self._experiment.commit():
+            for instruction in instructions:
+                self._act(instruction)
+
+    def _start_trials(self) -> None:
+        """Lets the scheduler choose trials for as long as resources are free and it chooses one."""
+        while examples := self._machine.startable():
+            free = tuple(sorted(key for key, trial in examples.items() if self.trial_executor.has_resources(trial)))
+            self._refuse_impossible(examples, free)
+            if not free or not (self._machine.may_start or free != self._free):
+                break
+            self._free = free
+            self._decide(ResourcesFree(free))
+            self._carry_out()
+        self._carry_out()
+
+    def _refuse_impossible(self, examples: dict[str, Trial], free: tuple[str, ...]) -> None:
+        for key, trial in examples.items():
+            if key not in free and key not in self._could_run:
+                reason = self.trial_executor.could_ever_run(trial)
+                if reason is None:
+                    self._could_run.add(key)
+                else:
+                    self._decide(CannotRun(trial.trial_id, reason))
+
+    def _act(self, instruction: Instruction) -> None:
+        """Carries one instruction out. What an executor refuses is a failure of the trial."""
+        match instruction:
+            case Notify(method, trial, info):
+                self._notify(method, trial, info)
+            case TellResult() | TellComplete():
+                if self._search is not None:
+                    self._search.tell(instruction)
+            case AskSearch(count):
+                if self._search is not None:
+                    self._search.ask(count)
+            case WriteError(trial, text, number):
+                write_error(trial, number, text)
+            case Warn(text):
+                logger.warning("%s", text)
+            case DeleteCheckpoint(checkpoint):
+                self._in_background(self._delete_checkpoint, checkpoint)
+            case _:
+                self._ask_executor(instruction)
+
+    def _ask_executor(self, instruction: Instruction) -> None:
+        executor = self.trial_executor
+        trial = instruction.trial  # type: ignore[union-attr]
+        try:
+            match instruction:
+                case ContinueTraining():
+                    executor.continue_training(trial)
+                case StartTrial(_, attempt, checkpoint):
+                    Path(trial.logdir).mkdir(parents=True, exist_ok=True)
+                    executor.start_trial(trial, attempt, checkpoint)
+                case SaveTrial(_, checkpoint):
+                    executor.save(trial, checkpoint)
+                case PauseTrial():
+                    executor.pause_trial(trial)
+                case StopTrial(_, error):
+                    executor.stop_trial(trial, error)
+                case ResetTrial(_, attempt, config, checkpoint):
+                    if not executor.reset_trial(trial, config, checkpoint):
+                        self._decide(ResetRefused(trial.trial_id, attempt))
+        except Exception as error:
+            logger.exception("%s: %s failed", trial, type(instruction).__name__)
+            attempt = self._machine.table.progress(trial).attempt
+            reason = f"{type(instruction).__name__} failed: {type(error).__name__}: {error}"
+            self._decide(executors.Failed(trial.trial_id, attempt, reason))
+
+    def _notify(self, method: str, trial: Trial, info: dict[str, Any]) -> None:
+        self.callbacks.notify(method, iteration=self.iteration, trials=self.get_trials(), trial=trial, **info)
+
+    def _save_search(self) -> None:
+        """Asks for the search algorithm's state when it has heard much since the last: a resume tells it all that again."""
+        side = self._machine.search
+        if len(side.backlog) < self._search_backlog:
+            self._saving_search = False
+        elif not self._saving_search and not side.asked and self._search is not None:
+            self._saving_search = True
+            size = 0 if side.state is None else len(codec.pack(side.state))
+            self._search_backlog = max(BACKLOG, size // BYTES_OF_NOTIFICATION)
+            self._search.save()
+
+    def _check(self) -> None:
+        """Raises what ends the experiment."""
+        if self._fail_fast == "raise":
+            for trial in self._machine.with_status(Trial.ERROR):
+                raise TuneError(f"{trial} failed, and fail_fast is 'raise':\n{trial.error_msg}")
+        if self._free and self._machine.is_stuck():
+            raise TuneError(
+                f"only paused trials are left, and the scheduler resumes none of them: {self.scheduler.debug_string()}"
+            )
+
+    # --- a resume ---
+
+    def _others(self) -> dict[str, Any]:
+        """What a snapshot holds beyond the state machine."""
+        return {"iteration": self.iteration, "stopper": self.stopper.state(), "callbacks": self.callbacks.state()}
+
+    def _restore_others(self, others: dict[str, Any]) -> None:
+        self.iteration = others["iteration"]
+        self.stopper.restore_state(others["stopper"])
+        self.callbacks.restore_state(others["callbacks"])
+        self._set_up()
+
+    def _set_up(self) -> None:
+        if not self._is_set_up:
+            self._is_set_up = True
+            self.callbacks.notify("setup", stop=self.stopper, total_num_samples=self.search_alg.total_samples)
+
+    def _replay(self, event: Event, instructions: list[Instruction]) -> None:
+        """Tells again what nobody remembers having heard, after the snapshot; loggers know by number what they have written."""
+        self._set_up()
+        if isinstance(event, ResultReceived) and event.stop is not None:
+            self.stopper(event.trial_id, event.result)
+        for instruction in instructions:
+            match instruction:
+                case Notify(method, trial, info):
+                    self._notify(method, trial, info)
+                case WriteError(trial, text, number):
+                    write_error(trial, number, text)
+
+    # --- beside the loop ---
+
+    def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
+        task = asyncio.create_task(asyncio.to_thread(work, *arguments))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _delete_checkpoint(self, checkpoint: Checkpoint) -> None:
+        try:
+            self.trial_executor.delete_checkpoint(checkpoint)
+        except OSError as error:
+            logger.warning("%s: the checkpoint is not deleted: %s", checkpoint.path, error)
+
+
+async def _next_events(executor: TrialExecutor) -> Sequence[executors.Event]:
+    return await executor.next_events(WAIT_SECONDS)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, answered: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(answered.set)
+    except RuntimeError:  # the loop has ended, and nobody waits
+        logger.debug("the search algorithm answered after the end")

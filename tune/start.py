@@ -1,0 +1,275 @@
+"""`run` and `run_experiments`: from arguments to a finished experiment. The arguments are those of Ray Tune 1.x's `tune.run`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tune.callbacks.callback import Callback
+from tune.callbacks.defaults import with_default_loggers
+from tune.errors import TuneError
+from tune.executors.executor import TrialExecutor
+from tune.experiment import Experiment
+from tune.resources import Resources
+from tune.runner.resume import Resume, Sync
+from tune.runner.trial_runner import TrialRunner
+from tune.schedulers.scheduler import TrialScheduler
+from tune.search.search_alg import SearchAlg
+from tune.stoppers.standard import as_stopper
+from tune.stoppers.stopper import Stopper
+from tune.trial import Trial
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    run_or_experiment: str | Callable[..., Any] | type | Experiment,
+    name: str | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    stop: Any = None,
+    time_budget_s: float | timedelta | None = None,
+    config: Mapping[str, Any] | None = None,
+    resources_per_trial: Resources | Mapping[str, Any] | None = None,
+    num_samples: int = 1,
+    local_dir: str | None = None,
+    search_alg: Any = None,
+    scheduler: TrialScheduler | str | None = None,
+    keep_checkpoints_num: int | None = None,
+    checkpoint_score_attr: str | None = None,
+    checkpoint_freq: int = 0,
+    checkpoint_at_end: bool = False,
+    verbose: int = 1,
+    log_to_file: bool | str | tuple[str, str] = False,
+    trial_name_creator: Callable[[Trial], str] | None = None,
+    trial_dirname_creator: Callable[[Trial], str] | None = None,
+    export_formats: list[str] | None = None,
+    max_failures: int = 0,
+    fail_fast: bool | str = False,
+    restore: str | None = None,
+    upload_dir: str | None = None,
+    sync_to_cloud: Sync | None = None,
+    resume: Resume = False,
+    reuse_actors: bool = False,
+    queue_trials: bool = False,
+    trial_executor: TrialExecutor | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    checkpoint_period: float | None = None,
+    raise_on_failed_trial: bool = True,
+) -> Any:
+    """Runs trials of a trainable until all have ended; returns the `Analysis` of them.
+
+    With `resume`, `name` and `local_dir` say which experiment goes on. Raises `TuneError` for arguments that do not fit, and at
+    the end if trials are in ERROR, unless `raise_on_failed_trial` is False; `KeyboardInterrupt` after Ctrl-C, when the
+    experiment can be resumed.
+    """
+    if isinstance(run_or_experiment, Experiment):
+        experiment = run_or_experiment
+    else:
+        experiment = Experiment(
+            name=name,
+            run=run_or_experiment,
+            stop=stop,
+            config=config,
+            resources_per_trial=resources_per_trial,
+            num_samples=num_samples,
+            local_dir=local_dir,
+            checkpoint_freq=checkpoint_freq,
+            checkpoint_at_end=checkpoint_at_end,
+            keep_checkpoints_num=keep_checkpoints_num,
+            checkpoint_score_attr=checkpoint_score_attr,
+            export_formats=export_formats,
+            max_failures=max_failures,
+            restore=restore,
+            trial_name_creator=trial_name_creator,
+            trial_dirname_creator=trial_dirname_creator,
+            log_to_file=log_to_file,
+        )
+    trials = _run(
+        [experiment],
+        metric=metric,
+        mode=mode,
+        time_budget_s=time_budget_s,
+        search_alg=search_alg,
+        scheduler=scheduler,
+        verbose=verbose,
+        fail_fast=fail_fast,
+        upload_dir=upload_dir,
+        sync_to_cloud=sync_to_cloud,
+        resume=resume,
+        reuse_actors=reuse_actors,
+        queue_trials=queue_trials,
+        trial_executor=trial_executor,
+        callbacks=callbacks,
+        checkpoint_period=checkpoint_period,
+        raise_on_failed_trial=raise_on_failed_trial,
+    )
+    analysis = importlib.import_module("tune.analysis")
+    return analysis.Analysis(experiment.directory, trials=trials, default_metric=metric, default_mode=mode)
+
+
+def run_experiments(
+    experiments: Experiment | Mapping[str, Any] | Iterable[Experiment],
+    scheduler: TrialScheduler | str | None = None,
+    verbose: int = 1,
+    resume: Resume = False,
+    reuse_actors: bool = False,
+    queue_trials: bool = False,
+    trial_executor: TrialExecutor | None = None,
+    raise_on_failed_trial: bool = True,
+    callbacks: Sequence[Callback] | None = None,
+    fail_fast: bool | str = False,
+) -> list[Trial]:
+    """Runs several experiments as one: their trials share the executor and the scheduler. Returns all trials.
+
+    A mapping has `Experiment`'s arguments by name. The state is in the directory of the first. Raises as `run`.
+    """
+    if isinstance(experiments, Experiment):
+        described = [experiments]
+    elif isinstance(experiments, Mapping):
+        described = [Experiment(name, **fields) for name, fields in experiments.items()]
+    else:
+        described = list(experiments)
+    if not described or not all(isinstance(each, Experiment) for each in described):
+        raise TuneError("run_experiments needs one experiment or more, each a tune.Experiment")
+    return _run(
+        described,
+        scheduler=scheduler,
+        verbose=verbose,
+        resume=resume,
+        reuse_actors=reuse_actors,
+        queue_trials=queue_trials,
+        trial_executor=trial_executor,
+        raise_on_failed_trial=raise_on_failed_trial,
+        callbacks=callbacks,
+        fail_fast=fail_fast,
+    )
+
+
+def _run(
+    experiments: list[Experiment],
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    time_budget_s: float | timedelta | None = None,
+    search_alg: Any = None,
+    scheduler: TrialScheduler | str | None,
+    verbose: int,
+    fail_fast: bool | str,
+    upload_dir: str | None = None,
+    sync_to_cloud: Sync | None = None,
+    resume: Resume,
+    reuse_actors: bool,
+    queue_trials: bool,
+    trial_executor: TrialExecutor | None,
+    callbacks: Sequence[Callback] | None,
+    checkpoint_period: float | None = None,
+    raise_on_failed_trial: bool,
+) -> list[Trial]:
+    if mode not in (None, "min", "max"):
+        raise TuneError(f"mode = {mode!r}: expected 'min' or 'max'")
+    first = experiments[0]
+    algorithm = _search_algorithm(search_alg)
+    if not algorithm.set_search_properties(metric, mode, first.config) and (metric or mode):
+        raise TuneError(
+            f"metric or mode are given to run and to {type(algorithm).__qualname__}, too; give them to one of the two"
+        )
+    algorithm.add_configurations(experiments)
+    chosen = _scheduler(scheduler)
+    if (metric or mode) and not chosen.set_search_properties(metric, mode):
+        raise TuneError(
+            f"metric or mode are given to run and to {type(chosen).__qualname__}, too; give them to one of the two"
+        )
+    runner = TrialRunner(
+        algorithm,
+        scheduler=chosen,
+        local_checkpoint_dir=first.directory,
+        remote_checkpoint_dir=None if upload_dir is None else str(Path(upload_dir) / first.name),
+        sync_to_cloud=sync_to_cloud,
+        stopper=_stopper(experiments, time_budget_s),
+        resume=resume,
+        fail_fast=fail_fast,
+        verbose=verbose,
+        checkpoint_period=checkpoint_period,
+        trial_executor=trial_executor or _local_executor(reuse_actors, queue_trials),
+        callbacks=with_default_loggers(callbacks),
+        metric=metric,
+    )
+    asyncio.run(_to_the_end(runner))
+    failed = [trial for trial in runner.get_trials() if trial.status == Trial.ERROR]
+    if failed and raise_on_failed_trial:
+        shown = "\n".join(f"  {trial}: {trial.error_file}" for trial in failed[:10])
+        more = f"\n  and {len(failed) - 10} more" if len(failed) > 10 else ""
+        raise TuneError(f"{len(failed)} of {len(runner.get_trials())} trials failed:\n{shown}{more}")
+    return runner.get_trials()
+
+
+async def _to_the_end(runner: TrialRunner) -> None:
+    """Steps until all has ended. The first signal to end leaves an experiment that can be resumed; the second ends at once."""
+    interrupted: list[signal.Signals] = []
+    loop = asyncio.get_running_loop()
+
+    def interrupt(number: signal.Signals) -> None:
+        if interrupted:
+            os._exit(128 + number)
+        interrupted.append(number)
+        logger.warning("%s: ending the trials' processes; the experiment can be resumed", number.name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(ValueError, RuntimeError):  # not the main thread: its owner handles signals
+            loop.add_signal_handler(number, interrupt, number)
+    try:
+        while not runner.is_finished() and not interrupted:
+            await runner.step_async()
+    finally:
+        await runner.cleanup()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(number)
+    if interrupted and not runner.is_finished():
+        raise KeyboardInterrupt(f"{interrupted[0].name}: the experiment in {runner.directory} can be resumed")
+
+
+def _search_algorithm(given: Any) -> SearchAlg:
+    """The algorithm of what a user gave: one, a searcher, or None for grids and random samples."""
+    if isinstance(given, SearchAlg):
+        return given
+    if given is None:
+        basic = importlib.import_module("tune.search.basic_variant")
+        made: SearchAlg = basic.BasicVariantGenerator()
+        return made
+    generator = importlib.import_module("tune.search.search_generator")
+    made = generator.SearchGenerator(given)
+    return made
+
+
+def _scheduler(given: TrialScheduler | str | None) -> TrialScheduler:
+    if given is None:
+        return TrialScheduler()
+    if isinstance(given, TrialScheduler):
+        return given
+    raise TuneError(f"scheduler = {given!r}: expected a tune.TrialScheduler, such as AsyncHyperBandScheduler()")
+
+
+def _stopper(experiments: list[Experiment], time_budget_s: float | timedelta | None) -> Stopper:
+    """What each experiment's `stop` says beyond the criteria, which its trials carry themselves."""
+    given = [each.stopper for each in experiments if each.stopper is not None]
+    if len(given) > 1 or (given and len(experiments) > 1):
+        raise TuneError(
+            "a stopper or a function as `stop` is for one experiment at a time; give several experiments dicts"
+        )
+    return as_stopper(given[0] if given else None, time_budget_s)
+
+
+def _local_executor(reuse_actors: bool, queue_trials: bool) -> TrialExecutor:
+    from tune.executors.local import LocalTrialExecutor
+
+    return LocalTrialExecutor(reuse_actors=reuse_actors)
