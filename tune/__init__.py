@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from tune.experiment import Experiment
     from tune.registry import register_env, register_trainable
     from tune.runner.trial_runner import TrialRunner
+    from tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
+    from tune.schedulers.fifo import FIFOScheduler
+    from tune.schedulers.hyperband import HyperBandScheduler
+    from tune.schedulers.median_stopping import MedianStoppingRule
+    from tune.schedulers.pbt import PopulationBasedTraining
+    from tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
     from tune.schedulers.scheduler import TrialScheduler
     from tune.search.basic_variant import BasicVariantGenerator
     from tune.search.search_alg import SearchAlg
@@ -65,6 +71,12 @@ _HOMES = {
     "tune.experiment": ("Experiment",),
     "tune.registry": ("register_env", "register_trainable"),
     "tune.runner.trial_runner": ("TrialRunner",),
+    "tune.schedulers.async_hyperband": ("ASHAScheduler", "AsyncHyperBandScheduler"),
+    "tune.schedulers.fifo": ("FIFOScheduler",),
+    "tune.schedulers.hyperband": ("HyperBandScheduler",),
+    "tune.schedulers.median_stopping": ("MedianStoppingRule",),
+    "tune.schedulers.pbt": ("PopulationBasedTraining",),
+    "tune.schedulers.pbt_replay": ("PopulationBasedTrainingReplay",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
     "tune.search.basic_variant": ("BasicVariantGenerator",),
     "tune.search.search_alg": ("SearchAlg",),
@@ -104,17 +116,24 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ASHAScheduler",
+    "AsyncHyperBandScheduler",
     "BasicVariantGenerator",
     "CSVLoggerCallback",
     "Callback",
     "CombinedStopper",
     "Experiment",
     "ExperimentPlateauStopper",
+    "FIFOScheduler",
     "FunctionStopper",
+    "HyperBandScheduler",
     "JsonLoggerCallback",
     "LoggerCallback",
     "MaximumIterationStopper",
+    "MedianStoppingRule",
     "NoopStopper",
+    "PopulationBasedTraining",
+    "PopulationBasedTrainingReplay",
     "SearchAlg",
     "Searcher",
     "Stopper",

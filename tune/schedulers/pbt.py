@@ -1,0 +1,229 @@
+"""Population based training: trials that are behind take over the state of those that are ahead, with a changed configuration.
+
+Jaderberg et al., Population Based Training of Neural Networks (https://arxiv.org/abs/1711.09846). A result between two
+perturbations costs O(1), one at a perturbation O(n), with a small factor: the two quantiles are copied from a sorted ranking.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tune.callbacks.callback import Callback
+from tune.checkpoint import Checkpoint
+from tune.errors import TuneError
+from tune.registry import load
+from tune.result import Result
+from tune.schedulers.explore import Mutations, check_mutations, draw, explore
+from tune.schedulers.metric_scheduler import MetricScheduler, draws_from_json, draws_to_json
+from tune.schedulers.policy_log import Policy, PolicyLog
+from tune.schedulers.population import Member, Population
+from tune.schedulers.scheduler import Trials
+from tune.search.json_values import as_json
+from tune.search.variants import copied, format_vars
+from tune.trial import Trial
+
+
+class PopulationBasedTraining(MetricScheduler):
+    """Copies the upper quantile of the population over the lower one, every `perturbation_interval`.
+
+    All trials are the population. A trial in the upper quantile is saved; one in the lower takes over the checkpoint and the
+    configuration of one of the upper, drawn at random, and explores from there (`hyperparam_mutations`, then
+    `custom_explore_fn`). By default each trial is judged by itself when it has trained for the interval; with `synch` all wait
+    for each other. If there are more trials than fit, they take turns.
+    """
+
+    def __init__(
+        self,
+        time_attr: str = "time_total_s",
+        metric: str | None = None,
+        mode: str | None = None,
+        perturbation_interval: float = 60.0,
+        burn_in_period: float = 0.0,
+        hyperparam_mutations: Mutations | None = None,
+        quantile_fraction: float = 0.25,
+        resample_probability: float = 0.25,
+        perturbation_factors: Sequence[float] = (1.2, 0.8),
+        custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | str | None = None,
+        log_config: bool = True,
+        require_attrs: bool = True,
+        synch: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(time_attr, metric, mode)
+        self._mutations = hyperparam_mutations or {}
+        check_mutations(self._mutations)
+        self.require(
+            bool(self._mutations or custom_explore_fn), "expected hyperparam_mutations or custom_explore_fn, or both"
+        )
+        self.require(0 <= quantile_fraction <= 0.5, f"quantile_fraction is {quantile_fraction}; expected 0 to 0.5")
+        self.require(
+            perturbation_interval > 0, f"perturbation_interval is {perturbation_interval}; expected more than 0"
+        )
+        self._interval = perturbation_interval
+        self._burn_in_period = burn_in_period
+        self._resample_probability = resample_probability
+        self._factors = tuple(perturbation_factors)
+        self._custom_explore = load(custom_explore_fn) if isinstance(custom_explore_fn, str) else custom_explore_fn
+        self._log_config = log_config
+        self._require_attrs = require_attrs
+        self._synch = synch
+        self._random = random.Random(seed)
+        self._population = Population(quantile_fraction, max(perturbation_interval, burn_in_period))
+        self._policy = Policy()
+        self._num_checkpoints = 0
+        self._num_perturbations = 0
+
+    def callbacks(self) -> Sequence[Callback]:
+        """What writes the policy files, with `log_config`."""
+        return (PolicyLog(self._policy),) if self._log_config else ()
+
+    def needs_checkpoint(self, checkpoint: Checkpoint) -> bool:
+        """Whether it is the one that the lower quantile may take over."""
+        member = self._population.members.get(checkpoint.trial_id)
+        return member is not None and member.checkpoint is not None and member.checkpoint.path == checkpoint.path
+
+    def on_save_failed(self, trials: Trials, checkpoint: Checkpoint) -> None:
+        """Nobody can take over what was not saved."""
+        if self.needs_checkpoint(checkpoint):
+            self._population.members[checkpoint.trial_id].checkpoint = None
+
+    def on_trial_add(self, trials: Trials, trial: Trial) -> None:
+        """Draws what the configuration lacks of the keys that are mutated."""
+        super().on_trial_add(trials, trial)
+        self._population.add(trial.trial_id, trial.experiment_tag or trial.trial_id)
+        for key, values in self._mutations.items():
+            if key not in trial.config:
+                trial.config[key] = trial.evaluated_params[key] = draw(values, self._random)
+
+    def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
+        """Judges the trial if it has trained for an interval."""
+        observed = self.observed(result)
+        if observed is None:
+            return self._incomplete(trial, result)
+        time, score = observed
+        member = self._population.members[trial.trial_id]
+        if time < self._burn_in_period or time - member.last_perturbation_time < self._interval:
+            return self.CONTINUE
+        self._population.record(member, time, score)
+        if not self._synch:
+            return self._perturb_one(trials, trial, member, result)
+        if self._population.all_synced(trial.trial_id):
+            self._perturb_all(trials, time)
+        return self.PAUSE
+
+    def _incomplete(self, trial: Trial, result: Result) -> str:
+        if self._require_attrs:
+            raise TuneError(
+                f"{self.name}: a result of {trial} lacks a number {self.time_attr!r} or {self.metric!r}; it has "
+                f"{sorted(result)}. Report both each time, or pass require_attrs=False"
+            )
+        return self.CONTINUE
+
+    def _perturb_one(self, trials: Trials, trial: Trial, member: Member, result: Result) -> str:
+        member.last_perturbation_time = member.last_train_time
+        others_wait = trials.with_status(Trial.PENDING) or trials.with_status(Trial.PAUSED)
+        lower, upper = self._population.quantiles()
+        exploits = self._save_or_exploit(trials, member, result, lower, upper)
+        if others_wait:
+            return self.PAUSE
+        return self.NOOP if exploits else self.CONTINUE
+
+    def _perturb_all(self, trials: Trials, time: float) -> None:
+        """Saves first, then copies: the trials of a round that are ahead come before those that are behind."""
+        population = self._population
+        lower, upper = population.quantiles()
+        ends = {*lower, *upper}
+        for trial_id in [*upper, *(name for name in population.members if name not in ends), *lower]:
+            member = population.members[trial_id]
+            member.last_perturbation_time = time
+            self._save_or_exploit(trials, member, trials.get_trial(trial_id).last_result, lower, upper)
+        population.begin_round(self._interval)
+
+    def _save_or_exploit(
+        self, trials: Trials, member: Member, result: Result, lower: Sequence[str], upper: Sequence[str]
+    ) -> bool:
+        """Saves a trial of the upper quantile; makes one of the lower take over. Returns whether it did the latter."""
+        trial = trials.get_trial(member.trial_id)
+        member.checkpoint = None
+        if member.trial_id in upper:
+            member.checkpoint = trials.save_trial(trial, result)
+            self._num_checkpoints += 1
+        if member.trial_id not in lower:
+            return False
+        source = self._population.members[self._random.choice(upper)]
+        if source.checkpoint is None:  # It was not in the upper quantile when it was judged.
+            return False
+        self._exploit(trials, trial, member, source, source.checkpoint)
+        return True
+
+    def _exploit(self, trials: Trials, trial: Trial, member: Member, source: Member, checkpoint: Checkpoint) -> None:
+        old_config = trials.get_trial(source.trial_id).config
+        config = as_json(self._explored(old_config), "explored config")
+        tagged = format_vars({("config", key): config.get(key) for key in self._mutations})
+        if self._log_config:
+            iteration = int(trial.last_result.get("training_iteration", 0))
+            row = [member.tag, source.tag, iteration, checkpoint.iteration, copied(old_config), copied(config)]
+            self._policy.add(member.trial_id, source.trial_id, row)
+        trials.exploit(trial, checkpoint, config, f"{member.tag}@perturbed[{tagged}]")
+        self._num_perturbations += 1
+        self._population.take_over(member, source)
+
+    def _explored(self, config: dict[str, Any]) -> dict[str, Any]:
+        changed = explore(config, self._mutations, self._resample_probability, self._factors, self._random)
+        if self._custom_explore is None:
+            return changed
+        custom = self._custom_explore(changed)
+        if not isinstance(custom, dict):
+            raise TuneError(f"{self.name}: custom_explore_fn returned {custom!r}; expected the changed configuration")
+        return custom
+
+    def on_trial_complete(self, trials: Trials, trial: Trial, result: Result) -> None:
+        """Takes the trial out of the population; in synchronous mode the others may have waited only for it."""
+        self._leave(trials, trial)
+
+    def on_trial_remove(self, trials: Trials, trial: Trial) -> None:
+        """As for a trial that completes."""
+        self._leave(trials, trial)
+
+    def on_trial_error(self, trials: Trials, trial: Trial) -> None:
+        """As for a trial that completes."""
+        self._leave(trials, trial)
+
+    def _leave(self, trials: Trials, trial: Trial) -> None:
+        population = self._population
+        was_awaited = population.remove(trial.trial_id)
+        if self._synch and was_awaited and population.members and population.all_synced():
+            self._perturb_all(trials, max(member.last_train_time for member in population.members.values()))
+
+    def choose_trial_to_run(self, trials: Trials) -> Trial | None:
+        """Of those that wait, the one that has trained least; in synchronous mode only of those that a round waits for."""
+        waiting = [*trials.with_status(Trial.PENDING), *trials.with_status(Trial.PAUSED)]
+        members = [self._population.members[trial.trial_id] for trial in waiting]
+        if self._synch:
+            members = [member for member in members if not self._population.is_synced(member)]
+        members.sort(key=lambda member: (member.last_train_time, member.index))
+        candidates = (trials.get_trial(member.trial_id) for member in members)
+        return next((trial for trial in candidates if trials.has_resources_for_trial(trial)), None)
+
+    def debug_string(self) -> str:
+        """How often it saved and copied."""
+        return f"{self.name}: {self._num_checkpoints} checkpoints, {self._num_perturbations} perturbations"
+
+    def state(self) -> dict[str, Any]:
+        """Population, policies and draws."""
+        return {
+            "population": self._population.state(),
+            "policy": self._policy.state(),
+            "random": draws_to_json(self._random),
+            "num_checkpoints": self._num_checkpoints,
+            "num_perturbations": self._num_perturbations,
+        }
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` returned."""
+        self._population.restore_state(state["population"])
+        self._policy.restore_state(state["policy"])
+        draws_from_json(self._random, state["random"])
+        self._num_checkpoints, self._num_perturbations = state["num_checkpoints"], state["num_perturbations"]
