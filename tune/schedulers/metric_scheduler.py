@@ -1,4 +1,4 @@
-"""What schedulers that judge a metric over time have in common: reading it from results, and numbers and draws as JSON.
+"""What schedulers that compare a metric over time have in common: reading it from results, and numbers and draws as JSON.
 
 Inside a scheduler a higher score is better, whatever the mode, and NaN is worse than every number.
 """

@@ -30,7 +30,7 @@ class OneJudgementARung(_Bracket):
 
 
 class CorrectedAsha(AsyncHyperBandScheduler):
-    """With brackets that judge once."""
+    """With brackets that decide once a rung."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -49,6 +49,12 @@ class CorrectedHyperBand(HyperBandScheduler):
             result = {**result, self._metric: -self._metric_op * math.inf}
         decision: str = super().on_trial_result(controller, trial, result)
         return decision
+
+    def on_trial_remove(self, controller: Any, trial: Any) -> None:
+        bracket, _ = self._trial_info[trial]
+        super().on_trial_remove(controller, trial)
+        if bracket._live_trials and bracket.finished():
+            bracket.cleanup_full(controller)  # Else they would wait for ever.
 
     def _process_bracket(self, controller: Any, bracket: Any) -> str:
         action: str = "PAUSE"
