@@ -77,7 +77,7 @@ class RaySide:
             arguments["log_config"] = False
         self.scheduler = (PLAIN if scenario.plain else CORRECTED)[scenario.scheduler](**arguments)
         if scenario.scheduler == "hyperband":
-            self.scheduler._unpause_trial = lambda controller, trial: world.unpaused(trial.trial_id)
+            self.scheduler._unpause_trial = self.unpaused
         seeded = random.Random(scenario.seed).getstate()
         random.setstate(seeded)  # noqa: TID251 - Ray draws from the global generator
         np.random.set_state(("MT19937", np.array(seeded[1][:-1], dtype=np.uint32), int(seeded[1][-1]), 0, 0.0))
@@ -134,6 +134,11 @@ class RaySide:
         self.world.stopped(trial.trial_id)
         self.scheduler.on_trial_remove(self, trial)
         trial.status = TERMINATED
+
+    def unpaused(self, controller: Any, trial: RayTrial) -> None:
+        bracket, _ = self.scheduler._trial_info[trial]
+        if trial not in bracket.trials_to_unpause:
+            self.world.unpaused(trial.trial_id)
 
     def pause_trial(self, trial: RayTrial, should_checkpoint: bool = True) -> None:
         trial.status = PAUSED
