@@ -22,7 +22,7 @@ class AsyncHyperBandScheduler(MetricScheduler):
     """Stops trials early, by rungs.
 
     At `grace_period`, and at each later time that is `reduction_factor` times the one before, a trial goes on only if its score
-    is not below the quantile `1 - 1 / reduction_factor` of those that came to this rung before it. It is judged once a rung;
+    is not below the quantile `1 - 1 / reduction_factor` of those that came to this rung before it. It is compared once a rung;
     a trial whose time jumps over several rungs, at the last one. With several `brackets` each trial is put into one at random;
     bracket `s` leaves out the first `s` rungs, and is the less likely the fewer rungs it has.
     """

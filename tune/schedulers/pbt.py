@@ -30,7 +30,7 @@ class PopulationBasedTraining(MetricScheduler):
 
     All trials are the population. A trial in the upper quantile is saved; one in the lower takes over the checkpoint and the
     configuration of one of the upper, drawn at random, and explores from there (`hyperparam_mutations`, then
-    `custom_explore_fn`). By default each trial is judged by itself when it has trained for the interval; with `synch` all wait
+    `custom_explore_fn`). By default each trial is compared by itself when it has trained for the interval; with `synch` all wait
     for each other. If there are more trials than fit, they take turns.
     """
 
@@ -98,7 +98,7 @@ class PopulationBasedTraining(MetricScheduler):
                 trial.config[key] = trial.evaluated_params[key] = draw(values, self._random)
 
     def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
-        """Judges the trial if it has trained for an interval."""
+        """Compares the trial if it has trained for an interval."""
         observed = self.observed(result)
         if observed is None:
             return self._incomplete(trial, result)
@@ -153,7 +153,7 @@ class PopulationBasedTraining(MetricScheduler):
         if member.trial_id not in lower:
             return False
         source = self._population.members[self._random.choice(upper)]
-        if source.checkpoint is None:  # It was not in the upper quantile when it was judged.
+        if source.checkpoint is None:  # It was not in the upper quantile when it was compared.
             return False
         self._exploit(trials, trial, member, source, source.checkpoint)
         return True

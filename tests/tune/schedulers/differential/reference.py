@@ -16,15 +16,15 @@ from ray.tune.schedulers.pbt import PopulationBasedTraining
 from tests.tune.schedulers.differential.world import RayHangsError
 
 
-class OneJudgementARung(_Bracket):
-    """A trial is judged once, at the highest rung that it has reached, and a NaN does not pass where another score did."""
+class OneDecisionARung(_Bracket):
+    """A trial is compared once, at the highest rung that it has reached, and a NaN does not pass where another score did."""
 
     def on_result(self, trial: Any, cur_iter: float, cur_rew: float) -> str:
         if any(milestone > cur_iter and trial.trial_id in recorded for milestone, recorded in self._rungs):
-            return "CONTINUE"  # It went back in time after it had been judged at a later rung.
-        judged_at = [recorded for milestone, recorded in self._rungs if milestone <= cur_iter][:1]
-        is_new = any(trial.trial_id not in recorded for recorded in judged_at)
-        others = any(not math.isnan(score) for recorded in judged_at for score in recorded.values())
+            return "CONTINUE"  # It went back in time after it had been compared at a later rung.
+        reached = [recorded for milestone, recorded in self._rungs if milestone <= cur_iter][:1]
+        is_new = any(trial.trial_id not in recorded for recorded in reached)
+        others = any(not math.isnan(score) for recorded in reached for score in recorded.values())
         decision: str = super().on_result(trial, cur_iter, cur_rew)
         return "STOP" if math.isnan(cur_rew) and is_new and others else decision
 
@@ -35,7 +35,7 @@ class CorrectedAsha(AsyncHyperBandScheduler):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         for bracket in self._brackets:
-            bracket.__class__ = OneJudgementARung
+            bracket.__class__ = OneDecisionARung
             bracket._stop_last_trials = False  # Here it only says whether rungs below are looked at, too.
 
 
@@ -52,8 +52,9 @@ class CorrectedHyperBand(HyperBandScheduler):
 
     def on_trial_remove(self, controller: Any, trial: Any) -> None:
         bracket, _ = self._trial_info[trial]
+        during_halving = bracket.is_being_processed
         super().on_trial_remove(controller, trial)
-        if bracket._live_trials and bracket.finished():
+        if not during_halving and bracket._live_trials and bracket.finished():
             bracket.cleanup_full(controller)  # Else they would wait for ever.
 
     def _process_bracket(self, controller: Any, bracket: Any) -> str:
