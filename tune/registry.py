@@ -119,11 +119,16 @@ def load(path: str) -> Any:
     where, _, name = path.rpartition(":")
     if not where or not name:
         raise TuneError(f"{path!r} is no import path; expected module:name or /path/script.py:name")
-    module = _script(where) if where.endswith(".py") else importlib.import_module(where)
+    module = load_module(where)
     try:
         return getattr(module, name)
     except AttributeError:
         raise TuneError(f"{where} has no {name!r}, which was to be loaded as {path}") from None
+
+
+def load_module(where: str) -> ModuleType:
+    """Returns the module before the colon of an import path. Raises whatever importing it raises."""
+    return _script(where) if where.endswith(".py") else importlib.import_module(where)
 
 
 def _checked(name: str) -> str:

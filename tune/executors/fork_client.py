@@ -25,7 +25,7 @@ class ForkClient:
 
     def __init__(
         self,
-        trainable: str,
+        module: str,
         on_exited: Callable[[int, int], None],
         on_refused: Callable[[int, str], None],
         on_lost: Callable[[ForkClient], None],
@@ -35,7 +35,7 @@ class ForkClient:
 
         `on_exited` hears a slot and its exit code, `on_refused` a slot and the reason, `on_lost` that the server died.
         """
-        self.trainable, self.cold = trainable, cold
+        self.module, self.cold = module, cold
         self.ready = False
         self._on_exited, self._on_refused, self._on_lost = on_exited, on_refused, on_lost
         self._loop = asyncio.get_running_loop()
@@ -43,7 +43,7 @@ class ForkClient:
         try:
             with theirs:
                 self._guardian = subprocess.Popen(
-                    guarded(command(theirs.fileno(), trainable, _search_path(), cold)),
+                    guarded(command(theirs.fileno(), module, _search_path(), cold)),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     process_group=0,
@@ -124,7 +124,7 @@ class ForkClient:
         while self._guardian.poll() is None:
             if self._loop.time() > deadline:
                 self._guardian.kill()
-                raise TimeoutError(f"what the trials of {self.trainable} left could not be killed in {END_SECONDS:g} s")
+                raise TimeoutError(f"what the trials of {self.module} left could not be killed in {END_SECONDS:g} s")
             await asyncio.sleep(0.002)
 
     def _close(self) -> None:

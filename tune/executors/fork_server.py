@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from cluster.launch import become_subreaper, die_with_parent, kill_all, kill_descendants, orphans, reap
 from tune.executors.trial_process import TrialProcess
-from tune.registry import load
+from tune.registry import load_module
 
 MAX_PACKET = 4096
 
@@ -192,18 +192,18 @@ def unfit_to_fork() -> str:
     return ""
 
 
-def main(control: int, trainable: str, path: list[str], cold: bool) -> None:
+def main(control: int, module: str, path: list[str], cold: bool) -> None:
     """Imports the trainable's module, unless `cold`, and serves."""
     sys.path[:] = path
     if not cold:
         try:
-            load(trainable)
+            load_module(module)
             unfit = unfit_to_fork()
         except BaseException as error:  # noqa: BLE001 - the trial will say so, when it imports the module itself
             unfit = repr(error)
         if unfit:
             os.set_inheritable(control, True)
-            os.execv(sys.executable, command(control, trainable, path, cold=True))
+            os.execv(sys.executable, command(control, module, path, cold=True))
     os.set_inheritable(control, False)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -212,9 +212,9 @@ def main(control: int, trainable: str, path: list[str], cold: bool) -> None:
     ForkServer(socket.socket(fileno=control)).run()
 
 
-def command(control: int, trainable: str, path: list[str], cold: bool = False) -> list[str]:
+def command(control: int, module: str, path: list[str], cold: bool = False) -> list[str]:
     """Returns the command that runs a fork server, to which the descriptor `control` is inherited."""
-    given = json.dumps([control, trainable, path, cold])
+    given = json.dumps([control, module, path, cold])
     return [sys.executable, "-P", "-m", "tune.executors.fork_server", given]
 
 

@@ -61,7 +61,7 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         }
         self.ledger = Ledger(totals, devices)
         self._servers: dict[str, ForkClient] = {}
-        """By trainable."""
+        """By module."""
         self._lost: list[ForkClient] = []
         self._processes: dict[int, _LocalProcess] = {}
         """By slot."""
@@ -124,13 +124,14 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         return process
 
     def server_of(self, trainable: str) -> ForkClient:
-        """The fork server of a trainable; starts it if there is none."""
-        if trainable not in self._servers:
-            self._start_server(trainable, cold=False)
-        return self._servers[trainable]
+        """The fork server of a trainable's module; starts it if there is none."""
+        module = trainable.rpartition(":")[0]
+        if module not in self._servers:
+            self._start_server(module, cold=False)
+        return self._servers[module]
 
-    def _start_server(self, trainable: str, cold: bool) -> None:
-        self._servers[trainable] = ForkClient(trainable, self._exited, self._refused, self._server_lost, cold)
+    def _start_server(self, module: str, cold: bool) -> None:
+        self._servers[module] = ForkClient(module, self._exited, self._refused, self._server_lost, cold)
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
         self.ledger.give_back(attempt.trial_id)
@@ -157,16 +158,19 @@ class LocalTrialExecutor(ProcessTrialExecutor):
     def _server_lost(self, server: ForkClient) -> None:
         """A fork server died, and all its processes with it. If it had not begun to fork, another tries without the import."""
         self._lost.append(server)
-        self._servers.pop(server.trainable, None)
+        if self._servers.get(server.module) is server:
+            del self._servers[server.module]
         its = [process for process in self._processes.values() if process.server is server]
         if not server.ready and not server.cold:
-            self._start_server(server.trainable, cold=True)
-            for process in its:
+            again = [process for process in its if not process.is_killed]
+            if again:
+                self._start_server(server.module, cold=True)
+            for process in again:
                 process.launch()
-            return
+            its = [process for process in its if process.is_killed]
         for process in its:
             del self._processes[process.slot]
-            process.end("was killed: the fork server of its trainable has died")
+            process.end(f"was killed: the fork server of {server.module} has died")
 
 
 class _LocalProcess:
@@ -175,6 +179,7 @@ class _LocalProcess:
     def __init__(self, executor: LocalTrialExecutor, slot: int, trainable: str, devices: str) -> None:
         self.slot, self.trainable, self.devices = slot, trainable, devices
         self.resets = False
+        self.is_killed = False
         self.stderr: Path | None = None
         self._executor = executor
         self._crash = -1
@@ -207,6 +212,7 @@ class _LocalProcess:
 
     def kill(self) -> None:
         """As `ProcessLink.kill`."""
+        self.is_killed = True
         if self.server.ready:
             self.server.kill(self.slot)
         else:  # it hangs in the import of the trainable's module

@@ -26,6 +26,8 @@ CHECKPOINT_DIR = "checkpoint_dir"
 END_SECONDS = 5.0
 """How long a function may clean up after itself when its trial stops, in its `finally` blocks."""
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 _FILES_OF_OURS = ("STABLE", METADATA)
 
 
@@ -50,12 +52,11 @@ class FunctionTrainable(Trainable):
 
     def _call(self, session: Session) -> Any:
         function = type(self)._function
-        parameters = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
         if CHECKPOINT_DIR in parameters:
             return function(self.config, checkpoint_dir=self._restored_from)
-        if len(parameters) > 1:
-            return function(self.config, session.report)
-        return function(self.config)
+        required = [each for each in parameters.values() if each.default is each.empty and each.kind not in _VARIADIC]
+        return function(self.config, session.report) if len(required) > 1 else function(self.config)
 
     def step(self) -> Result:
         """Lets the function work until its next report. Raises `FunctionEnded` when it returns instead."""

@@ -1,0 +1,161 @@
+"""What every executor of processes must do. A file that imports these tests gives the fixture `driver`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.polling import until
+from tests.tune.executors.driver import Driver, content, hidden, is_alive
+from tune.errors import TuneError
+from tune.executors.executor import Completed, Failed, Reported, Saved, SaveFailed, Started, Stopped
+from tune.resources import Resources
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_class_reports_saves_stops_and_goes_on_from_its_checkpoint(driver: Driver) -> None:
+    trial = driver.trial("Counter", config={"begin": 5}, export_formats=["text"])
+    await driver.begin(trial)
+    first, second = await driver.result(trial), await driver.result(trial)
+    assert [first["count"], second["count"]] == [6, 7]
+    assert [first["training_iteration"], second["training_iteration"]] == [1, 2]
+    assert second["time_total_s"] >= first["time_this_iter_s"] + second["time_this_iter_s"] - 1e-6
+    assert second["trial_id"] == trial.trial_id
+    assert second["config"] == {"begin": 5}
+    checkpoint = driver.checkpoint(trial, 2)
+    driver.executor.save(trial, checkpoint)
+    assert (await driver.next(Saved, trial)).checkpoint == checkpoint
+    await driver.stop(trial)
+    assert content(trial.logdir, "cleaned") == ""
+    assert content(driver.executor.export_trial_if_needed(trial)["text"]) == "7"
+
+    await driver.begin(trial, checkpoint)
+    third = await driver.result(trial)
+    assert [third["count"], third["training_iteration"], third["iterations_since_restore"]] == [8, 3, 1]
+    assert third["time_total_s"] > second["time_total_s"]
+    driver.executor.restore(trial, checkpoint)
+    await driver.next(Started, trial)
+    assert (await driver.result(trial))["count"] == 8
+    await driver.stop(trial)
+
+
+async def test_a_function_reports_until_it_returns(driver: Driver) -> None:
+    heard = await driver.run([driver.trial("reports", config={"times": 2})])
+    kinds = [type(event) for event in heard["reports"]]
+    assert kinds == [Started, Reported, Reported, Completed, Stopped]
+
+
+async def test_a_function_goes_on_from_the_checkpoint_that_it_made(driver: Driver) -> None:
+    trial = driver.trial("counts")
+    await driver.begin(trial)
+    asked = driver.checkpoint(trial, 1)
+    assert (await driver.result(trial))["count"] == 1
+    driver.executor.save(trial, asked)
+    assert "has made no checkpoint yet" in (await driver.next(SaveFailed, trial)).error
+    assert (await driver.result(trial))["count"] == 2
+    made = (await driver.next(Saved, trial)).checkpoint
+    assert made is not None
+    assert [made.iteration, made.result["count"]] == [2, 2]
+    assert (await driver.result(trial))["count"] == 3
+    later = driver.checkpoint(trial, 3)
+    driver.executor.save(trial, later)
+    assert (await driver.next(Saved, trial)).checkpoint == replace(later, iteration=2)
+    await driver.stop(trial)
+    for checkpoint in (made, later):
+        await driver.begin(trial, checkpoint)
+        result = await driver.result(trial)
+        assert [result["count"], result["training_iteration"]] == [3, 3]
+        await driver.stop(trial)
+    assert not hidden(trial.logdir)
+
+
+async def test_a_trial_takes_another_config_and_checkpoint_in_place(driver: Driver) -> None:
+    plain, trial = driver.trial("Counter"), driver.trial("Resettable")
+    for each in (plain, trial):
+        await driver.begin(each)
+    assert not driver.executor.reset_trial(plain, {}, None)
+    before = await driver.result(trial)
+    for in_place in (True, False):
+        assert driver.executor.reset_trial(trial, {"begin": 10, "in_place": in_place}, None)
+        await driver.next(Started, trial)
+        after = await driver.result(trial)
+        assert [after["count"], after["training_iteration"], after["pid"]] == [11, 1, before["pid"]]
+    await driver.result(plain)
+    source = driver.checkpoint(plain, 1)
+    driver.executor.save(plain, source)
+    await driver.next(Saved, plain)
+    assert driver.executor.reset_trial(trial, {"begin": 20}, source)
+    await driver.next(Started, trial)
+    exploited = await driver.result(trial)
+    assert [exploited["count"], exploited["training_iteration"]] == [2, 2]
+    assert exploited["config"] == {"begin": 20}
+    for each in (plain, trial):
+        await driver.stop(each)
+
+
+async def test_a_paused_trial_has_no_process_and_no_resources(driver: Driver) -> None:
+    trial = driver.trial("Counter", resources=Resources(cpu=2))
+    other = driver.trial("Counter", "other", Resources(cpu=2))
+    await driver.begin(trial)
+    assert not driver.executor.has_resources(other)
+    with pytest.raises(TuneError, match="has not ended"):
+        driver.start(trial)
+    pid = (await driver.result(trial))["pid"]
+    driver.executor.continue_training(trial)  # a result is in flight
+    driver.executor.pause_trial(trial)
+    assert (await driver.next(Reported, trial)).result["count"] == 2
+    await driver.next(Stopped, trial)
+    await until(lambda: not is_alive(pid), "the end of the paused trial's process")
+    await driver.begin(other)
+    await driver.stop(other)
+
+
+async def test_what_a_trial_starts_ends_with_it(driver: Driver) -> None:
+    trial = driver.trial("leaves_a_child")
+    await driver.begin(trial)
+    result = await driver.result(trial)
+    assert is_alive(result["child"])
+    await driver.stop(trial)
+    assert not is_alive(result["child"])
+
+
+async def test_a_failure_to_save_leaves_the_trial_as_it_was(driver: Driver) -> None:
+    trial = driver.trial("CannotSave")
+    await driver.begin(trial)
+    await driver.result(trial)
+    checkpoint = driver.checkpoint(trial, 1)
+    driver.executor.save(trial, checkpoint)
+    assert "made of cheese" in (await driver.next(SaveFailed, trial)).error
+    assert not hidden(trial.logdir)
+    assert content(checkpoint.path) is None
+    assert (await driver.result(trial))["training_iteration"] == 2
+    await driver.stop(trial)
+
+
+async def test_a_checkpoint_that_is_none_fails_the_trial(driver: Driver) -> None:
+    trial = driver.trial("Counter")
+    driver.start(trial, driver.checkpoint(trial, 1))
+    assert "is no checkpoint of a trainable" in (await driver.next(Failed, trial)).error
+
+
+async def test_a_trainable_that_does_not_exist_fails_its_trial(driver: Driver) -> None:
+    missing, astray = driver.trial("Missing"), replace(driver.trial("Counter", "astray"), trainable_name="no.module:It")
+    for trial, said in ((missing, "has no 'Missing'"), (astray, "No module named 'no'")):
+        driver.start(trial)
+        assert said in (await driver.next(Failed, trial)).error
+
+
+async def test_what_can_never_run_is_said_with_need_and_total(driver: Driver) -> None:
+    trial = driver.trial("Counter", resources=Resources(cpu=2, extra_cpu=100))
+    assert "it needs 102 cpu, and there are 2 in all" in str(driver.executor.could_ever_run(trial))
+    assert driver.executor.could_ever_run(driver.trial("Counter")) is None
+
+
+async def test_output_goes_to_files_of_the_trial(driver: Driver) -> None:
+    both, one = driver.trial("writes", "both", log_to_file=True), driver.trial("writes", "one", log_to_file="log")
+    await driver.run([both, one])
+    assert content(both.logdir, "stdout") == "to stdout\n"
+    assert content(both.logdir, "stderr") == "to stderr\n"
+    assert sorted(str(content(one.logdir, "log")).splitlines()) == ["to stderr", "to stdout"]

@@ -1,0 +1,173 @@
+"""The executor for this machine: what every executor must do, and its own processes, deadlines and devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster.launch import descendants
+from tests.support.polling import wait_until
+from tests.tune.executors.contract import *  # noqa: F403
+from tests.tune.executors.driver import Driver, is_alive, parent_of
+from tune.executors.attempt import Deadlines
+from tune.executors.executor import Completed, Failed, Reported, Started, Stopped
+from tune.executors.local import LocalTrialExecutor
+from tune.resources import Resources
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[Driver]:
+    before = len(os.listdir("/proc/self/fd"))
+    executor = LocalTrialExecutor(cpus=2, gpus=["a", "b"])
+    yield Driver(executor, tmp_path)
+    await executor.cleanup()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert str(executor.ledger).startswith("0/2 cpu")
+
+
+async def test_each_trial_sees_its_own_devices(driver: Driver) -> None:
+    whole = driver.trial("Devices", "whole", Resources(cpu=0, gpu=1))
+    shares = [driver.trial("Devices", f"share{index}", Resources(cpu=0, gpu=0.5)) for index in range(3)]
+    none = driver.trial("Devices", "none", Resources(cpu=0))
+    seen = []
+    for trial in (whole, *shares[:2], none):
+        await driver.begin(trial)
+        seen.append((await driver.result(trial))["devices"])
+    assert seen == ["a", "b", "b", ""]
+    assert not driver.executor.has_resources(shares[2])
+    await driver.stop(whole)
+    await driver.begin(shares[2])
+    assert (await driver.result(shares[2]))["devices"] == "a"
+
+
+async def test_a_process_is_used_anew(driver: Driver) -> None:
+    executor = LocalTrialExecutor(cpus=1, reuse_actors=True)
+    again = Driver(executor, Path(driver.trial("reports").logdir))
+    try:
+        pids = set()
+        for trainable in ("reports", "Resettable"):
+            for name in ("first", "second"):
+                trial = again.trial(trainable, f"{trainable}-{name}", config={"times": 5})
+                heard = await again.run([trial], lambda trial: 2)
+                events = heard[trial.trial_id]
+                assert [type(event) for event in events] == [Started, Reported, Reported, Stopped]
+                results = [event.result for event in events if isinstance(event, Reported)]
+                assert [result["training_iteration"] for result in results] == [1, 2]
+                assert {result["trial_id"] for result in results} == {trial.trial_id}
+                pids.add(results[0]["pid"])
+        assert len(pids) == 2
+    finally:
+        await executor.cleanup()
+
+
+async def test_what_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
+    executor = LocalTrialExecutor(cpus=3, deadlines=Deadlines(start_seconds=15, save_seconds=0.2, stop_seconds=0.2))
+    driver = Driver(executor, tmp_path)
+    try:
+        in_step, in_save = driver.trial("hangs"), driver.trial("HangsInSave")
+        for trial in (in_step, in_save):
+            await driver.begin(trial)
+        executor.continue_training(in_step)
+        executor.save(in_save, driver.checkpoint(in_save, 0))
+        assert "did not save within 0.2 s" in (await driver.next(Failed, in_save)).error
+        await driver.stop(in_step)
+        executor._deadlines.start_seconds = 0.2
+        in_setup = driver.trial("HangsInSetup")
+        driver.start(in_setup)
+        assert "did not start within 0.2 s" in (await driver.next(Failed, in_setup)).error
+    finally:
+        await executor.cleanup()
+
+
+STARTS_A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+"""
+
+ENDS_THE_FIRST_TIME = """
+import os, pathlib
+once = pathlib.Path(__file__ + ".once")
+if not once.exists():
+    once.touch()
+    os._exit(9)
+"""
+
+RAISES = "raise ValueError('not here')"
+
+
+@pytest.mark.parametrize("unfit", [STARTS_A_THREAD, ENDS_THE_FIRST_TIME, RAISES])
+async def test_a_module_that_must_not_be_forked_is_imported_by_each_trial(
+    driver: Driver, tmp_path: Path, unfit: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import tune\n{unfit}\n\n\ndef it(config):\n    tune.report(one=1)\n")
+    trial = driver.trial("reports")
+    trial.trainable_name = f"{script}:it"
+    heard = (await driver.run([trial]))[trial.trial_id]
+    if unfit is RAISES:
+        assert isinstance(heard[0], Failed)
+        assert "not here" in heard[0].error
+    else:
+        assert [type(event) for event in heard] == [Started, Reported, Completed, Stopped]
+
+
+async def test_a_killed_trial_and_a_killed_fork_server_fail_only_what_they_ran(driver: Driver) -> None:
+    killed, other = driver.trial("Counter", "killed"), driver.trial("Counter", "other")
+    for trial in (killed, other):
+        await driver.begin(trial)
+    os.kill((await driver.result(killed))["pid"], 9)
+    assert "killed by SIGKILL" in (await driver.next(Failed, killed)).error
+    pid = (await driver.result(other))["pid"]
+    server = parent_of(parent_of(pid))
+    os.kill(server, 9)
+    assert "fork server" in (await driver.next(Failed, other)).error
+    await driver.begin(killed)
+    assert (await driver.result(killed))["count"] == 1
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from tests.tune.executors.driver import Driver, is_alive, parent_of
+from tune.executors.local import LocalTrialExecutor
+
+async def main():
+    driver = Driver(LocalTrialExecutor(cpus=2), Path(sys.argv[1]))
+    child, plain = driver.trial("leaves_a_child"), driver.trial("Counter")
+    for trial in (child, plain):
+        await driver.begin(trial)
+    result, other = await driver.result(child), await driver.result(plain)
+    print(result["child"], result["pid"], other["pid"], flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def test_everything_dies_with_the_executor(tmp_path: Path) -> None:
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None
+        pids = [int(word) for word in program.stdout.readline().split()]
+        assert len(pids) == 3
+        below = descendants(program.pid)
+        assert set(pids) <= set(below)
+    finally:
+        program.kill()
+        program.communicate()
+    wait_until(lambda: not any(is_alive(pid) for pid in below), "the end of all processes")
+
+
+async def test_a_trial_may_be_asked_after_its_end(driver: Driver) -> None:
+    trial = driver.trial("Counter")
+    driver.executor.stop_trial(trial)
+    driver.executor.continue_training(trial)
+    assert not driver.executor.reset_trial(trial, {}, None)
+    assert await driver.executor.next_events(0.0) == []

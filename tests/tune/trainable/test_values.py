@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tune.trainable.values import NotJson, json_dict, json_value
+
+
+class Kind(enum.StrEnum):
+    A = "a"
+
+
+def test_scalars_of_other_libraries_become_pythons() -> None:
+    given = {
+        "float32": np.float32(0.5),
+        "float64": np.float64(0.25),
+        "int": np.int64(7),
+        "bool": np.bool_(True),
+        "array": np.array(3),
+        "kind": Kind.A,
+        "nested": [(1, 2.5), {"x": None}],
+    }
+    value = json_dict(given, "the result")
+    assert value == {
+        "float32": 0.5,
+        "float64": 0.25,
+        "int": 7,
+        "bool": True,
+        "array": 3,
+        "kind": "a",
+        "nested": [[1, 2.5], {"x": None}],
+    }
+    assert {type(each) for each in value.values()} == {float, int, bool, str, list}
+    assert math.isnan(json_value(np.float32("nan"), "x"))
+
+
+def circle() -> dict[str, Any]:
+    it: dict[str, Any] = {}
+    it["it"] = it
+    return it
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (object(), r"x is a builtins.object"),
+        ({"a": [1, {2}]}, r"x\['a'\]\[1\] is a builtins.set"),
+        (np.zeros(3), r"x is a numpy.ndarray"),
+        ({1: 2}, r"x has the key 1, a int"),
+        (2**70, r"x is an integer of more than 64 bits"),
+        (b"bytes", r"x is a builtins.bytes"),
+        (circle(), r"or contains itself"),
+    ],
+)
+def test_what_has_no_json_form_is_named(value: object, said: str) -> None:
+    with pytest.raises(NotJson, match=said):
+        json_value(value, "x")
