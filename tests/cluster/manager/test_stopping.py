@@ -26,6 +26,23 @@ def test_a_service_that_ends_too_early_fails_the_job_even_with_0() -> None:
     assert job.outcome == failed(1, "server-0", "ended with exit code 0, although the job still needs it")
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("code", [137, 1])
+def test_a_sub_master_that_is_killed_while_the_job_ends_was_not_needed_any_more(code: int, asked: bool) -> None:
+    job = Driver(managed("scorer"), role("work", task=True)).running()
+    job.finished("work-0", 4.0)
+    assert job.exit("work-0", 0, 5.0) == ["stop scorer-0"]
+    if asked:
+        assert job.exit("scorer-0", 0, 5.0) == ["stop scorer-master"]
+    job.exit("scorer-master", code, 5.1)
+    if not asked:
+        job.exit("scorer-0", 0, 5.2)
+    assert job.outcome is not None
+    assert job.outcome.code == (0 if code == 137 else 1), job.outcome
+    words = "was killed by SIGKILL" if code == 137 else "ended with exit code 1"
+    assert job["scorer-master"].last_death.startswith(words)
+
+
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (3, 3), (137, 1), (127, 1)])
 def test_a_failure_gives_the_job_its_exit_code(code: int, expected: int) -> None:
     job = three().running()
