@@ -121,6 +121,8 @@ def server_command(config: InferenceConfig) -> list[str]:
     command += ["--disable-uvicorn-access-log", "--no-enable-log-requests"]
     if _on_cpu():
         command += ["--enforce-eager"]
+        if _computes_in_engine(config):
+            command += ["--distributed-executor-backend", "uni"]
     if config.return_routed_experts:
         command += ["--enable-return-routed-experts"]
     if config.lora is None:
@@ -152,11 +154,23 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
         environment.setdefault("OMP_WAIT_POLICY", "passive")
+        if _computes_in_engine(config):
+            # vLLM 0.30 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They
+            # are set above. The engine stays a process of its own: a server knows no other way.
+            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if config.lora is not None:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if config.api_key_file is not None:
         environment["VLLM_API_KEY"] = read_token(config.api_key_file)
     return environment
+
+
+def _computes_in_engine(config: InferenceConfig) -> bool:
+    """Whether the engine's process computes, too, as it does on a GPU, instead of a worker of its own.
+
+    On a CPU the engine would spin for half a core while it waits for the worker, and a third process would import torch.
+    """
+    return config.tensor_parallel_size == 1 and not any("executor-backend" in word for word in config.extra_args)
 
 
 def _on_cpu() -> bool:

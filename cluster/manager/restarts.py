@@ -67,7 +67,8 @@ def exited(ledger: Ledger, event: WorkerExited) -> list[Instruction]:
             True  # a worker of a class returns, too, because it was asked to: only it knows whether it was done
         )
     if worker.rank < 0 and ledger.stops and code > 128 and not worker.killed:
-        worker.last_death = _words(event)  # by another hand: its workers are stopped without it, and it has no work of its own
+        # Killed by another hand. Its workers are stopped without it, and it has no work of its own.
+        worker.last_death = _words(event)
         return ended(ledger, worker, Phase.STOPPED, at)
     if worker.phase is Phase.STOPPING:
         clean = (code == 0 or code in ASKED_TO_END or event.lost) and not worker.killed

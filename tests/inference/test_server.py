@@ -249,6 +249,25 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert complaint in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("on_cpu", "settings", "in_engine"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"tensor_parallel_size": 2}, False),
+        (True, {"extra_args": ["--distributed-executor-backend=mp"]}, False),
+    ],
+)
+def test_on_a_cpu_the_engine_computes_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, settings: dict[str, Any], in_engine: bool
+) -> None:
+    monkeypatch.setattr(server, "_on_cpu", lambda: on_cpu)
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    config = config_of(tmp_path, {}, **settings)
+    assert ("uni" in server.server_command(config)) is in_engine
+    assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in server.server_environment(config)) is in_engine
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "somewhere.example"])
 def test_beyond_loopback_a_token_is_needed(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValidationError, match="set api_key_file, or listen on 127"):
