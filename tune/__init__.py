@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from tune.schedulers.pbt import PopulationBasedTraining
     from tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
     from tune.schedulers.scheduler import TrialScheduler
+    from tune.search.ask_tell import AskTellSearch
     from tune.search.basic_variant import BasicVariantGenerator
+    from tune.search.creation import create_searcher
+    from tune.search.generator import SearchGenerator
+    from tune.search.optuna_search import OptunaSearch
     from tune.search.search_alg import SearchAlg
     from tune.search.searcher import Searcher
     from tune.search.spaces import (
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
+    from tune.search.wrappers import ConcurrencyLimiter, Repeater
     from tune.start import run, run_experiments
     from tune.stoppers.standard import (
         CombinedStopper,
@@ -69,16 +74,26 @@ _HOMES = {
     "tune.callbacks.wandb_logger": ("WandbLoggerCallback",),
     "tune.errors": ("TuneError",),
     "tune.experiment": ("Experiment",),
-    "tune.registry": ("register_env", "register_trainable"),
+    "tune.registry": (
+        "register_env",
+        "register_trainable",
+    ),
     "tune.runner.trial_runner": ("TrialRunner",),
-    "tune.schedulers.async_hyperband": ("ASHAScheduler", "AsyncHyperBandScheduler"),
+    "tune.schedulers.async_hyperband": (
+        "ASHAScheduler",
+        "AsyncHyperBandScheduler",
+    ),
     "tune.schedulers.fifo": ("FIFOScheduler",),
     "tune.schedulers.hyperband": ("HyperBandScheduler",),
     "tune.schedulers.median_stopping": ("MedianStoppingRule",),
     "tune.schedulers.pbt": ("PopulationBasedTraining",),
     "tune.schedulers.pbt_replay": ("PopulationBasedTrainingReplay",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
+    "tune.search.ask_tell": ("AskTellSearch",),
     "tune.search.basic_variant": ("BasicVariantGenerator",),
+    "tune.search.creation": ("create_searcher",),
+    "tune.search.generator": ("SearchGenerator",),
+    "tune.search.optuna_search": ("OptunaSearch",),
     "tune.search.search_alg": ("SearchAlg",),
     "tune.search.searcher": ("Searcher",),
     "tune.search.spaces": (
@@ -96,7 +111,14 @@ _HOMES = {
         "sample_from",
         "uniform",
     ),
-    "tune.start": ("run", "run_experiments"),
+    "tune.search.wrappers": (
+        "ConcurrencyLimiter",
+        "Repeater",
+    ),
+    "tune.start": (
+        "run",
+        "run_experiments",
+    ),
     "tune.stoppers.standard": (
         "CombinedStopper",
         "ExperimentPlateauStopper",
@@ -107,7 +129,13 @@ _HOMES = {
         "TrialPlateauStopper",
     ),
     "tune.stoppers.stopper": ("Stopper",),
-    "tune.trainable.session": ("checkpoint_dir", "get_trial_dir", "get_trial_id", "get_trial_name", "report"),
+    "tune.trainable.session": (
+        "checkpoint_dir",
+        "get_trial_dir",
+        "get_trial_id",
+        "get_trial_name",
+        "report",
+    ),
     "tune.trainable.trainable": ("Trainable",),
     "tune.trial": ("Trial",),
 }
@@ -117,11 +145,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ASHAScheduler",
+    "AskTellSearch",
     "AsyncHyperBandScheduler",
     "BasicVariantGenerator",
     "CSVLoggerCallback",
     "Callback",
     "CombinedStopper",
+    "ConcurrencyLimiter",
     "Experiment",
     "ExperimentPlateauStopper",
     "FIFOScheduler",
@@ -132,9 +162,12 @@ __all__ = [
     "MaximumIterationStopper",
     "MedianStoppingRule",
     "NoopStopper",
+    "OptunaSearch",
     "PopulationBasedTraining",
     "PopulationBasedTrainingReplay",
+    "Repeater",
     "SearchAlg",
+    "SearchGenerator",
     "Searcher",
     "Stopper",
     "TBXLoggerCallback",
@@ -148,6 +181,7 @@ __all__ = [
     "WandbLoggerCallback",
     "checkpoint_dir",
     "choice",
+    "create_searcher",
     "get_trial_dir",
     "get_trial_id",
     "get_trial_name",

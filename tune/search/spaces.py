@@ -121,9 +121,13 @@ class Categorical(Domain):
         """Draws a value."""
         return self.categories[int(rng.integers(0, len(self.categories), size=1)[0])]
 
+    def index(self, value: Any) -> int | None:
+        """Which category the value is, or can be drawn of; None for none."""
+        return next((index for index, category in enumerate(self.categories) if _fits(category, value)), None)
+
     def is_valid(self, value: Any) -> bool:
         """Whether the domain contains the value."""
-        return value in self.categories
+        return self.index(value) is not None
 
 
 @dataclass(frozen=True)
@@ -246,3 +250,12 @@ def _check_bounds(domain: Float | Integer) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fits(space: Any, value: Any) -> bool:
+    """Whether the value may be drawn of the space."""
+    if isinstance(space, Domain):
+        return space.is_valid(value)
+    if isinstance(space, dict) and isinstance(value, dict):
+        return space.keys() == value.keys() and all(_fits(space[key], value[key]) for key in space)
+    return bool(space == value)

@@ -1,0 +1,229 @@
+"""Optuna's samplers as a searcher (extra `optuna`): TPE, CMA-ES, a Gaussian process, NSGA-II and random; one metric or several.
+
+Each suggestion is drawn by a new sampler whose seed is made of the searcher's and the suggestion's number. Optuna's samplers keep
+what they learn in the study, not in themselves, so a suggestion depends on the seed and on what was suggested and told before, in
+order. That is the state, as JSON; the study itself is never saved (some samplers pickle into it).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tune.errors import TuneError
+from tune.result import Result
+from tune.search.objective import objectives, take_objective, values_in
+from tune.search.searcher import Searcher
+from tune.search.spaces import Categorical, Domain, Float, Function, Integer
+from tune.search.variants import Path, copied, flat_name, unresolved, value_at
+
+SAMPLERS = {
+    "tpe": "TPESampler",
+    "cmaes": "CmaEsSampler",
+    "gp": "GPSampler",
+    "nsga2": "NSGAIISampler",
+    "random": "RandomSampler",
+}
+
+_LEARN_FROM_VALUES = {"tpe", "gp", "random"}
+"""Samplers that read only parameters and values of the study: at a restore they need not suggest everything again."""
+
+
+class OptunaSearch(Searcher):
+    """Suggests with a sampler of Optuna.
+
+    Args:
+        space: A space of its own; by default that of the experiment. Grids have no place in it.
+        metric: The metric, or several.
+        mode: `min` or `max` for each.
+        sampler: A key of `SAMPLERS`, or a function that makes a sampler of Optuna from a seed.
+        sampler_options: More arguments for a sampler that is given by its key.
+        seed: The search's seed; with the same results it suggests the same again.
+        points_to_evaluate: Configurations, or parts of such, that are suggested first.
+    """
+
+    def __init__(
+        self,
+        space: dict[str, Any] | None = None,
+        metric: str | list[str] | None = None,
+        mode: str | list[str] | None = None,
+        sampler: str | Callable[[int], Any] = "tpe",
+        sampler_options: dict[str, Any] | None = None,
+        seed: int = 0,
+        points_to_evaluate: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(metric, mode)
+        try:
+            import optuna
+        except ImportError as error:
+            raise TuneError("OptunaSearch needs the extra `optuna`: pip install 'counterpoint[optuna]'") from error
+        if isinstance(sampler, str) and sampler not in SAMPLERS:
+            raise TuneError(f"sampler is {sampler!r}; expected one of {', '.join(SAMPLERS)}, or a function of a seed")
+        self._optuna = optuna
+        self._own_space = space is not None
+        self._space: dict[str, Any] | None = None
+        self._sampler, self._options, self._seed = sampler, dict(sampler_options or {}), seed
+        self._points = copied(list(points_to_evaluate or []))
+        self._study: Any = None
+        self._open: dict[str, Any] = {}  # trials of the study that are not told yet
+        self._asked = 0
+        self._history: list[list[Any]] = []
+        if space is not None:
+            self._take_space(space)
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any]) -> bool:
+        """Takes what it has not: metric and mode, and the space."""
+        if not self._own_space and unresolved(config)[0]:
+            self._take_space(config)
+        return take_objective(self, metric, mode)
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        """The next configuration: values for the domains of the space, and for those within what is chosen."""
+        self._begin()
+        fixed = self._as_params(self._points[self._asked]) if self._asked < len(self._points) else None
+        return self._ask(trial_id, self._new_sampler(self._asked), fixed)
+
+    def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
+        """Tells the study; a trial that failed or has no finite number as failed."""
+        if trial_id not in self._open:
+            return
+        values = None if error else values_in(self, result)
+        self._history.append(["tell", trial_id, values])
+        self._tell(trial_id, values)
+
+    def state(self) -> dict[str, Any]:
+        """What was suggested and told, in order."""
+        return {"seed": self._seed, "history": [list(one) for one in self._history]}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Does the same again, in a new study."""
+        if state["seed"] != self._seed:
+            raise TuneError(
+                f"the experiment was begun with seed={state['seed']}, OptunaSearch has seed={self._seed}; give the same"
+            )
+        self._study, self._open, self._history, self._asked = None, {}, [], 0
+        for kind, trial_id, value in state["history"]:
+            if kind == "tell":
+                self._history.append([kind, trial_id, value])
+                self._tell(trial_id, value)
+                continue
+            if self._sampler in _LEARN_FROM_VALUES:
+                self._begin()
+                self._ask(trial_id, self._optuna.samplers.RandomSampler(seed=0), value)
+            else:
+                self.suggest(trial_id)
+            if (now := self._history[-1][2]) != value:
+                raise TuneError(
+                    f"OptunaSearch suggests {now} for trial {trial_id}, where it had suggested {value}: the space, "
+                    "the sampler, its options or Optuna's version are not those of the experiment that is resumed"
+                )
+
+    def _ask(self, trial_id: str, sampler: Any, fixed: dict[str, Any] | None) -> dict[str, Any]:
+        self._study.sampler = sampler
+        if fixed is not None:
+            self._study.enqueue_trial(fixed)
+        trial = self._study.ask()
+        config = self._drawn(lambda name, domain: _suggested(trial, name, domain))
+        self._open[trial_id] = trial
+        self._asked += 1
+        self._history.append(["ask", trial_id, dict(trial.params)])
+        return config
+
+    def _begin(self) -> None:
+        if self._study is not None:
+            return
+        if self._space is None:
+            raise TuneError(
+                "OptunaSearch has no space: the configuration of the experiment contains no domain, such as uniform(0, 1)"
+            )
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)  # else it prints each trial
+        directions = [{"min": "minimize", "max": "maximize"}[mode] for _, mode in objectives(self)]
+        self._study = self._optuna.create_study(directions=directions, sampler=self._new_sampler(0))
+
+    def _new_sampler(self, number: int) -> Any:
+        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
+        if callable(self._sampler):
+            return self._sampler(seed)
+        return getattr(self._optuna.samplers, SAMPLERS[self._sampler])(seed=seed, **self._options)
+
+    def _tell(self, trial_id: str, values: list[float] | None) -> None:
+        trial = self._open.pop(trial_id)
+        if values is None:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(trial, values)
+
+    def _take_space(self, space: dict[str, Any]) -> None:
+        if grids := unresolved(space)[1]:
+            raise TuneError(
+                f"OptunaSearch cannot search the grid {', '.join(map(flat_name, grids))}: a grid is exhausted, not sampled. Use "
+                "choice, or BasicVariantGenerator"
+            )
+        self._space = space
+
+    def _drawn(self, draw: Callable[[str, Domain], Any]) -> dict[str, Any]:
+        """The searched part of the space, with a value for each domain, in their order; then those within values, and so on."""
+        assert self._space is not None
+        config: dict[str, Any] = copied(self._space)
+        drawn: list[Path] = []
+        while domains := {path: d for path, d in unresolved(config)[0].items() if not isinstance(d, Function)}:
+            for path, domain in domains.items():
+                value_at(config, path[:-1])[path[-1]] = copied(draw(flat_name(path), domain))
+                drawn.append(path)
+        return _part(config, drawn)
+
+    def _as_params(self, point: dict[str, Any]) -> dict[str, Any]:
+        """A point as the study names it: choices by their number."""
+        params: dict[str, Any] = {}
+
+        def take(name: str, domain: Domain) -> Any:
+            value: Any = point
+            for part in name.split("/"):
+                value = value[part] if isinstance(value, dict) and part in value else None
+            if value is not None:
+                params[name] = _as_param(name, domain, value)
+            if isinstance(domain, Categorical):
+                return domain.categories[params.get(name, 0)]
+            return value
+
+        self._drawn(take)
+        return params
+
+
+def _part(config: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
+    """What stands at the paths, and nothing beside it; of a list the whole."""
+    part: dict[str, Any] = {}
+    for path in paths:
+        names = list(itertools.takewhile(lambda key: isinstance(key, str), path))
+        inside: Any = part
+        for name in names[:-1]:
+            inside = inside.setdefault(name, {})
+        inside[names[-1]] = value_at(config, tuple(names))
+    return part
+
+
+def _suggested(trial: Any, name: str, domain: Domain) -> Any:
+    """Asks a trial of Optuna for a value of the domain."""
+    if isinstance(domain, Categorical):  # by number, since Optuna's own choices are scalars
+        return domain.categories[trial.suggest_categorical(name, list(range(len(domain.categories))))]
+    if isinstance(domain, Integer):
+        first, end = domain.indices
+        return trial.suggest_int(name, first, end - 1, log=domain.distribution == "loguniform") * (domain.q or 1)
+    if isinstance(domain, Float) and domain.distribution != "normal":
+        log = domain.distribution == "loguniform"
+        step = None if log else domain.q
+        return domain.rounded(trial.suggest_float(name, domain.lower, domain.upper, log=log, step=step))
+    raise TuneError(f"{name}: Optuna has nothing for {domain}; use uniform or loguniform, or BasicVariantGenerator")
+
+
+def _as_param(name: str, domain: Domain, value: Any) -> Any:
+    if not domain.is_valid(value):
+        raise TuneError(f"points_to_evaluate/{name}: {value!r} is not in {domain}")
+    if isinstance(domain, Categorical):
+        return domain.index(value)
+    if isinstance(domain, Integer):
+        return value // (domain.q or 1)
+    return value
