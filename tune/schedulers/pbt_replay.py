@@ -30,7 +30,8 @@ class PopulationBasedTrainingReplay(TrialScheduler):
                 f"policy file {path} does not exist; expected a pbt_policy_ID.txt of an experiment with PBT"
             )
         self._tag = f"replay_{path.name}"
-        self._config, self._changes = _changes(path)
+        self.config, self.changes = _changes(path)
+        """The configuration to begin with, and the changes in their order."""
         self._done = 0
         self._trial_id: str | None = None
 
@@ -41,17 +42,17 @@ class PopulationBasedTrainingReplay(TrialScheduler):
                 f"PopulationBasedTrainingReplay has {self._trial_id} and was given {trial}: it replays one trial; "
                 "pass num_samples=1"
             )
-        if not self._changes and not trial.config:
+        if not self.changes and not trial.config:
             raise TuneError("the policy file is empty and the trial has no config: there is nothing to train with")
         self._trial_id = trial.trial_id
-        if self._changes:
-            trial.config = self._config
+        if self.changes:
+            trial.config = self.config
 
     def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
         """Changes the configuration if its time has come."""
-        if TRAINING_ITERATION not in result or self._done == len(self._changes):
+        if TRAINING_ITERATION not in result or self._done == len(self.changes):
             return self.CONTINUE
-        change_at, config = self._changes[self._done]
+        change_at, config = self.changes[self._done]
         if result[TRAINING_ITERATION] < change_at:
             return self.CONTINUE
         self._done += 1
@@ -61,7 +62,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
     def debug_string(self) -> str:
         """How many of the changes were made."""
-        return f"PopulationBasedTrainingReplay: {self._done} of {len(self._changes)} changes made"
+        return f"PopulationBasedTrainingReplay: {self._done} of {len(self.changes)} changes made"
 
     def state(self) -> dict[str, Any]:
         """The trial, and how far it is."""

@@ -66,6 +66,8 @@ class RaySide:
     """A scheduler of Ray's, and a controller around it."""
 
     search_alg = None
+    directory = ""
+    """For the policy files, which are off otherwise."""
 
     def __init__(self, scenario: Scenario, world: World) -> None:
         self.scenario = scenario
@@ -85,7 +87,9 @@ class RaySide:
     # --- Side ---
 
     def new_trial(self, trial_id: str, config: dict[str, Any], tag: str) -> RayTrial:
-        return RayTrial(trial_id, config, tag, self.world)
+        trial = RayTrial(trial_id, config, tag, self.world)
+        trial.local_dir = trial.local_experiment_path = self.directory
+        return trial
 
     def add(self, trial: RayTrial) -> None:
         self.scheduler.on_trial_add(self, trial)
