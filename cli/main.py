@@ -19,6 +19,7 @@ COMMANDS = {
         "cli.sweep",
         "run one of any number of workers over a grid of runs or jobs, or submit them; `sweep status` shows it",
     ),
+    "tune": ("cli.tune.tune", "search over trials, processes or runs of a live job; `tune status`, `tune resume`"),
     "submit": ("cli.cluster.submit", "run a job of roles of your own, from one file; --detach returns at once"),
     "wait": ("cli.cluster.wait", "wait for the end of a submitted job; its exit code is the job's"),
     "replay": ("cli.replay", "run the step boundary over a dump, and measure its phases and the event loop's lag"),

@@ -1,0 +1,1 @@
+"""`counterpoint tune` and its `status` and `resume`."""

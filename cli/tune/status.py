@@ -1,0 +1,114 @@
+"""`counterpoint tune status DIRECTORY`: prints an experiment's trials as a table, live on a terminal, or as JSON for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from cli.display.console import console_for, lasting
+from cli.display.tune_table import Row, table_of
+from job.configuration.load import load
+from transport.errors import UserError
+from transport.files.untrusted import UntrustedFileError, read_json
+from tune.config import TuneConfig
+from tune.file_experiment import FILE
+from tune.result import TRAINING_ITERATION, lookup
+from tune.trial import Trial
+
+USAGE = """usage: counterpoint tune status DIRECTORY [--json] [--watch]
+
+DIRECTORY is the experiment's.
+  --json    an object with a list of trials
+  --watch   until every trial has ended"""
+
+STATE_FILE = "experiment_state.json"
+MAX_BYTES = 2**30
+REFRESH_SECONDS = 2.0
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command. Returns 0 whatever the trials' states: they were printed."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("directory", nargs="?", type=Path)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--watch", action="store_true")
+    given, unknown = parser.parse_known_args(arguments)
+    if given.directory is None or unknown:
+        print(USAGE)
+        return 0 if unknown in (["-h"], ["--help"]) else 2
+    config = _config(given.directory)
+    if given.json:
+        print(
+            json.dumps(
+                {"name": config.name, "trials": [_as_json(row, config) for row in rows(given.directory)]}, indent=1
+            )
+        )
+        return 0
+    console = console_for(lasting(sys.stdout), pipe_width=140, markup=False)
+    if given.watch:
+        _watch(given.directory, config, console)
+    console.print(table_of(rows(given.directory), config.name, config.metric, config.mode), soft_wrap=True)
+    return 0
+
+
+def rows(directory: Path) -> list[Row]:
+    """Reads the trials of an experiment. Raises `UserError` for a damaged file."""
+    path = directory / STATE_FILE
+    try:
+        trials = read_json(path, MAX_BYTES)["trials"]
+    except FileNotFoundError:
+        return []
+    except (UntrustedFileError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    return [_row(trial) for trial in trials]
+
+
+def _row(trial: dict[str, Any]) -> Row:
+    checkpoint = trial.get("checkpoint") or {}
+    source = checkpoint.get("trial_id", "")
+    params = {name: lookup(trial["config"], name) for name in trial["evaluated_params"]}
+    return Row(
+        trial["trial_id"],
+        trial["status"],
+        params,
+        trial.get("last_result") or {},
+        trial.get("num_failures", 0),
+        trial.get("error_msg"),
+        source if source != trial["trial_id"] else "",
+    )
+
+
+def _config(directory: Path) -> TuneConfig:
+    if not (directory / FILE).exists():
+        raise UserError(f"{directory}: there is no experiment ({FILE} is missing)")
+    return load(TuneConfig, directory / FILE, [])
+
+
+def _as_json(row: Row, config: TuneConfig) -> dict[str, Any]:
+    return {
+        "trial_id": row.trial_id,
+        "status": row.status,
+        "params": row.params,
+        "iteration": row.result.get(TRAINING_ITERATION, 0),
+        config.metric: lookup(row.result, config.metric),
+        "failures": row.failures,
+        "error": row.error,
+        "copied": row.copies or None,
+    }
+
+
+def _watch(directory: Path, config: TuneConfig, console: Console) -> None:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            found = rows(directory)
+            live.update(table_of(found, config.name, config.metric, config.mode), refresh=True)
+            if found and all(row.status in (Trial.TERMINATED, Trial.ERROR) for row in found):
+                return
+            time.sleep(REFRESH_SECONDS)

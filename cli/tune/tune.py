@@ -1,0 +1,143 @@
+"""`counterpoint tune FILE`: runs an experiment over trials, shows a table of them, and prints the best.
+
+`tune resume DIRECTORY` goes on with one that was stopped or killed; `tune status DIRECTORY` (`cli/status.py`) shows it from
+outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from cli.arguments.command import Command, log_to_stderr, parse
+from cli.display.console import console_for, lasting
+from cli.display.tune_table import LiveTable
+from cli.tune import status
+from job.configuration.layers import forget_environment
+from transport.errors import Obstructed, UserError
+from transport.process.stop_requests import StopRequests
+from tune.config import TuneConfig
+from tune.errors import TuneError
+from tune.file_experiment import FileExperiment, run_to_end
+from tune.runner.journal import holds_experiment
+from tune.trial import Trial
+
+USAGE = """usage: counterpoint tune resume DIRECTORY"""
+
+PIPE_WIDTH = 140
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command.
+
+    Exit codes: 0 every trial has ended well; 1 a trial has failed for good, or the job has; 2 bad configuration; 128 + the number
+    of the signal that stopped it (143, 129, 130), after which `tune resume` goes on.
+    """
+    if arguments[:1] == ["status"]:
+        return status.main(arguments[1:])
+    if arguments[:1] == ["resume"]:
+        return _resume(arguments[1:])
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(f"{USAGE}\n{status.USAGE}\n")
+    command = parse("tune", TuneConfig, arguments, ["fresh"], check)
+    if command is None:
+        return 0
+    experiment = FileExperiment(command.config, command.file)
+    forget_environment()
+    if "fresh" in command.switches:
+        _move_aside(experiment.directory)
+    if holds_experiment(experiment.directory):
+        raise UserError(
+            f"{experiment.directory} holds this experiment already: go on with `counterpoint tune resume "
+            f"{experiment.directory}`, or begin anew with --fresh or another name"
+        )
+    experiment.write()
+    return _run(experiment, resume=False)
+
+
+def check(command: Command[TuneConfig]) -> None:
+    """Raises `UserError` for what is wrong with the configuration, before anything is started."""
+    FileExperiment(command.config, command.file)
+
+
+def _resume(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print(USAGE)
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    experiment = FileExperiment.in_directory(Path(arguments[0]))
+    forget_environment()
+    return _run(experiment, resume=holds_experiment(experiment.directory))
+
+
+def _run(experiment: FileExperiment, resume: bool) -> int:
+    config = experiment.config
+    console = console_for(lasting(sys.stdout), pipe_width=PIPE_WIDTH, markup=False)
+    if console.is_terminal:
+        _log_above_table(console)
+    else:
+        log_to_stderr()
+    executor = experiment.executor()
+    table = LiveTable(console, config.name, config.metric, config.mode, executor.debug_string)
+    runner = experiment.runner(executor, [table], resume)
+    console.print(f"{config.name}: {experiment.directory}", highlight=False)
+    try:
+        received = asyncio.run(_run_until_signal(lambda stop: run_to_end(runner, stop)))
+    except TuneError as error:
+        raise Obstructed(f"{error}\nIt goes on with: counterpoint tune resume {experiment.directory}") from None
+    finally:
+        table.close()
+    if received:
+        console.print(f"It goes on with: counterpoint tune resume {experiment.directory}", highlight=False)
+        return 128 + received[0]
+    failed = [trial for trial in runner.get_trials() if trial.status == Trial.ERROR]
+    return 1 if failed else 0
+
+
+async def _run_until_signal(begin: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> list[signal.Signals]:
+    """Runs; the first signal stops in order, the second at once. Returns the signals."""
+    stop, requests = asyncio.Event(), StopRequests()
+    received: list[signal.Signals] = []
+    work = asyncio.ensure_future(begin(stop))
+
+    def heed(number: signal.Signals) -> None:
+        if requests.note() == 0:
+            return
+        received.append(number)
+        logging.getLogger(__name__).info(
+            "%s: %s", number.name, "ending at once" if stop.is_set() else "stopping in order"
+        )
+        if stop.is_set():
+            work.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # nohup started the process, so it outlives its terminal
+        asyncio.get_running_loop().add_signal_handler(number, heed, number)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    return received
+
+
+def _move_aside(directory: Path) -> None:
+    if directory.exists():
+        number = 1
+        while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
+            number += 1
+        directory.rename(aside)
+
+
+def _log_above_table(console: Console) -> None:
+    handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])

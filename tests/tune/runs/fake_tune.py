@@ -1,0 +1,12 @@
+"""A program for the tests: `counterpoint tune` whose runs only pretend (`tests/tune/runs/fake_orchestrator.py`)."""
+
+from __future__ import annotations
+
+import sys
+
+import tune.runs.orchestrator_process
+from cli.main import main
+
+if __name__ == "__main__":
+    tune.runs.orchestrator_process.PROGRAM = (sys.executable, "-m", "tests.tune.runs.fake_orchestrator")
+    sys.exit(main(["tune", *sys.argv[1:]]))

@@ -1,0 +1,152 @@
+"""`counterpoint tune`: what its file may say, and an experiment over runs that pretend, killed and resumed as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from cli.main import main
+from job.configuration.load import load
+from tests.support.polling import wait_until
+from tests.tune.runs.conftest import BASE, PretendedJob
+from tune.config import TuneConfig
+from tune.file_experiment import FileExperiment
+
+STEPS = list(range(1, BASE["steps"] + 1))
+
+
+class Command:
+    """An experiment's file beside a job that pretends, and the commands about it."""
+
+    def __init__(self, job: PretendedJob, directory: Path) -> None:
+        self.job, self.file, self.directory = job, directory / "tune.toml", directory / "experiments" / "exp"
+        self.settings: dict[str, Any] = {
+            "name": "exp",
+            "local_dir": str(directory / "experiments"),
+            "executor": "runs",
+            "num_samples": 3,
+            "job": {"join": str(job.output)},
+            "space": {"training": {"learning_rate": {"loguniform": [1e-4, 1e-2]}}},
+            "run": BASE,
+        }
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def write(self) -> str:
+        self.file.write_text(tomli_w.dumps(self.settings))
+        return str(self.file)
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.tune.runs.fake_tune", *words]
+        with open(self.file.with_name("output.log"), "ab") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self.started.append(process)
+        return process
+
+    def output(self) -> str:
+        return self.file.with_name("output.log").read_text()
+
+    def steps(self) -> dict[str, list[int]]:
+        """The iterations in each trial's `result.json`."""
+        found = {}
+        for file in self.directory.glob("*/result.json"):
+            whole, _, _ = file.read_text().rpartition("\n")
+            found[file.parent.name] = [json.loads(line)["training_iteration"] for line in whole.splitlines()]
+        return found
+
+
+@pytest.fixture
+def command(job: PretendedJob, tmp_path: Path) -> Iterator[Command]:
+    command = Command(job, tmp_path)
+    yield command
+    for process in command.started:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not job.orchestrators(), "the end of the orchestrators")
+
+
+@pytest.mark.slow
+def test_an_experiment_that_is_killed_goes_on_and_counts_nothing_twice(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = command.start(command.write())
+    wait_until(lambda: any(command.steps().values()), "a result", details=command.output)
+    first.kill()
+    first.wait()
+    second = command.start("resume", str(command.directory))
+    assert second.wait(60) == 0, command.output()
+    assert list(command.steps().values()) == [STEPS] * 3
+    assert "3 TERMINATED" in command.output()
+    assert main(["tune", "status", str(command.directory), "--json"]) == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert [trial["iteration"] for trial in trials] == [6, 6, 6]
+    assert main(["tune", "status", str(command.directory)]) == 0
+    assert "best: " in capsys.readouterr().out
+
+    assert main(["tune", command.write()]) == 2
+    assert "holds this experiment already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_in_order(command: Command) -> None:
+    command.settings["run"] = BASE | {"steps": 1_000_000}
+    process = command.start(command.write())
+    wait_until(lambda: any(command.steps().values()), "a result", details=command.output)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM, command.output()
+    assert f"counterpoint tune resume {command.directory}" in command.output()
+    assert not command.job.orchestrators()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_sample": 3}, "the nearest is num_samples"),
+        ({"mode": "maximum"}, "mode = 'maximum'"),
+        ({"job": {}}, "give one of join"),
+        ({"executor": "local"}, "needs trainable"),
+        ({"trainable": "a:b"}, "a trial is a run"),
+        ({"space": {"training": {"learning_rat": 0.1}}}, "the nearest is training.learning_rate"),
+        ({"space": {"training": {"learning_rate": {"uniform": 1}}}}, "expected a list"),
+        ({"space": {"training": {"learning_rate": {"loguniform": [-1.0, 1.0]}}}}, "space: training.learning_rate"),
+        ({"space": {"training": {"learning_rate": {"uniform": [-2.0, -1.0]}}}}, "run with the first values of space"),
+        ({"run": BASE | {"output_dir": "x"}}, "output_dir is set by the tuner"),
+        ({"scheduler": {"kind": "pbd"}}, "expected one of"),
+        ({"scheduler": {"kind": "pbt", "mutations": {"seeed": [1]}}}, "scheduler.mutations.seeed"),
+        ({"job": {"join": "/nowhere"}}, "there is no job"),
+    ],
+)
+def test_an_error_names_file_key_and_what_is_allowed(
+    command: Command, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str
+) -> None:
+    command.settings |= change
+    assert main(["tune", command.write(), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert str(command.file) in error or "/nowhere" in error
+
+
+def test_a_dry_run_prints_a_file_that_loads_to_the_same(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", command.write(), "--dry-run", "--num_samples", "5"]) == 0
+    again = command.file.with_name("again.toml")
+    again.write_text(capsys.readouterr().out)
+    config = load(TuneConfig, again, [])
+    assert config.num_samples == 5
+    assert FileExperiment(config, again).directory == command.directory
+
+
+def test_a_directory_without_an_experiment_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["resume", str(tmp_path)], ["status", str(tmp_path)]):
+        assert main(["tune", *words]) == 2
+        assert "tune.toml is missing" in capsys.readouterr().err
+    assert main(["tune", "resume"]) == 2
+    assert main(["tune", "status", "--help"]) == 0
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,203 @@
+"""An experiment as its file describes it: `counterpoint tune FILE` makes it, runs it, and resumes it from its directory."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from job.check import check_run
+from job.config import JobConfig
+from job.configuration.load import load, merge, to_toml
+from job.derive import check_fits
+from job.join import FROM_THE_JOB, values_of_job
+from run.config import RunConfig
+from transport.configuration.explain import validate
+from transport.configuration.toml_file import Table
+from transport.errors import UserError
+from transport.files.atomic import write_atomically
+from tune.callbacks.callback import Callback
+from tune.config import TuneConfig
+from tune.errors import TuneError
+from tune.executors.executor import TrialExecutor
+from tune.executors.runs import RunTrialExecutor
+from tune.experiment import Experiment
+from tune.from_file import check_keys, scheduler_of, search_of, space_of, stopper_of
+from tune.runner.trial_runner import TrialRunner
+from tune.runs.host_job import HostJob
+from tune.runs.varied_run import VariedRun
+
+FILE = "tune.toml"
+"""The experiment's file as resolved, in its directory: what `tune resume` reads."""
+
+TRAINABLE_OF_RUNS = "run"
+"""What trials that are runs have for a trainable's name."""
+
+
+class FileExperiment:
+    """One experiment, from its file."""
+
+    def __init__(self, config: TuneConfig, file: Path) -> None:
+        """`file` is for error messages. Raises `UserError` for what is wrong before anything is started."""
+        self.config, self._file = config, file
+        check_keys(config, file)
+        self.experiment = self._experiment()
+        self.directory = Path(self.experiment.directory)
+        if config.executor == "runs":
+            self._check_run()
+        else:
+            self._check_trainable()
+        scheduler_of(config, file)
+        search_of(config, file)
+
+    @classmethod
+    def in_directory(cls, directory: Path) -> FileExperiment:
+        """Returns the experiment of a directory. Raises `UserError` if there is none."""
+        file = directory / FILE
+        if not file.exists():
+            raise UserError(f"{directory}: there is no experiment ({FILE} is missing)")
+        found = cls(load(TuneConfig, file, []), file)
+        if found.directory != directory.absolute():
+            raise UserError(f"{directory}: its {FILE} is of the experiment in {found.directory}; was it moved?")
+        return found
+
+    def write(self) -> None:
+        """Writes the file from which it can be resumed."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        here = self.config.model_copy(update={"local_dir": self.directory.parent})
+        write_atomically(self.directory / FILE, to_toml(here).encode())
+
+    def runner(self, executor: TrialExecutor, callbacks: Sequence[Callback], resume: bool) -> TrialRunner:
+        """Returns its runner. Raises `UserError`."""
+        config, file = self.config, self._file
+        scheduler, search = scheduler_of(config, file), search_of(config, file)
+        scheduler.set_search_properties(config.metric, config.mode)
+        search.set_search_properties(config.metric, config.mode, self.experiment.config)
+        search.add_configurations([self.experiment])
+        defaults = importlib.import_module("tune.callbacks.defaults").with_default_loggers(callbacks)
+        try:
+            return TrialRunner(
+                search_alg=search,
+                scheduler=scheduler,
+                local_checkpoint_dir=self.directory,
+                stopper=stopper_of(config),
+                resume=resume,
+                fail_fast=config.fail_fast,
+                trial_executor=executor,
+                callbacks=defaults,
+                metric=config.metric,
+            )
+        except TuneError as error:
+            raise UserError(str(error)) from None
+
+    def executor(self) -> TrialExecutor:
+        """Returns its executor, which has not started anything yet."""
+        config = self.config
+        if config.executor == "runs":
+            assert config.job is not None
+            directory = self._job_directory()
+            run = VariedRun(config.name, directory, config.run)
+            return RunTrialExecutor(HostJob(directory, config.job.file), run, config.max_concurrent)
+        module, name = {"local": ("local", "LocalTrialExecutor"), "ray": ("on_ray", "RayTrialExecutor")}[
+            config.executor
+        ]
+        made: TrialExecutor = getattr(importlib.import_module(f"tune.executors.{module}"), name)()
+        return made
+
+    def _experiment(self) -> Experiment:
+        config = self.config
+        space = space_of(config.space, f"{self._file}: space")
+        is_run = config.executor == "runs"
+        try:
+            return Experiment(
+                config.name,
+                TRAINABLE_OF_RUNS if is_run else str(config.trainable),
+                stop=config.stop.metrics or None,
+                config=space if is_run else merge(config.run, space),
+                resources_per_trial=config.resources,
+                num_samples=config.num_samples,
+                local_dir=str(config.local_dir),
+                checkpoint_freq=config.checkpoint_freq,
+                checkpoint_at_end=config.checkpoint_at_end,
+                keep_checkpoints_num=config.keep_checkpoints,
+                max_failures=config.max_failures,
+            )
+        except TuneError as error:
+            raise UserError(f"{self._file}: {error}") from None
+
+    def _job_directory(self) -> Path:
+        assert self.config.job is not None
+        if self.config.job.join is not None:
+            return self.config.job.join
+        return self._job().output_dir.absolute()
+
+    def _job(self) -> JobConfig:
+        assert self.config.job is not None
+        assert self.config.job.file is not None
+        job = load(JobConfig, self.config.job.file, [])
+        if not job.stay:
+            raise UserError(
+                f"{self.config.job.file}: stay = false: the job of trials runs until the tuner stops it; set stay = true"
+            )
+        return job
+
+    def _check_run(self) -> None:
+        """Checks the first draw of the space as a run of the job."""
+        assert self.config.job is not None
+        job: JobConfig | None = None
+        if self.config.job.file is not None:
+            job = self._job()
+            shared = job.orchestrator.model_dump(mode="json", exclude_none=True)
+            below: Table = {"output_dir": str(job.output_dir)} | {
+                key: shared[key] for key in FROM_THE_JOB if key in shared
+            }
+        else:
+            assert self.config.job.join is not None
+            below = values_of_job(str(self.config.job.join))
+        search = search_of(self.config, self._file)
+        search.add_configurations([self.experiment])
+        trial = search.next_trial()
+        values = {} if trial is None else trial.config
+        try:
+            settings = VariedRun(self.config.name, Path(below["output_dir"]), self.config.run).settings("first", values)
+            run = validate(RunConfig, merge(below, settings), f"{self._file}, run with the first values of space")
+            check_run(run)
+            if job is not None:
+                check_fits("", run, job.inference, job.trainer)
+        except ValueError as error:
+            raise UserError(f"{self._file}: {error}") from None
+
+    def _check_trainable(self) -> None:
+        module, _, name = str(self.config.trainable).partition(":")
+        if not name:
+            raise UserError(
+                f"{self._file}: trainable = {self.config.trainable!r}: expected an import path 'module:name'"
+            )
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            raise UserError(f"{self._file}: trainable = {self.config.trainable!r}: there is no module {module!r}")
+
+
+async def run_to_end(runner: TrialRunner, stop: asyncio.Event) -> None:
+    """Runs until every trial has ended, or until `stop` is set: then all ends in order, to be resumed. Raises `TuneError`."""
+    try:
+        if isinstance(runner.trial_executor, RunTrialExecutor):
+            await _or_stop(runner.trial_executor.ready(), stop)
+        while not runner.is_finished() and not stop.is_set():
+            await runner.step_async()
+    finally:
+        await runner.cleanup()
+
+
+async def _or_stop(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+    finally:
+        for task in (doing, stopping):
+            task.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
