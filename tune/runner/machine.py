@@ -32,6 +32,7 @@ from tune.runner.events import (
     ATTEMPT_EVENTS,
     CannotRun,
     ContinueTraining,
+    DeleteCheckpoint,
     Event,
     Instruction,
     Notify,
@@ -83,8 +84,8 @@ class ExperimentMachine(Requests):
         self.may_start = False
         """Whether something has changed since the scheduler last chose no trial."""
         self._free = frozenset()
-        self.waiting: dict[str, list[Trial]] = {}
-        """Trials that wait for a checkpoint to be durable, by its path."""
+        self.waiting = {}
+        """Trials that are to take over a checkpoint that is not durable yet, by its path."""
         self.promised = {}
         self.retained = {}
         self._out: list[Instruction] = []
@@ -361,7 +362,6 @@ class ExperimentMachine(Requests):
             self._emit(ResetTrial(trial, progress.attempt, exploit.config, exploit.source))
         else:
             progress.phase = Phase.WAITING
-            self.waiting.setdefault(exploit.source.path, []).append(trial)
 
     def _take_over(self, trial: Trial, progress: Progress) -> None:
         """The trial is another's copy from now on."""
@@ -420,9 +420,9 @@ class ExperimentMachine(Requests):
 
     def _is_saved(self, trial: Trial, checkpoint: Checkpoint, kept: bool) -> None:
         self.promised.pop(checkpoint.path, None)
+        self._delete(self.kept.replace_newest(trial, checkpoint))
         if kept:
             self._delete(self.kept.add_to_best(trial, checkpoint))
-        self._delete(self.kept.replace_newest(trial, checkpoint))
         self._emit(Notify("on_trial_save", trial, {"checkpoint": checkpoint}))
         self._wake(checkpoint.path, checkpoint)
 
@@ -435,19 +435,22 @@ class ExperimentMachine(Requests):
                 self._replace_for_scheduler(progress, None)
                 self.scheduler.on_save_failed(self, wanted)
             self._wake(wanted.path, None)
+            if self.retained.pop(wanted.path, None) is not None:
+                self._emit(DeleteCheckpoint(wanted))
 
     def _wake(self, path: str, saved: Checkpoint | None) -> None:
-        """Lets those go on that wait for a checkpoint; without it they stay what they are."""
+        """Tells those that are to take a checkpoint over; without it they stay what they are."""
         for trial in self.waiting.pop(path, ()):
             progress = self.table.progress(trial)
-            if progress.phase is not Phase.WAITING or progress.exploit is None:
-                continue
+            if progress.exploit is None or progress.exploit.source.path != path:
+                continue  # it has been told otherwise since
             if saved is None:
                 self._emit(Warn(f"{trial} stays what it is: the checkpoint {path} was never made"))
                 self._drop_exploit(progress)
             else:
                 progress.exploit = replace(progress.exploit, source=saved)
-            self._go_on(trial, progress)
+            if progress.phase is Phase.WAITING:
+                self._go_on(trial, progress)
 
     def _missing(self, trial: Trial, result: Result) -> str | None:
         """Why nobody could decide on this result; None if all can."""

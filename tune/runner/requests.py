@@ -26,6 +26,7 @@ class Requests:
     kept: KeptCheckpoints
     search: SearchSide
     may_start: bool
+    waiting: dict[str, list[Trial]]
     retained: dict[str, Checkpoint]
     """Checkpoints that only the scheduler needs, by path."""
     _free: frozenset[str]
@@ -65,6 +66,8 @@ class Requests:
             return trial.checkpoint or Checkpoint(trial.trial_id, progress.counted, "", result)
         promised = self._want_checkpoint(trial, progress, result)
         self._replace_for_scheduler(progress, promised)
+        if progress.phase is Phase.WAITING:
+            self._go_on(trial, progress)
         return promised
 
     def exploit(self, trial: Trial, source: Checkpoint, config: dict[str, Any], experiment_tag: str) -> None:
@@ -83,6 +86,8 @@ class Requests:
         self._drop_exploit(progress)
         self.kept.hold(source)
         progress.exploit = Exploit(source, config, experiment_tag)
+        if not self._is_durable(source):
+            self.waiting.setdefault(source.path, []).append(trial)
 
     def pause_trial(self, trial: Trial) -> None:
         """See `Trials`."""

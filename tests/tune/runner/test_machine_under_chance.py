@@ -1,0 +1,66 @@
+"""Random events, requests, kills of the runner and replays: whatever happens, the rules of the state machine hold."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tune.runner.world import RestlessScheduler, World
+from tune.runner.events import StopRequested, TrialStopRequested
+from tune.runner.machine import ExperimentMachine
+from tune.trial import Trial
+
+HOWS = ("well", "well", "well", "well", "dies", "odd", "returns", "fails")
+
+MAX_FAILURES = 2
+
+
+def new_machine(seed: int, calm: float) -> ExperimentMachine:
+    return ExperimentMachine(RestlessScheduler(seed, calm), ("value",), max_pending=2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    calm=st.sampled_from([0.3, 0.6, 0.9]),
+    moves=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=120),
+    frequency=st.integers(0, 2),
+    keep=st.sampled_from([None, 1, 2]),
+    at_end=st.booleans(),
+)
+def test_the_rules_hold_whatever_happens(
+    seed: int, calm: float, moves: list[tuple[int, int]], frequency: int, keep: int | None, at_end: bool
+) -> None:
+    world = World(new_machine(seed, calm))
+    world.trial_fields = {
+        "max_failures": MAX_FAILURES,
+        "checkpoint_freq": frequency,
+        "keep_checkpoints_num": keep,
+        "checkpoint_at_end": at_end,
+    }
+    world.kill_runner(new_machine(seed, calm))  # the first runner of all begins as any other does
+    for kind, choice in moves:
+        if kind < 8:
+            world.propose()
+        elif kind < 25:
+            world.offer()
+        elif kind < 28:
+            world.kill_runner(new_machine(seed, calm))
+        elif kind < 31:
+            world.take_snapshot()
+        elif kind == 31 and choice < 20:
+            world.send(StopRequested("somebody asked"))
+        elif kind == 32 and world.proposed:
+            world.send(TrialStopRequested(f"t{1 + choice % world.proposed:04d}"))
+        elif world.lives:
+            life = list(world.lives.values())[choice % len(world.lives)]
+            world.go_on(life, HOWS[kind % len(HOWS)])
+        world.check(MAX_FAILURES)
+    world.kill_runner(new_machine(seed, calm))
+    world.run_to_the_end()
+    world.check(MAX_FAILURES)
+    trials = world.machine.table.trials
+    assert len(trials) == world.proposed
+    assert all(trial.status in (Trial.TERMINATED, Trial.ERROR) for trial in trials)
+    assert sorted(world.ended) == sorted(world.told_complete) == [trial.trial_id for trial in trials]
+    assert not world.lives
