@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tune.analysis import Analysis
     from tune.callbacks.callback import Callback
     from tune.callbacks.csv_logger import CSVLoggerCallback
     from tune.callbacks.json_logger import JsonLoggerCallback
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from tune.trial import Trial
 
 _HOMES = {
+    "tune.analysis": ("Analysis",),
     "tune.callbacks.callback": ("Callback",),
     "tune.callbacks.csv_logger": ("CSVLoggerCallback",),
     "tune.callbacks.json_logger": ("JsonLoggerCallback",),
@@ -145,6 +147,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ASHAScheduler",
+    "Analysis",
     "AskTellSearch",
     "AsyncHyperBandScheduler",
     "BasicVariantGenerator",

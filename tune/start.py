@@ -239,15 +239,9 @@ async def _to_the_end(runner: TrialRunner) -> None:
 
 
 def _search_algorithm(given: Any) -> SearchAlg:
-    """The algorithm of what a user gave: one, a searcher, or None for grids and random samples."""
-    if isinstance(given, SearchAlg):
-        return given
-    if given is None:
-        basic = importlib.import_module("tune.search.basic_variant")
-        made: SearchAlg = basic.BasicVariantGenerator()
-        return made
-    generator = importlib.import_module("tune.search.search_generator")
-    made = generator.SearchGenerator(given)
+    """The algorithm of what a user gave: one, a searcher, a name, or None for grids and random samples."""
+    creation = importlib.import_module("tune.search.creation")  # imports numpy: not for a name alone
+    made: SearchAlg = creation.as_search_alg(given)
     return made
 
 

@@ -39,12 +39,6 @@ class CSVLoggerCallback(LoggerCallback):
             logger.debug("%s: no column for %s; they are in result.json", file.path, ", ".join(sorted(more)))
         file.append(_row(flat.get(column) for column in columns), number)
 
-    def log_trial_missed(self, trial: Trial) -> None:
-        """Appends the last result if only that is missing."""
-        file = NumberedLines(Path(trial.logdir, PROGRESS_FILE), header_lines=1)
-        if file.count == trial.num_results - 1:
-            self.log_trial_result(0, trial, trial.last_result, trial.num_results)
-
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         """Forgets the trial."""
         self._files.pop(trial.trial_id, None)

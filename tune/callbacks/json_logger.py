@@ -43,12 +43,6 @@ class JsonLoggerCallback(LoggerCallback):
         self.log_trial_start(trial)
         self._files[trial.trial_id].append(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE), number)
 
-    def log_trial_missed(self, trial: Trial) -> None:
-        """Appends the last result if only that is missing."""
-        file = NumberedLines(Path(trial.logdir, RESULT_FILE))
-        if file.count == trial.num_results - 1:
-            self.log_trial_result(0, trial, trial.last_result, trial.num_results)
-
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         """Forgets the trial."""
         self._files.pop(trial.trial_id, None)

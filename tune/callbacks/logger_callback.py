@@ -1,7 +1,7 @@
 """What loggers have in common. As `LoggerCallback` in Ray Tune 1.x: it names the events that concern what a trial's files hold.
 
-Line n of a file is result n of the trial (`NumberedLines`). After a resume a trial's newest result may have been
-journalled, but not written; it is written then.
+Line n of a file is result n of the trial (`NumberedLines`). A resumed runner tells again what it has journalled since its last
+snapshot, with the same numbers, so that what was lost in a kill is written then, and nothing twice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from tune.trial import Trial
 class LoggerCallback(Callback):
     """A callback that writes results. Subclasses need only the `log_` methods."""
 
-    _began = False
-
     def log_trial_start(self, trial: Trial) -> None:
         """A trial has started."""
 
@@ -33,17 +31,6 @@ class LoggerCallback(Callback):
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         """A trial has ended; close what is open for it."""
-
-    def log_trial_missed(self, trial: Trial) -> None:
-        """Write `trial.last_result`, its result `trial.num_results`, if it is not written yet. Called after a resume."""
-
-    def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """At the first step, writes what was journalled before a kill and not written."""
-        if not self._began:
-            self._began = True
-            for trial in trials:
-                if trial.num_results:
-                    self.log_trial_missed(trial)
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """See `log_trial_start`."""

@@ -1,7 +1,7 @@
 """A file with a line for each result of a trial, in which line n is result n, whatever was killed and resumed meanwhile.
 
-Results are numbered by the runner. A number that the file has already means that its writer was killed before the journal knew
-of it: what the file has from there on is removed, since it will be reported again. A torn last line is removed, too.
+Results are numbered by the runner. A number that the file has already means that a resumed runner goes on from there: what the
+file has from that line on is removed, since it will be told again. A torn last line is removed, too.
 """
 
 from __future__ import annotations

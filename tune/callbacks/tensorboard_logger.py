@@ -39,8 +39,10 @@ class TBXLoggerCallback(LoggerCallback):
         writer = self._writers.get(trial.trial_id)
         if writer is None:
             Path(trial.logdir).mkdir(parents=True, exist_ok=True)
-            resumed = any(Path(trial.logdir).glob("events.out.tfevents.*"))
-            writer = self._writer_class(trial.logdir, flush_secs=30, **({"purge_step": step} if resumed else {}))
+            before = len(list(Path(trial.logdir).glob("events.out.tfevents.*")))
+            purge = {"purge_step": step} if before else {}
+            # The suffix keeps two files of one second apart.
+            writer = self._writer_class(trial.logdir, flush_secs=30, filename_suffix=f".{before}", **purge)
             self._writers[trial.trial_id] = writer
         shown = {key: value for key, value in result.items() if key not in _NOT_SHOWN}
         numbers = {_PREFIX + name: value for name, value in flattened(shown).items() if _is_number(value)}

@@ -12,12 +12,14 @@ from typing import Any
 from tune.errors import TuneError
 from tune.result import Result
 from tune.search.json_values import as_json
-from tune.search.objective import objectives, take_objective, values_in
+from tune.search.objective import objectives, values_in
 from tune.search.searcher import Searcher
 
 
 class AskTellSearch(Searcher):
     """Suggests what `optimizer.ask()` returns and tells it `optimizer.tell(asked, value)`, or a list of values for several.
+
+    The space is the optimizer's own.
 
     Args:
         optimizer: The object; its answers depend on nothing but its seed and what it is told.
@@ -47,10 +49,6 @@ class AskTellSearch(Searcher):
         self._asked: dict[str, Any] = {}  # what was asked and not told
         self._waiting: list[tuple[Any, Any]] = []  # of the batch
         self._history: list[list[Any]] = []
-
-    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any]) -> bool:
-        """Takes metric and mode; the space is the optimizer's own."""
-        return take_objective(self, metric, mode)
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         """Asks."""

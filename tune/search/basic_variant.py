@@ -43,6 +43,7 @@ class BasicVariantGenerator(SearchAlg):
         self._constant_grid_search = constant_grid_search
         self._rng = _generator(random_state)
         self._experiments: list[Proposable] = []
+        self._spaces: list[dict[str, str]] = []
         self._total_samples = 0
         self._prefix = secrets.token_hex(3)[:5]
         self._live: set[str] = set()
@@ -62,6 +63,7 @@ class BasicVariantGenerator(SearchAlg):
         """Appends experiments."""
         for experiment in experiments:
             self._experiments.append(experiment)
+            self._spaces.append(describe(experiment.config))
             points = [] if experiment.num_samples < 0 else self._points
             self._total_samples += count_variants(experiment.config, max(experiment.num_samples, 0), points)
 
@@ -95,7 +97,7 @@ class BasicVariantGenerator(SearchAlg):
             "live": sorted(self._live),
             "position": [self._experiment, self._sample, self._variant],
             "rng": self._rng_before if self._open is not None else _rng_state(self._rng),
-            "spaces": [describe(experiment.config) for experiment in self._experiments],
+            "spaces": self._spaces,
         }
 
     def restore_state(self, state: dict[str, Any]) -> None:
@@ -128,7 +130,8 @@ class BasicVariantGenerator(SearchAlg):
         params = {flat_name(path): value for path, value in chosen.items()}
         trial = self._experiments[self._experiment].make_trial(trial_id, as_json(config), as_json(params), tag)
         self._created += 1
-        self._live.add(trial_id)
+        if self.max_concurrent:
+            self._live.add(trial_id)
         return trial
 
 

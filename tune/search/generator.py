@@ -28,6 +28,7 @@ class SearchGenerator(SearchAlg):
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
         self._experiment: Proposable | None = None
+        self._space: dict[str, str] = {}
         self._prefix = secrets.token_hex(3)[:5]
         self._created = 0
         self._finished = False
@@ -48,6 +49,7 @@ class SearchGenerator(SearchAlg):
                 f"{type(self.searcher).__name__} searches for one experiment; give each experiment a searcher of its own"
             )
         self._experiment = experiments[0]
+        self._space = describe(self._experiment.config)
         self.searcher.set_search_properties(None, None, self._experiment.config)
 
     def next_trial(self) -> Trial | None:
@@ -87,7 +89,7 @@ class SearchGenerator(SearchAlg):
             "prefix": self._prefix,
             "created": self._created,
             "finished": self._finished,
-            "space": {} if self._experiment is None else describe(self._experiment.config),
+            "space": self._space,
             "searcher": self.searcher.state(),
         }
 

@@ -6,18 +6,8 @@ import math
 from typing import Any
 
 from tune.errors import TuneError
-from tune.result import DEFAULT_METRIC, Result, lookup
+from tune.result import Result, lookup
 from tune.search.searcher import Searcher
-
-
-def take_objective(searcher: Searcher, metric: str | None, mode: str | None) -> bool:
-    """Gives a searcher the experiment's metric and mode where it has none. False if both have one."""
-    if (searcher.metric and metric) or (searcher.mode and mode):
-        return False
-    searcher.metric, searcher.mode = searcher.metric or metric, searcher.mode or mode
-    if searcher.mode and not searcher.metric:
-        searcher.metric = DEFAULT_METRIC
-    return True
 
 
 def objectives(searcher: Searcher) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tune.errors import TuneError
 from tune.result import Result
-from tune.search.objective import objectives, take_objective, values_in
+from tune.search.objective import objectives, values_in
 from tune.search.searcher import Searcher
 from tune.search.spaces import Categorical, Domain, Float, Function, Integer
 from tune.search.variants import Path, copied, flat_name, unresolved, value_at
@@ -78,7 +78,7 @@ class OptunaSearch(Searcher):
         """Takes what it has not: metric and mode, and the space."""
         if not self._own_space and unresolved(config)[0]:
             self._take_space(config)
-        return take_objective(self, metric, mode)
+        return super().set_search_properties(metric, mode, config)
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         """The next configuration: values for the domains of the space, and for those within what is chosen."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tune.result import Result
+from tune.result import DEFAULT_METRIC, Result
 
 FINISHED = "FINISHED"
 """Returned by `suggest` instead of a configuration: there will be none any more."""
@@ -26,10 +26,17 @@ class Searcher:
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any]) -> bool:
         """Takes the experiment's metric, mode and space, if it has none of its own.
 
+        With a mode alone, the metric is `_metric`: what a bare number is reported as. The base takes no space.
+
         Returns:
             False if it has its own and they are not to be replaced.
         """
-        return False
+        if (self.metric and metric) or (self.mode and mode):
+            return False
+        self.metric, self.mode = self.metric or metric, self.mode or mode
+        if self.mode and not self.metric:
+            self.metric = DEFAULT_METRIC
+        return True
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """A configuration for the trial; None if there is none now; FINISHED if there will be none."""

@@ -44,7 +44,6 @@ def report(loggers: list[LoggerCallback], trial: Trial, number: int) -> None:
 def started(trial: Trial) -> list[LoggerCallback]:
     loggers: list[LoggerCallback] = [JsonLoggerCallback(), CSVLoggerCallback()]
     for logger in loggers:
-        logger.on_step_begin(0, [trial])
         logger.on_trial_start(0, [trial], trial)
     return loggers
 
@@ -109,19 +108,17 @@ def test_later_keys_are_in_the_json_and_missing_ones_are_empty(tmp_path: Path) -
 def test_no_kill_tears_repeats_or_loses_a_line(
     tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[int, int, bytes]]
 ) -> None:
-    """Each kill: so many results after a start, so many of them unknown to the journal, and the torn bytes at the ends."""
+    """Each kill: so many results after a start, so many of them to be told again, and the torn bytes at the files' ends."""
     trial = make_trial(tmp_path_factory.mktemp("trial"))
-    for results, forgotten, torn in [*kills, (1, 0, b"")]:
+    for results, again, torn in [*kills, (1, 0, b"")]:
         loggers = started(trial)
-        counted = trial.num_results
-        for number in range(counted + 1, counted + results + 1):
+        begin = trial.num_results
+        for number in range(begin + 1, begin + results + 1):
             report(loggers, trial, number)
-        known = trial.num_results - min(forgotten, results)
-        if torn or forgotten:  # a clean end otherwise
-            for name in ("result.json", "progress.csv"):
-                with Path(trial.logdir, name).open("ab") as file:
-                    file.write(torn)
-            trial.num_results, trial.last_result = known, result_of(known) if known else {}
+        trial.num_results -= min(again, results)
+        for name in ("result.json", "progress.csv"):
+            with Path(trial.logdir, name).open("ab") as file:
+                file.write(torn)
     loggers = started(trial)
     report(loggers, trial, trial.num_results + 1)
     numbers = list(range(1, trial.num_results + 1))
@@ -129,25 +126,29 @@ def test_no_kill_tears_repeats_or_loses_a_line(
     assert [row["training_iteration"] for row in rows(trial)] == numbers
 
 
-def test_the_result_that_was_journalled_and_not_written_is_written_at_the_resume(tmp_path: Path) -> None:
+def test_what_is_told_again_is_written_once(tmp_path: Path) -> None:
+    """A resumed runner tells what it has journalled since its snapshot; of that, the file may lack the end."""
     trial = make_trial(tmp_path)
-    report(started(trial), trial, 1)
-    trial.num_results, trial.last_result = 2, result_of(2)
-    trial.status = Trial.TERMINATED
-    for logger in (JsonLoggerCallback(), CSVLoggerCallback()):
-        logger.on_step_begin(7, [trial])
-        logger.on_step_begin(8, [trial])
-    assert json_lines(trial) == [result_of(1), result_of(2)]
-    assert [row["training_iteration"] for row in rows(trial)] == [1, 2]
+    loggers = started(trial)
+    for number in (1, 2, 3):
+        report(loggers, trial, number)
+    loggers = started(trial)
+    for number in (2, 3, 4):
+        report(loggers, trial, number)
+    for logger in loggers:
+        logger.on_trial_complete(0, [trial], trial)
+    assert json_lines(trial) == [result_of(number) for number in (1, 2, 3, 4)]
+    assert [row["training_iteration"] for row in rows(trial)] == [1, 2, 3, 4]
 
 
-def test_the_result_that_never_came_before_the_kill_is_written_though_it_is_the_first(tmp_path: Path) -> None:
+def test_results_that_are_lost_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trial = make_trial(tmp_path)
-    trial.num_results, trial.last_result = 1, result_of(1)
-    for logger in (JsonLoggerCallback(), CSVLoggerCallback()):
-        logger.on_step_begin(0, [trial])
-    assert json_lines(trial) == [result_of(1)]
-    assert [row["training_iteration"] for row in rows(trial)] == [1]
+    loggers = started(trial)
+    report(loggers[:1], trial, 1)
+    report(loggers[:1], trial, 4)
+    report(loggers[:1], trial, 5)
+    assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["results 2 to 3 are missing"]
+    assert json_lines(trial) == [result_of(1), result_of(4), result_of(5)]
 
 
 def test_without_numbers_lines_are_appended(tmp_path: Path) -> None:
