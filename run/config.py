@@ -131,6 +131,19 @@ class LoraConfig(Config):
     adapter."""
 
 
+class StartFrom(Config):
+    """Another run of the same job, whose state a new run begins with: adapter and optimizer."""
+
+    run: Identifier
+    """Its id. It may have ended, as long as the trainer has its checkpoints."""
+
+    step: int | None = Field(default=None, ge=1)
+    """One of its durable steps. Unset: its newest when this run gets its slot."""
+
+    schedule: bool = False
+    """Continue from its position in the learning-rate schedule, too."""
+
+
 class LossConfig(Config):
     """The policy-gradient loss."""
 
@@ -186,6 +199,10 @@ class TrainingConfig(Config):
     lora: LoraConfig | None = None
     """Train an adapter. Unset: all weights."""
 
+    start_from: StartFrom | None = None
+    """Begin with the adapter and the optimizer's state of another run of the job, of the same rank, alpha, layers and optimizer.
+    Used at the run's first start only. Unset: a new adapter, or that of `lora.start_from`."""
+
     loss: LossConfig = LossConfig()
     """The loss."""
 
@@ -194,6 +211,12 @@ class TrainingConfig(Config):
 
     token_export: bool = False
     """Write every trained token with its probabilities to `trainer/tokens/` as JSON Lines, for debugging."""
+
+    @model_validator(mode="after")
+    def _starts_once(self) -> TrainingConfig:
+        if self.start_from is not None and (self.lora is None or self.lora.start_from is not None):
+            raise ValueError("start_from takes [training.lora], without a start_from of its own: both give the adapter")
+        return self
 
 
 class LagConfig(Config):

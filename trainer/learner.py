@@ -34,7 +34,8 @@ from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
 from trainer.rows import Rows, StepRow
-from trainer.runs import checkpoint
+from trainer.runs import checkpoint, copies
+from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run
 from trainer.step import OpenStep, finish, train_row
@@ -79,14 +80,18 @@ class Learner:
         self._command({"kind": "synchronize"})
         self.manager.synchronize_state()
 
-    def open_step(self, slot: int, batch: Batch) -> OpenStep:
-        """Opens the step of a run's batch. Raises `InvalidBatch`, with nothing opened, when it cannot be trained."""
+    def open_step(self, slot: int, batch: Batch, learning_rate: float | None = None) -> OpenStep:
+        """Opens the step of a run's batch, with this peak learning rate, or the configured one.
+
+        Raises `InvalidBatch`, with nothing opened, when it cannot be trained.
+        """
         check(batch, self.limits)
+        rate = self.runs[slot].config.training.learning_rate if learning_rate is None else learning_rate
         if self.ranks.count > 1:
             frames = [as_bytes_view(frame) for frame in codec.encode(batch)]
-            self._command({"kind": "open", "slot": slot, "sizes": [frame.nbytes for frame in frames]})
+            self._command({"kind": "open", "slot": slot, "rate": rate, "sizes": [frame.nbytes for frame in frames]})
             self.ranks.share(b"".join(frames))
-        return self._begin(slot, batch)
+        return self._begin(slot, batch, rate)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
@@ -97,6 +102,11 @@ class Learner:
         """Updates a run whose samples are trained; returns its metrics. Raises `InvalidBatch`: the run is as before the step."""
         self._command({"kind": "finish", "slot": slot})
         return finish(self._open.pop(slot), self.ranks)
+
+    def copy_step(self, slot: int, step: int) -> Copy:
+        """Puts the copy that a run has accepted for `step` in place of its update. Raises `InvalidBatch`, on every rank."""
+        self._command({"kind": "copy", "slot": slot, "step": step})
+        return self._copy(slot, step)
 
     def drop_step(self, slot: int) -> None:
         """Drops the run's open step, if it has one: the run is as before the step."""
@@ -146,13 +156,19 @@ class Learner:
                     self.manager.synchronize_state()
                 case "open":
                     frames = _split(self.ranks.share(None), command["sizes"])
-                    self._begin(command["slot"], codec.decode(frames, self.config.transport.max_batch_bytes))
+                    batch = codec.decode(frames, self.config.transport.max_batch_bytes)
+                    self._begin(command["slot"], batch, command["rate"])
                 case "rows":
                     self._train(command["rows"])
                 case "finish":
                     try:
                         finish(self._open.pop(command["slot"]), self.ranks)
                     except InvalidBatch as error:  # rank 0 has the same error and handles it
+                        logger.debug("rank %d: %s", self.ranks.index, error)
+                case "copy":
+                    try:
+                        self._copy(command["slot"], command["step"])
+                    except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "drop":
                     self._drop(command["slot"])
@@ -161,8 +177,9 @@ class Learner:
 
     # --- on every rank ---
 
-    def _begin(self, slot: int, batch: Batch) -> OpenStep:
+    def _begin(self, slot: int, batch: Batch, rate: float) -> OpenStep:
         run = self.runs[slot]
+        run.optimizer.peak_rate = rate
         step = OpenStep(run, batch, self.ranks.device, self._export_directory(run))
         self._open[slot] = step
         return step
@@ -173,6 +190,18 @@ class Learner:
 
     def _train_row(self, row: StepRow) -> None:
         train_row(self.model, self.replay, self.limits, row)
+
+    def _copy(self, slot: int, step: int) -> Copy:
+        run, copy, fault = self.runs[slot], None, None
+        try:
+            copy = copies.load(run, self.config.output_dir, step)
+        except copies.CopyRefused as error:
+            fault = str(error)
+        if faults := self.ranks.faults(fault):
+            run.intact = False
+            raise InvalidBatch("; ".join(dict.fromkeys(faults)))
+        assert copy is not None
+        return copy
 
     def _drop(self, slot: int) -> None:
         if self._open.pop(slot, None) is not None:
@@ -210,9 +239,11 @@ class Learner:
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
                 occupancy.progress = run.progress
+            elif config.training.start_from is not None:
+                copies.load(run, self.config.output_dir, 0)
             failure = ""
         except (ValueError, checkpoint.CheckpointError) as error:
-            failure = str(error)
+            failure = occupancy.failure or str(error)
         except Exception as error:  # a lack of memory, or any error of an adapter or optimizer
             if is_fatal(error):
                 raise

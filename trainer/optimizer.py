@@ -15,15 +15,19 @@ from torch import Tensor, nn
 from run.config import TrainingConfig
 
 
-def learning_rate(config: TrainingConfig, steps: int, step: int) -> float:
-    """Returns the rate of update `step` of `steps`, from 1: linear warm-up, then constant, or decaying to zero after the last."""
+def learning_rate(config: TrainingConfig, steps: int, step: int, peak: float | None = None) -> float:
+    """Returns the rate of update `step` of `steps`, from 1: linear warm-up, then constant, or decaying to zero after the last.
+
+    `peak` is used instead of the configured rate, if given.
+    """
+    peak = config.learning_rate if peak is None else peak
     if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
+        return peak * step / config.warmup_steps
     if config.lr_schedule == "constant":
-        return config.learning_rate
+        return peak
     progress = min((step - 1 - config.warmup_steps) / max(steps - config.warmup_steps, 1), 1.0)
     remaining = 1.0 - progress if config.lr_schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.learning_rate * remaining
+    return peak * remaining
 
 
 STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
@@ -36,6 +40,8 @@ class Optimizer:
     def __init__(self, parameters: dict[str, nn.Parameter], config: TrainingConfig, steps: int) -> None:
         """Optimizes `parameters`, by name, in `steps` updates. Weight decay applies to matrices only, not to norms and biases."""
         self.config = config
+        self.peak_rate = config.learning_rate
+        """May be changed between updates."""
         self.steps = steps
         self.parameters = parameters
         self.masters: dict[str, Tensor] = {name: self._master(parameter) for name, parameter in parameters.items()}
@@ -70,9 +76,12 @@ class Optimizer:
         return torch.nn.utils.get_total_norm(self.gradients())
 
     def step(self, step: int, norm: Tensor) -> float:
-        """Clips the gradients, whose norm is `norm`, and applies update number `step`. Returns the learning rate."""
+        """Clips the gradients, whose norm is `norm`, and applies the update at position `step` of the schedule.
+
+        Returns the learning rate.
+        """
         torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.config.max_grad_norm, norm)
-        rate = learning_rate(self.config, self.steps, step)
+        rate = learning_rate(self.config, self.steps, step, self.peak_rate)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -118,6 +127,7 @@ class Optimizer:
                 raise ValueError(
                     f"it holds {other[0]}, which training.optimizer = {self.config.optimizer!r} does not have"
                 )
+            self._optimizer.state.pop(master, None)
             if state:
                 self._optimizer.state[master] = {key: value.to(master.device) for key, value in state.items()}
         self._publish_masters()

@@ -270,7 +270,7 @@ def _apply(step: OpenStep) -> dict[str, MetricValue]:
         raise InvalidBatch(
             f"the gradient of step {number} is not finite (norm {float(norm)}); the weights are unchanged"
         )
-    rate = run.optimizer.step(number, norm)
+    rate = run.optimizer.step(number + run.progress.schedule_offset, norm)
     return {"learning_rate": rate, "grad_norm": float(norm)}
 
 

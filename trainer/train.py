@@ -10,7 +10,6 @@ error of one run ends that run alone.
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from cluster.notify import beating
+from run.changes import JournalError
 from run.config import RunConfig
 from trainer import ranks
 from trainer.broadcast import Broadcaster
@@ -32,8 +32,10 @@ from trainer.model.load import choose_device
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint, control_files
+from trainer.runs.copies import CopyRefused
 from trainer.runs.manager import HookError, get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Occupancy, Progress, Stage
+from trainer.runs.requested import DISK_FAULTS, Requests
 from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
 from transport.files.atomic import published_steps
@@ -52,9 +54,6 @@ DISCOVERY_SECONDS, PROMPT_DISCOVERY_SECONDS = 1.0, 0.1
 
 EVICTED = 3
 """Exit code, equal to the orchestrator's, so that a job's does not depend on which of them ends first."""
-
-DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""Errors of the disk that all runs share. Any other error in a run's directory concerns that run alone."""
 
 WAITING_REPORT_SECONDS = 30.0
 """Between log lines about what is awaited."""
@@ -120,6 +119,7 @@ class Trainer:
         self._sessions = Sessions(config, receiver, self._manager)
         self._shares = FairShare(config.max_tokens, learner.ranks.count)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
+        self._requests = Requests(config.output_dir, learner.runs, self._make_durable)
         self._broadcasters: dict[int, Broadcaster] = {}
         """By slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._discovered = 0.0
@@ -184,11 +184,15 @@ class Trainer:
                 else:
                     self._manager.refuse_run(run.slot, run.failure)
                     self._slots_change = True
+        for run in self._registry.at(Stage.TRAINING, Stage.FINISHED):
+            self._requests.poll(run)
         self._sessions.answer()
         self._discovered = time.monotonic()
 
     def _on_discovered(self, slot: int, run_id: str, config: RunConfig) -> None:
-        self._registry.in_slot(slot).progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
+        run = self._registry.in_slot(slot)
+        run.progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
+        self._requests.start(run)
 
     def _on_forgotten(self, slot: int, run_id: str) -> None:
         self._close_step(slot)
@@ -237,13 +241,22 @@ class Trainer:
             if run.open_step is not None or (batch := self._sessions.next_batch(run)) is None:
                 continue
             try:
-                step = self._learner.open_step(run.slot, batch)
-            except InvalidBatch as error:
+                if self._requests.copy_at(run, batch.step) is not None:
+                    self._copy(run, batch.step)
+                    continue
+                step = self._learner.open_step(run.slot, batch, self._requests.learning_rate(run, batch.step))
+            except (InvalidBatch, CopyRefused, JournalError) as error:
                 self._evict(run, f"step {batch.step}: {error}")
                 continue
             lengths = np.diff(batch.sample_offsets)
             samples = {each: int(lengths[each]) for each in step.samples}
             self._shares.add(run.slot, run.config.training.weight, samples)
+
+    def _copy(self, run: Occupancy, step: int) -> None:
+        """Takes over another run's state in place of the open step's update, and makes that durable at once."""
+        copy = self._learner.copy_step(run.slot, step)
+        self._conclude(run, {"copied/run": copy.source, "copied/step": copy.source_step}, durable=True)
+        self._requests.poll(run)
 
     def _train_rows(self) -> None:
         rows = self._shares.rows()
@@ -258,16 +271,20 @@ class Trainer:
             except InvalidBatch as error:
                 self._evict(run, f"step {run.progress.step + 1}: {error}")
                 continue
-            started = time.monotonic()
-            metrics["phase/wait"] = run.waited
-            self._registry.close_step(slot, started)
-            if not self._publish(run):
-                continue
-            metrics["phase/broadcast"] = time.monotonic() - started
-            self._report(run, metrics)
-            if run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
-                self._make_durable(self._learner.runs[slot], run)
-            self._registry.advance(slot, time.monotonic())
+            self._conclude(run, metrics)
+
+    def _conclude(self, run: Occupancy, metrics: dict[str, MetricValue], durable: bool = False) -> None:
+        """Publishes and reports what a step has made of the run, and writes its checkpoint if it is due, or `durable`."""
+        started = time.monotonic()
+        metrics["phase/wait"] = run.waited
+        self._registry.close_step(run.slot, started)
+        if not self._publish(run):
+            return
+        metrics["phase/broadcast"] = time.monotonic() - started
+        self._report(run, metrics)
+        if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
+            self._make_durable(self._learner.runs[run.slot], run)
+        self._registry.advance(run.slot, time.monotonic())
 
     def _close_step(self, slot: int) -> None:
         """Drops the run's open step, if there is one."""
@@ -283,6 +300,7 @@ class Trainer:
         try:
             with self._learner.kept_alive():
                 if anew:
+                    self._requests.note_published(run)
                     broadcaster.remove_beyond(run.progress.step or -1)
                 broadcaster.publish(self._learner.model, self._learner.replay, self._learner.runs[run.slot])
         except BrokenWeights as error:
@@ -306,6 +324,12 @@ class Trainer:
     def _report(self, run: Occupancy, metrics: dict[str, MetricValue]) -> None:
         line: dict[str, MetricValue] = {"run_id": run.run_id, "step": run.progress.step, "time": time.time()}
         self._metrics.append(line | metrics)
+        if "copied/run" in metrics:
+            source, source_step = metrics["copied/run"], metrics["copied/step"]
+            logger.info(
+                "run %s step %d: a copy of step %s of run %s", run.run_id, run.progress.step, source_step, source
+            )
+            return
         logger.info(
             "run %s step %d: loss %.4g, mismatch_kl %.3g, grad_norm %.3g, %.0f tokens/s",
             run.run_id, run.progress.step, metrics["loss"], metrics["mismatch_kl"], metrics["grad_norm"],
@@ -316,6 +340,7 @@ class Trainer:
         if self._save(trained):
             run.durable_step = self._durable_step(run)
             self._sessions.durable(run)
+            self._requests.forget(run)
 
     def _save(self, run: Run) -> bool:
         """Writes a checkpoint; returns False if there is none to write: the weights are not new, not published or not intact."""

@@ -12,6 +12,7 @@ import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -112,10 +113,24 @@ def save(run: Run, output_dir: Path, keep: int) -> None:
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.optimizer.state().items()}
         with publish_directory(parent / f"step_{step}") as directory:
             save_file(tensors | _random_state(), directory / "state.safetensors")
-            description = {"format": FORMAT, "run_id": run.run_id, "progress": asdict(run.progress)}
+            description = {
+                "format": FORMAT,
+                "run_id": run.run_id,
+                "progress": asdict(run.progress),
+                "training": meaning(run),
+            }
             (directory / "state.json").write_text(json.dumps(description, indent=2) + "\n")
     for old in published_steps(parent)[:-keep]:
         remove_directory(parent / f"step_{old}")
+
+
+def meaning(run: Run) -> dict[str, Any]:
+    """Returns what two runs must have in common, so that the tensors of one mean the same in the other; for JSON."""
+    lora = run.config.training.lora
+    return {
+        "optimizer": run.config.training.optimizer,
+        "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha},
+    }
 
 
 def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:

@@ -60,6 +60,8 @@ class Progress:
     """The last step trained, which is the policy version of the weights."""
     total_tokens: int = 0
     total_samples: int = 0
+    schedule_offset: int = 0
+    """Added to a step's number for its position in the learning-rate schedule; not 0 after a copy that took that over."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,145 @@
+"""Keys of a run's configuration that change while it is trained: which they are, and the journal `control/changes.json`.
+
+The orchestrator decides the step from which a change holds, and journals it before it commits that step; the trainer reads the
+journal when it opens a step. So both go over at the same step, also after any kill, and a step that is trained again has the
+values that it had. A change stays in force when the run is resumed, over the value in its file, until it is changed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import Field, ValidationError
+
+from run.config import RunConfig
+from transport.config import Config, Identifier
+from transport.files.atomic import write_atomically
+from transport.files.untrusted import UntrustedFileError, read_json
+
+JOURNAL = "changes.json"
+
+FORMAT = 1
+
+MAX_BYTES = 2**20
+"""Of the journal."""
+
+LEARNING_RATE = "training.learning_rate"
+"""The one key that the trainer applies."""
+
+CHANGEABLE = ("training.learning_rate", "advantage.*", "sampling.*", "environments.<name>.ratio")
+"""For messages."""
+
+
+class ChangeRefused(ValueError):
+    """A change that cannot be made while the run is trained; the message names every key and its reason."""
+
+
+class JournalError(ValueError):
+    """A journal that cannot be used; the message names it."""
+
+
+class Change(Config):
+    """New values of some keys, from one step on."""
+
+    request_id: Identifier
+    """Of the request."""
+    step: int = Field(ge=1)
+    """The first step with the new values."""
+    changes: dict[str, Any]
+    """By dotted key."""
+
+
+def apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """Returns the configuration with the new values. Raises `ChangeRefused`."""
+    table = config.model_dump(mode="json")
+    refused = [reason for key, value in changes.items() if (reason := _put(table, key, value)) is not None]
+    if refused:
+        raise ChangeRefused("; ".join(refused))
+    try:
+        changed = RunConfig.model_validate(table)
+    except ValidationError as error:
+        raise ChangeRefused(str(error)) from error
+    if not math.isfinite(changed.training.learning_rate):
+        raise ChangeRefused(f"{LEARNING_RATE} = {changed.training.learning_rate}; expected a finite number")
+    return changed
+
+
+def read_journal(run_dir: Path) -> list[Change]:
+    """Returns the changes in the order in which they were made. Raises `JournalError`."""
+    path = run_dir / "control" / JOURNAL
+    try:
+        content = read_json(path, MAX_BYTES)
+        if content.get("format") != FORMAT:
+            raise ValueError(f"format {content.get('format')!r}; this version reads {FORMAT}")
+        return [Change.model_validate(entry) for entry in content["changes"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, UntrustedFileError, ValidationError, KeyError, TypeError, ValueError) as error:
+        raise JournalError(
+            f"{path} cannot be used: {error}. Remove it to go on with the configuration as given"
+        ) from error
+
+
+def write_journal(run_dir: Path, changes: Sequence[Change]) -> None:
+    """Replaces the journal. Raises `OSError`."""
+    content = {"format": FORMAT, "changes": [change.model_dump(mode="json") for change in changes]}
+    write_atomically(run_dir / "control" / JOURNAL, orjson.dumps(content))
+
+
+def in_force(changes: Iterable[Change], step: int) -> dict[str, Any]:
+    """Returns the values that were changed and hold at `step`, by key."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        if change.step <= step:
+            values |= change.changes
+    return values
+
+
+@dataclass(slots=True)
+class LearningRates:
+    """The learning rates of one run that changes have set, read again when the journal is another file."""
+
+    run_dir: Path
+    _identity: tuple[int, int, int] | None = None
+    _changes: Sequence[Change] = ()
+
+    def at(self, step: int) -> float | None:
+        """Returns the peak learning rate of `step`; None if no change has set it. Raises `JournalError`."""
+        try:
+            found = (self.run_dir / "control" / JOURNAL).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        identity = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if identity != self._identity:
+            self._changes, self._identity = read_journal(self.run_dir), identity
+        rate = in_force(self._changes, step).get(LEARNING_RATE)
+        if rate is None:
+            return None
+        if type(rate) not in (int, float) or not 0 < rate < float("inf"):
+            raise JournalError(
+                f"{self.run_dir / 'control' / JOURNAL}: {LEARNING_RATE} = {rate!r}; expected a number above 0"
+            )
+        return float(rate)
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> str | None:
+    """Puts the value of a changeable key into the table; returns why not otherwise."""
+    match key.split("."):
+        case ["training", "learning_rate"]:
+            table["training"]["learning_rate"] = value
+        case [("advantage" | "sampling") as section, name]:
+            table[section][name] = value  # an unknown name is refused with the table
+        case ["environments", *parts, "ratio"] if parts:
+            name = ".".join(parts)  # ids may have dots
+            found = [environment for environment in table["environments"] if environment["name"] == name]
+            if not found:
+                return f"{key}: the run has no environment {name!r}"
+            found[0]["ratio"] = value
+        case _:
+            return f"{key} cannot change while the run is trained; those that can are {', '.join(CHANGEABLE)}"
+    return None

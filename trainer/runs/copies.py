@@ -1,0 +1,266 @@
+"""Copies of a run's state into another run: what is taken, when, and the journal that makes each happen exactly once.
+
+A copy takes the place of one update. The receiver's version K is the state of the source after its durable step M: the adapter,
+the optimizer's moments and, if asked for, the position in the learning-rate schedule, element for element. The batch of step K is
+received, committed and counted as ever, and not trained on, since the weights that generated it are gone. So steps and
+versions stay one sequence, and a batch of step K + 1 that the receiver's old weights generated has a staleness of 2 or more.
+
+1. *Accept*: the source's checkpoint is linked to `trainer/<receiver>/copies/step_K/`, with `copy.json`, and published in one
+   rename, for the next step K that is not open. From then on the copy will happen, whatever becomes of the source. K is above
+   every version that was ever published: after a kill, steps are trained again from batches that later versions generated.
+2. *Apply*: when the batch of step K is due, all ranks load the linked state; weights and metrics line follow as after an update.
+3. *Seal*: the checkpoint of step K is written at once, then the answer to the request.
+4. *Forget*: the directory goes once no kept checkpoint is older than K.
+
+A kill before 1 leaves the request; a kill after 1 leaves an older checkpoint and the journal, so step K is the same copy again. A
+refused request changes nothing. With `training.start_from` the receiver's version 0 is the copy, and no batch is spent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from trainer.optimizer import STATE_KEYS
+from trainer.runs import checkpoint
+from trainer.runs.run import Run
+from transport.files.atomic import publish_directory, published_steps, remove_directory, write_atomically
+from transport.files.untrusted import open_regular, read_json
+
+FORMAT = 1
+
+_MAX_BYTES = 2**20
+"""Of `state.json` and `copy.json`."""
+
+_STATE, _DESCRIPTION, _COPY = "state.safetensors", "state.json", "copy.json"
+
+
+class CopyRefused(ValueError):
+    """A copy that cannot be made; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy that was accepted."""
+
+    step: int
+    """The receiver's version that is the copy."""
+    source: str
+    source_step: int
+    schedule: bool
+    """Whether the position in the learning-rate schedule is taken over."""
+    request_id: str | None
+    """None: it is the receiver's start."""
+
+
+def copies_directory(output_dir: Path, run_id: str) -> Path:
+    """Returns the directory of the copies that a run has accepted."""
+    return output_dir / "trainer" / run_id / "copies"
+
+
+def saved_directory(output_dir: Path, run_id: str) -> Path:
+    """Returns the directory of the checkpoints of a run that are kept until their asker removes them."""
+    return output_dir / "trainer" / run_id / "saved"
+
+
+def keep(output_dir: Path, run_id: str, step: int) -> None:
+    """Keeps the checkpoint of `step` beyond the newest ones, by links. Raises `OSError`."""
+    target = saved_directory(output_dir, run_id) / f"step_{step}"
+    if step in published_steps(target.parent):
+        return
+    source = checkpoint.checkpoints_directory(output_dir, run_id) / f"step_{step}"
+    with publish_directory(target) as directory:
+        for name in (_STATE, _DESCRIPTION):
+            _link(source / name, directory / name)
+
+
+def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None:
+    """Journals a copy, whose `source_step` is durable; from now on it will happen at its step.
+
+    `run` is the receiver, which the source must fit; None if it is not made yet, and `load` finds out. Raises `CopyRefused`, with
+    nothing journalled.
+    """
+    try:
+        source = _durable_directory(output_dir, copy.source, copy.source_step)
+        _check_fits(source, copy, run)
+        with publish_directory(copies_directory(output_dir, receiver) / f"step_{copy.step}") as directory:
+            for name in (_STATE, _DESCRIPTION):
+                _link(source / name, directory / name)
+            (directory / _COPY).write_text(json.dumps({"format": FORMAT, **asdict(copy)}) + "\n")
+    except FileNotFoundError as error:
+        raise CopyRefused(f"step {copy.source_step} of run {copy.source} is no longer durable: {error}") from error
+    except (ValueError, SafetensorError) as error:
+        raise CopyRefused(f"step {copy.source_step} of run {copy.source} cannot be copied: {error}") from error
+
+
+def newest_durable(output_dir: Path, run_id: str) -> int:
+    """Returns the newest step of a run that can be copied. Raises `CopyRefused` if there is none."""
+    steps = _durable_steps(output_dir, run_id)
+    if not steps:
+        raise CopyRefused(f"run {run_id!r} has no durable step in this job; it is copied after its first checkpoint")
+    return max(steps)
+
+
+def accepted(output_dir: Path, run_id: str, step: int) -> Copy | None:
+    """Returns the copy that takes the place of a run's `step`; None if there is none. Raises `CopyRefused` for a damaged one."""
+    directory = copies_directory(output_dir, run_id) / f"step_{step}"
+    if not (directory / "STABLE").exists():
+        return None
+    try:
+        description = read_json(directory / _COPY, _MAX_BYTES)
+        if description.pop("format") != FORMAT:
+            raise ValueError(f"another format than {FORMAT}")
+        copy = Copy(**description)
+        if copy.step != step:
+            raise ValueError(f"it is of step {copy.step}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CopyRefused(f"the journal of a copy, {directory}, cannot be used: {error}") from error
+    return copy
+
+
+def all_accepted(output_dir: Path, run_id: str) -> list[Copy]:
+    """Returns the copies that a run has accepted and that are not forgotten, by step. Raises `CopyRefused` for a damaged one."""
+    steps = published_steps(copies_directory(output_dir, run_id))
+    found = (accepted(output_dir, run_id, step) for step in steps)
+    return [copy for copy in found if copy is not None]
+
+
+def load(run: Run, output_dir: Path, step: int) -> Copy:
+    """Puts the copy of `step` into the run, whose progress is then of that step; on every rank.
+
+    Raises:
+        CopyRefused: the copy does not fit the run, or cannot be read; where the weights may have changed, `run.intact` is False.
+    """
+    copy = accepted(output_dir, run.run_id, step)
+    if copy is None:
+        raise CopyRefused(f"run {run.run_id} has accepted no copy for step {step}")
+    directory = copies_directory(output_dir, run.run_id) / f"step_{step}"
+    try:
+        _check_fits(directory, copy, run)
+        progress = read_json(directory / _DESCRIPTION, _MAX_BYTES)["progress"]
+        tensors = load_file(directory / _STATE)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CopyRefused(
+            f"the copy of step {copy.source_step} of run {copy.source} cannot be used: {error}"
+        ) from error
+    try:
+        run.optimizer.load_state(tensors)
+    except Exception as error:
+        run.intact = False
+        raise CopyRefused(f"the copy of step {copy.source_step} of run {copy.source} failed: {error!r}") from error
+    if copy.schedule:
+        run.progress.schedule_offset = copy.source_step + int(progress.get("schedule_offset", 0)) - step
+    run.progress.step = step
+    return copy
+
+
+def note_published(output_dir: Path, run_id: str, version: int) -> None:
+    """Notes that inference may have generated with this version, which will be trained again. Raises `OSError`."""
+    path = _published_path(output_dir, run_id)
+    if version > published_before(output_dir, run_id):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"version": version}).encode())
+
+
+def published_before(output_dir: Path, run_id: str) -> int:
+    """Returns the highest version that was noted; 0 if there is none."""
+    try:
+        return int(read_json(_published_path(output_dir, run_id), _MAX_BYTES)["version"])
+    except FileNotFoundError:
+        return 0
+
+
+def _published_path(output_dir: Path, run_id: str) -> Path:
+    return output_dir / "trainer" / run_id / "published.json"
+
+
+def forget(output_dir: Path, run_id: str, step: int) -> None:
+    """Removes the journal of a copy that no kept checkpoint is older than. Raises `OSError`."""
+    remove_directory(copies_directory(output_dir, run_id) / f"step_{step}")
+
+
+def start(output_dir: Path, run: str, source: str, step: int | None, *, schedule: bool) -> None:
+    """Accepts the copy that a run without a checkpoint starts from, unless it was accepted before. Raises `CopyRefused`."""
+    with suppress(CopyRefused):  # a damaged one is made anew
+        former = accepted(output_dir, run, 0)
+        if former is not None and former.source == source and step in (None, former.source_step):
+            return
+    forget(output_dir, run, 0)
+    source_step = newest_durable(output_dir, source) if step is None else step
+    accept(output_dir, run, Copy(0, source, source_step, schedule, None), None)
+
+
+def _durable_steps(output_dir: Path, run_id: str) -> set[int]:
+    checkpoints = checkpoint.checkpoints_directory(output_dir, run_id)
+    return {*published_steps(checkpoints), *published_steps(saved_directory(output_dir, run_id))}
+
+
+def _durable_directory(output_dir: Path, run_id: str, step: int) -> Path:
+    """Returns the checkpoint of a run's step. Raises `ValueError` if there is none, or if it is outside the job's directory."""
+    own = (output_dir / "trainer").resolve()
+    for parent in (checkpoint.checkpoints_directory(output_dir, run_id), saved_directory(output_dir, run_id)):
+        directory = parent / f"step_{step}"
+        if (directory / "STABLE").exists():
+            if directory.resolve() != own / run_id / parent.name / directory.name:
+                raise ValueError(f"{directory} leads to {directory.resolve()}, which is not this run's")
+            return directory
+    raise ValueError(
+        f"it is not durable; the durable steps of run {run_id} are {sorted(_durable_steps(output_dir, run_id)) or 'none'}"
+    )
+
+
+def _check_fits(directory: Path, copy: Copy, run: Run | None) -> None:
+    """Raises `ValueError` unless the checkpoint is the source's, and its state fits the run."""
+    description = read_json(directory / _DESCRIPTION, _MAX_BYTES)
+    if (found := description.get("run_id")) != copy.source or description["progress"]["step"] != copy.source_step:
+        raise ValueError(f"its checkpoint is of step {description['progress']['step']} of run {found!r}")
+    open_regular(directory / _STATE).close()  # safetensors would wait for a FIFO
+    if run is None:
+        return
+    if run.config.training.lora is None:
+        raise ValueError(f"run {run.run_id} trains all weights; only a run with [training.lora] takes a copy")
+    own, theirs = checkpoint.meaning(run), description.get("training")
+    if theirs != own:
+        raise ValueError(f"it was trained with {_words(theirs)}, and run {run.run_id} with {_words(own)}")
+    _check_tensors(directory / _STATE, run)
+
+
+def _check_tensors(path: Path, run: Run) -> None:
+    masters = run.optimizer.masters
+    keys = ("master", *STATE_KEYS[run.config.training.optimizer])
+    with safe_open(path, "pt") as file:
+        names = [name for name in file.keys() if not name.startswith("random.")]  # noqa: SIM118 - not a mapping
+        known = {f"{key}.{name}" for key in keys for name in masters}
+        missing = sorted({f"master.{name}" for name in masters} - set(names))
+        if wrong := sorted(set(names) - known) + missing:
+            raise ValueError(f"{wrong[0]} is in one of the two runs only; compare target_modules and optimizer")
+        for name, master in masters.items():
+            if (shape := list(file.get_slice(f"master.{name}").get_shape())) != list(master.shape):
+                raise ValueError(f"{name} has the shape {shape}; expected {list(master.shape)}")
+
+
+def _words(training: Any) -> str:
+    if not isinstance(training, dict):
+        return "an unknown adapter, since another version of counterpoint wrote the checkpoint"
+    lora = training.get("lora")
+    kind = f"an adapter of rank {lora['rank']} and alpha {lora['alpha']:g}" if isinstance(lora, dict) else "all weights"
+    return f"{training.get('optimizer')} and {kind}"
+
+
+def _link(source: Path, target: Path) -> None:
+    """Makes `target` the same file as `source`, which is never written again; a copy where the disk has no links."""
+    open_regular(source).close()
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,150 @@
+"""What the runs in slots are asked for by files in their `control/` (`run/requests.py`); rank 0 carries it out.
+
+Saves are carried out at once, between two rows: an open step has not changed the weights. A copy is accepted
+(`trainer/runs/copies.py`) and happens at its step; its answer follows the checkpoint of that step.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from run.changes import LearningRates
+from run.requests import (
+    Answer,
+    ChangeRequest,
+    CopyRequest,
+    DamagedRequest,
+    SaveRequest,
+    read_answer,
+    waiting_requests,
+    write_answer,
+)
+from trainer.runs import checkpoint, copies
+from trainer.runs.control_files import run_directory
+from trainer.runs.copies import Copy, CopyRefused
+from trainer.runs.record import Occupancy
+from trainer.runs.run import Run
+from transport.files.atomic import published_steps
+
+logger = logging.getLogger(__name__)
+
+DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""Errors of the disk that all runs share. Any other error in a run's directory concerns that run alone."""
+
+
+class Requests:
+    """Carries out the requests to the runs of one trainer, and answers them."""
+
+    def __init__(self, output_dir: Path, runs: Mapping[int, Run], save: Callable[[Run, Occupancy], object]) -> None:
+        """`runs` are the runs by slot, `save` writes the checkpoint of one's newest step, unless it exists."""
+        self._output_dir = output_dir
+        self._runs = runs
+        self._save = save
+        self._rates: dict[str, LearningRates] = {}
+
+    def start(self, run: Occupancy) -> None:
+        """Accepts the copy with which a run begins, if it has no checkpoint and its configuration names one.
+
+        What is against it becomes the run's failure.
+        """
+        if run.progress.step or (origin := run.config.training.start_from) is None:
+            return
+        try:
+            copies.start(self._output_dir, run.run_id, origin.run, origin.step, schedule=origin.schedule)
+        except CopyRefused as error:
+            run.failure = f"training.start_from: {error}"
+
+    def note_published(self, run: Occupancy) -> None:
+        """Notes the versions beyond the run's step, before they are removed: they will be trained again. Raises `OSError`."""
+        newest = max(published_steps(run_directory(self._output_dir, run.run_id) / "broadcast"), default=0)
+        if newest > run.progress.step:
+            copies.note_published(self._output_dir, run.run_id, newest)
+
+    def poll(self, run: Occupancy) -> None:
+        """Carries out what the run is asked for now. Raises `OSError` for a fault of the disk that all runs share."""
+        directory = run_directory(self._output_dir, run.run_id)
+        try:
+            for request_id, request in waiting_requests(directory, ("save", "copy")):
+                if (answer := self._answer(run, request_id, request)) is not None:
+                    write_answer(directory, answer)
+                    self._log(run, request_id, answer)
+        except OSError as error:
+            if error.errno in DISK_FAULTS:
+                raise
+            logger.warning("a request to run %s cannot be answered: %s", run.run_id, error)
+
+    def copy_at(self, run: Occupancy, step: int) -> Copy | None:
+        """Returns the copy that takes the place of the update of `step`. Raises `CopyRefused` for a damaged journal."""
+        return copies.accepted(self._output_dir, run.run_id, step)
+
+    def learning_rate(self, run: Occupancy, step: int) -> float:
+        """Returns the peak learning rate of `step`, as configured or changed since. Raises `JournalError`."""
+        directory = run_directory(self._output_dir, run.run_id)
+        rate = self._rates.setdefault(run.run_id, LearningRates(directory)).at(step)
+        return run.config.training.learning_rate if rate is None else rate
+
+    def forget(self, run: Occupancy) -> None:
+        """Removes the journals of copies that no kept checkpoint is older than, and whose requests are answered."""
+        for copy in copies.all_accepted(self._output_dir, run.run_id) if run.durable_step else ():
+            directory = run_directory(self._output_dir, run.run_id)
+            answered = copy.request_id is None or read_answer(directory, copy.request_id) is not None
+            if copy.step <= run.durable_step and answered:
+                copies.forget(self._output_dir, run.run_id, copy.step)
+
+    def _answer(
+        self, run: Occupancy, request_id: str, request: SaveRequest | CopyRequest | ChangeRequest | DamagedRequest
+    ) -> Answer | None:
+        try:
+            match request:
+                case SaveRequest():
+                    return self._saved(run, request_id)
+                case CopyRequest():
+                    return self._copied(run, request)
+                case DamagedRequest():
+                    raise CopyRefused(str(request))
+        except CopyRefused as error:
+            return Answer(request_id=request_id, outcome="refused", reason=str(error))
+        return None
+
+    def _saved(self, run: Occupancy, request_id: str) -> Answer:
+        if not run.progress.step:
+            raise CopyRefused("nothing is trained yet: there is no step to save")
+        self._save(self._runs[run.slot], run)
+        step = checkpoint.newest_step(self._output_dir, run.run_id)
+        if step != run.progress.step:
+            raise CopyRefused(f"step {run.progress.step} cannot be saved; the trainer's log says why")
+        copies.keep(self._output_dir, run.run_id, step)
+        return Answer(request_id=request_id, outcome="done", step=step)
+
+    def _copied(self, run: Occupancy, request: CopyRequest) -> Answer | None:
+        """Accepts a copy, or answers one that is sealed; None while it is to happen."""
+        known = copies.all_accepted(self._output_dir, run.run_id)
+        for copy in known:
+            if copy.request_id == request.request_id:
+                if copy.step > checkpoint.newest_step(self._output_dir, run.run_id):
+                    return None
+                done, source_step = copy.step, copy.source_step
+                return Answer(request_id=request.request_id, outcome="done", step=done, source_step=source_step)
+        published = copies.published_before(self._output_dir, run.run_id)
+        step = 1 + max(run.open_step or run.progress.step, published, *(copy.step for copy in known))
+        if step > run.config.steps:
+            raise CopyRefused(f"the run has no step left for a copy: its last is {run.config.steps} (steps)")
+        source_step = request.step or copies.newest_durable(self._output_dir, request.source)
+        copy = Copy(step, request.source, source_step, request.schedule, request.request_id)
+        copies.accept(self._output_dir, run.run_id, copy, self._runs[run.slot])
+        logger.info(
+            "run %s takes over step %d of run %s in place of its update %d",
+            run.run_id,
+            source_step,
+            request.source,
+            step,
+        )
+        return None
+
+    def _log(self, run: Occupancy, request_id: str, answer: Answer) -> None:
+        at = "" if answer.step is None else f" at step {answer.step}"
+        because = f": {answer.reason}" if answer.reason else ""
+        logger.info("request %s to run %s is %s%s%s", request_id, run.run_id, answer.outcome, at, because)
