@@ -2,7 +2,7 @@
 
 The environment with the largest deficit is next, so any stretch of the stream has each one's share to within an example or
 two. Each environment's examples come in epochs, every epoch shuffled anew by seed, name and number alone. So the state is
-one count an environment, and a resumed stream continues exactly.
+a few counts an environment, and a resumed stream continues exactly.
 """
 
 from __future__ import annotations
@@ -29,12 +29,21 @@ class ExampleMix:
                 raise ValueError(f"environment {name!r} has {size} examples, expected at least 1")
         self._seed = seed
         self._drawn = dict.fromkeys(self._ratios, 0)
+        self._before = dict.fromkeys(self._ratios, 0)
+        """Examples drawn before the ratios were those of now; shares count from there on."""
+
+    def reweight(self, ratios: Mapping[str, float]) -> None:
+        """Draws by other ratios of the same environments from now on. What was drawn before is not made up for."""
+        if dict(ratios) != self._ratios:
+            self._ratios = {name: ratios[name] for name in self._ratios}
+            self._before = dict(self._drawn)
 
     def next(self) -> tuple[str, int]:
         """Returns the next example: the name of its environment and its index there."""
-        total, ratios = sum(self._drawn.values()) + 1, sum(self._ratios.values())
+        drawn = {name: self._drawn[name] - self._before[name] for name in self._ratios}
+        total, ratios = sum(drawn.values()) + 1, sum(self._ratios.values())
         name = max(  # the one furthest below its share; the first among equals
-            self._ratios, key=lambda each: total * self._ratios[each] / ratios - self._drawn[each]
+            self._ratios, key=lambda each: total * self._ratios[each] / ratios - drawn[each]
         )
         epoch, position = divmod(self._drawn[name], self._sizes[name])
         self._drawn[name] += 1
@@ -42,16 +51,24 @@ class ExampleMix:
 
     def state(self) -> dict[str, Any]:
         """Returns the position in the stream, of plain types, for JSON and msgpack."""
-        return {"seed": self._seed, "drawn": dict(self._drawn)}
+        state = {"seed": self._seed, "drawn": dict(self._drawn), "ratios": dict(self._ratios)}
+        return state | {"before": dict(self._before)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from `state`. Raises `ValueError`, changing nothing, for another seed or other environments."""
+        """Continues from `state`; where it has other ratios, as `reweight` would.
+
+        Raises `ValueError`, changing nothing, for another seed or other environments.
+        """
         if state["seed"] != self._seed or set(state["drawn"]) != set(self._drawn):
             raise ValueError(
                 f"the saved example stream is of seed {state['seed']} and environments {sorted(state['drawn'])}, this run is of "
                 f"seed {self._seed} and {sorted(self._drawn)}: resume with the configuration the run was started with"
             )
         self._drawn = {name: int(state["drawn"][name]) for name in self._drawn}
+        ratios = self._ratios
+        self._ratios = {name: float(state.get("ratios", ratios)[name]) for name in ratios}
+        self._before = {name: int(state.get("before", {}).get(name, 0)) for name in ratios}
+        self.reweight(ratios)
 
 
 def _shuffled(position: int, size: int, key: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from environments.registry import load_environment
 from inference.base import InferenceError
 from inference.pool.pool import InferencePool
 from orchestrator import metrics
+from orchestrator.changes import Changes
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.ending import until_durable
@@ -56,11 +57,12 @@ from orchestrator.signals import ShutdownSignals
 from orchestrator.step import discarded
 from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
 from orchestrator.step.boundary import StepBoundary
-from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_lines, load_newest
+from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_lines, identity_of, load_newest
 from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
+from run.changes import JOURNAL, Change, ChangeRefused, JournalError, apply, in_force, read_journal
 from run.config import RunConfig
 from transport.process.permanent_errors import is_permanent
 from transport.wires.open import open_link
@@ -172,10 +174,13 @@ class Daemon:
 
         A run whose steps are all committed needs only the trainer.
         """
-        config = self._config
-        checkpoint = await in_thread(_resume, config) if config.resume else None
+        given = self._config
+        checkpoint = await in_thread(_resume, given) if given.resume else None
+        self._identity = identity_of(given)
+        self._journal = await in_thread(_journal, given)
+        config = self._config = _changed(given, self._journal)
         loaded = await in_thread(_load, config)
-        await in_thread(write_config, config)
+        await in_thread(write_config, given)  # the trainer reads the changes from their journal
         self._run_in_background(self._watch_control())  # a refusal from now on is of this configuration
         merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
         self._assemble(loaded, checkpoint, merge_chunk, resources)
@@ -196,7 +201,7 @@ class Daemon:
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
         await policy.load_first(ready.next_step - 1)
-        self._run_in_background(policy.run())
+        self._run_in_background(policy.run(), self._changes(loaded.chat).run())
         freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
@@ -227,7 +232,8 @@ class Daemon:
         resources.push_async_callback(self._sender.close)
 
         sizes = {name: len(environment.environment) for name, environment in environments.items()}
-        self._scheduler = Scheduler(config.schedule, config.steps, ExampleMix(config.environments, sizes, config.seed))
+        self._mix = ExampleMix(config.environments, sizes, config.seed)
+        self._scheduler = Scheduler(config.schedule, config.steps, self._mix)
         self._dispatcher = Dispatcher(
             config,
             scheduler=self._scheduler,
@@ -256,6 +262,7 @@ class Daemon:
             report_discarded=self._report_discarded,
             on_progress=self._watchdog.progress,
             commit_in_progress=self._signals.commit_in_progress,
+            identity=self._identity,
         )
         if checkpoint is not None:
             try:
@@ -265,6 +272,27 @@ class Daemon:
             logger.info("resuming after step %d", checkpoint.step)
         if config.resume:
             self._decisions.of_run(Decision.RESUMED, newest_step)
+
+    def _changes(self, chat: Chat) -> Changes:
+        """Returns what takes up changes of the configuration from now on."""
+
+        def prepare(config: RunConfig) -> Callable[[], None]:
+            advantage, chats = _load_advantage(config), _load_chats(config, chat)
+
+            def put_in_place() -> None:
+                self._mix.reweight({environment.name: environment.ratio for environment in config.environments})
+                self._dispatcher.reconfigure(config, advantage, chats)
+                self._decisions.of_run(Decision.CHANGED, self._sender.newest_step + 1)
+
+            return put_in_place
+
+        return Changes(
+            self._config,
+            self._journal,
+            steps=self._sender,
+            between_steps=self._dispatcher.between_steps,
+            prepare=prepare,
+        )
 
     @property
     def _all_committed(self) -> bool:
@@ -359,15 +387,39 @@ def _load(config: RunConfig) -> Loaded:
     """Loads environments, advantage function and chat template. Raises `ConfigurationError`."""
     try:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
-        advantage = load_advantage(config.advantage)
-        try_advantage(advantage, config.schedule.group_size)
+        advantage = _load_advantage(config)
         chat = Chat(config.model)
-        chats = {
-            e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments
-        }
-        return Loaded(chat, chats, advantage, environments)
+        return Loaded(chat, _load_chats(config, chat), advantage, environments)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def _load_advantage(config: RunConfig) -> Advantage:
+    advantage = load_advantage(config.advantage)
+    try_advantage(advantage, config.schedule.group_size)
+    return advantage
+
+
+def _load_chats(config: RunConfig, chat: Chat) -> dict[str, Chat]:
+    """Returns the chat of each environment, with its template variables. Raises `ValueError`."""
+    return {e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments}
+
+
+def _journal(config: RunConfig) -> list[Change]:
+    """Returns the changes of the run's configuration so far. Raises `ConfigurationError`."""
+    try:
+        return read_journal(config.run_dir)
+    except JournalError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _changed(config: RunConfig, journal: Sequence[Change]) -> RunConfig:
+    """Returns the configuration with all changes. Raises `ConfigurationError` where they no longer fit it."""
+    try:
+        return apply(config, in_force(journal, config.steps)) if journal else config
+    except ChangeRefused as error:
+        path = config.run_dir / "control" / JOURNAL
+        raise ConfigurationError(f"{path} holds changes that do not fit the configuration: {error}") from error
 
 
 def _adapter(config: RunConfig) -> str | None:

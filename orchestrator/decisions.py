@@ -46,6 +46,8 @@ class Decision(StrEnum):
     """With the `step` whose batch it is in."""
     DRAINED = "drained"
     """Of the run, at `step`: groups that were in flight start again when it is resumed."""
+    CHANGED = "changed"
+    """Of the run: keys of its configuration have new values from `step` on (`control/changes.json`)."""
     RESUMED = "resumed"
     """Of the run, from its checkpoint of `step`. After a kill, what was decided since that checkpoint is undone."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.chat import Chat
+from inference.base import SamplingParameters
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.logging_setup import set_context
 from orchestrator.loop_health.blame import LoopBlame
@@ -101,20 +102,18 @@ class Dispatcher:
         report_discarded: Callable[[Report], None],
         on_progress: Callable[[], None],
         commit_in_progress: Callable[[], AbstractContextManager[None]] = nullcontext,
+        identity: dict[str, Any] | None = None,
     ) -> None:
-        self._config = config
+        """`identity` is that of the configuration as given, where it has been changed since."""
+        self._identity = identity or identity_of(config)
         self._scheduler = scheduler
         self._environments = environments
-        self._finalizer = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
         self._pool = pool
-        self._calling = {
-            environment.name: (
-                chat := chats[environment.name],
-                sampling_parameters(config.sampling_of(environment), chat),
-            )
-            for environment in config.environments
-        }
+        self._calling: dict[str, tuple[Chat, SamplingParameters]] = {}
         """Chat template and sampling parameters by environment."""
+        self.reconfigure(config, advantage, chats)
+        self.between_steps = asyncio.Lock()
+        """Held by a step boundary; whoever else holds it is between two."""
         self._sender = sender
         self._boundary = boundary
         self._lag = lag
@@ -145,6 +144,14 @@ class Dispatcher:
         self._clock = PhaseClock()
         self.finished = asyncio.Event()
         """Set once the last step is committed."""
+
+    def reconfigure(self, config: RunConfig, advantage: Advantage, chats: Mapping[str, Chat]) -> None:
+        """Uses this configuration for what begins from now on: rollouts by their sampling, groups by their advantages."""
+        self._config = config
+        self._finalizer = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
+        for environment in config.environments:
+            chat = chats[environment.name]
+            self._calling[environment.name] = chat, sampling_parameters(config.sampling_of(environment), chat)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores the scheduler's state and the rollouts that no step has counted. Raises `ValueError` for a damaged state."""
@@ -326,6 +333,17 @@ class Dispatcher:
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
         set_context(step=step)
+        async with self.between_steps:
+            line = await self._cross_boundary(step, group_ids)
+        self._boundary_task = None
+        for group_id in group_ids:
+            del self._groups[group_id]
+        self._on_progress()
+        self._publish(line)
+        self.handle(BatchCommitted(step))
+
+    async def _cross_boundary(self, step: int, group_ids: Sequence[int]) -> MetricsLine:
+        """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
@@ -334,13 +352,7 @@ class Dispatcher:
             line = with_unrecorded(await in_progress.record(), unrecorded) | self._metrics()
             await in_progress.commit(self._checkpoint(step, self._scheduler.state(ready=False), [], line))
             self._sender.commit(step)
-            line = await in_progress.finish()
-        self._boundary_task = None
-        for group_id in group_ids:
-            del self._groups[group_id]
-        self._on_progress()
-        self._publish(line)
-        self.handle(BatchCommitted(step))
+            return await in_progress.finish()
 
     @contextmanager
     def _interruptible(self, group: Group) -> Iterator[None]:
@@ -363,7 +375,7 @@ class Dispatcher:
         """Returns the present state. Called on the loop, so that scheduler and rollouts are of one moment."""
         return Checkpoint(
             step=step,
-            identity=identity_of(self._config),
+            identity=self._identity,
             scheduler=scheduler,
             counts={**self._counts, **self._discarded.counts()},
             waiting=[*ready, *self._discarded.rollouts],

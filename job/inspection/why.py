@@ -83,6 +83,8 @@ def _what(line: Line) -> str:
             return f"the run was stopped after step {field.get('step')}; a resume starts again what was in progress"
         case Decision.RESUMED:
             return f"the run was resumed after step {field.get('step')}, and started again what was in progress"
+        case Decision.CHANGED:
+            return f"keys of the configuration have new values from step {field.get('step')} on (control/changes.json)"
         case _:
             return field["decision"]
 

@@ -1,0 +1,111 @@
+"""Takes up changes of a run's configuration while it runs (`run/changes.py`): checked, journalled, used from the next step on.
+
+A change is journalled between two step boundaries, for the next step that is not committed. So the trainer, which trains only
+committed steps, has read of it before it opens that step. Rollouts that have begun keep the values that they began with: the
+temperature travels with every turn, and advantages are computed once, when a group is finalized.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.loop_health.threads import in_thread
+from run.changes import Change, ChangeRefused, apply, in_force, write_journal
+from run.config import RunConfig
+from run.requests import Answer, ChangeRequest, waiting_requests, write_answer
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+"""Between two looks for requests."""
+
+MOST_ENTRIES, KEPT_ENTRIES = 256, 16
+"""When the journal has so many entries, those that are durable are joined, but for the newest."""
+
+
+class Steps(Protocol):
+    """The part of `orchestrator.step.sender.Sender` that is used."""
+
+    durable_step: int
+
+    @property
+    def newest_step(self) -> int:
+        """The last committed step."""
+
+
+class Changes:
+    """The changes of one run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        journal: Sequence[Change],
+        *,
+        steps: Steps,
+        between_steps: AbstractAsyncContextManager[object],
+        prepare: Callable[[RunConfig], Callable[[], None]],
+    ) -> None:
+        """`prepare` loads what a configuration names, in a thread, and returns what puts it in place, on the loop."""
+        self._config = config
+        self._journal = list(journal)
+        self._steps = steps
+        self._between_steps = between_steps
+        self._prepare = prepare
+
+    async def run(self) -> None:
+        """Takes up requests until cancelled. A directory that cannot be written is logged, and tried again."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            try:
+                for request in await in_thread(_requests, self._config.run_dir):
+                    await self.take(request)
+            except OSError as error:
+                logger.warning("changes of run %s cannot be taken up: %s", self._config.run_id, error)
+
+    async def take(self, request: ChangeRequest) -> None:
+        """Carries a request out, unless it was before, and answers it. Raises `OSError`; the request then stays."""
+        known = [change.step for change in self._journal if change.request_id == request.request_id]
+        try:
+            step = known[0] if known else await self._make(request)
+            answer = Answer(request_id=request.request_id, outcome="done", step=step)
+        except ValueError as error:
+            logger.warning("a change of run %s is refused: %s", self._config.run_id, error)
+            answer = Answer(request_id=request.request_id, outcome="refused", reason=str(error))
+        await in_thread(write_answer, self._config.run_dir, answer)
+
+    async def _make(self, request: ChangeRequest) -> int:
+        config = apply(self._config, request.changes)
+        put_in_place = await in_thread(self._prepare, config)
+        async with self._between_steps:
+            step = self._steps.newest_step + 1
+            if step > config.steps:
+                raise ChangeRefused(f"all {config.steps} steps of the run are committed: none is left for the change")
+            change = Change(request_id=request.request_id, step=step, changes=request.changes)
+            journal = [*_compact(self._journal, self._steps.durable_step), change]
+            await in_thread(write_journal, config.run_dir, journal)
+            self._config, self._journal = config, journal
+            put_in_place()
+        logger.info(
+            "from step %d on: %s", step, ", ".join(f"{key} = {value!r}" for key, value in request.changes.items())
+        )
+        return step
+
+
+def _requests(run_dir: Path) -> list[ChangeRequest]:
+    found = waiting_requests(run_dir, ("change",))
+    return [request for _, request in found if isinstance(request, ChangeRequest)]
+
+
+def _compact(journal: list[Change], durable: int) -> list[Change]:
+    """Joins changes of steps that will not be trained again, and that were answered long ago."""
+    if len(journal) < MOST_ENTRIES:
+        return journal
+    old = [change for change in journal[:-KEPT_ENTRIES] if change.step <= durable]
+    if not old:
+        return journal
+    return [old[-1].model_copy(update={"changes": in_force(old, durable)}), *journal[len(old) :]]
