@@ -58,14 +58,18 @@ class Changes:
         self._prepare = prepare
 
     async def run(self) -> None:
-        """Takes up requests until cancelled. A directory that cannot be written is logged, and tried again."""
+        """Takes up requests until cancelled."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            try:
-                for request in await in_thread(_requests, self._config.run_dir):
-                    await self.take(request)
-            except OSError as error:
-                logger.warning("changes of run %s cannot be taken up: %s", self._config.run_id, error)
+            await self.take_all()
+
+    async def take_all(self) -> None:
+        """Takes up the requests that wait. A directory that cannot be written is logged: they are taken up later."""
+        try:
+            for request in await in_thread(_requests, self._config.run_dir):
+                await self.take(request)
+        except OSError as error:
+            logger.warning("changes of run %s cannot be taken up: %s", self._config.run_id, error)
 
     async def take(self, request: ChangeRequest) -> None:
         """Carries a request out, unless it was before, and answers it. Raises `OSError`; the request then stays."""

@@ -200,8 +200,10 @@ class Daemon:
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
+        changes = self._changes(loaded.chat)
+        await changes.take_all()  # before the first rollout begins
         await policy.load_first(ready.next_step - 1)
-        self._run_in_background(policy.run(), self._changes(loaded.chat).run())
+        self._run_in_background(policy.run(), changes.run())
         freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)

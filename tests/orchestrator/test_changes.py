@@ -1,0 +1,200 @@
+"""Keys of a run's configuration that change while it runs: checked, at one step, and again after a kill."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from environments.config import EnvironmentConfig
+from environments.mix import ExampleMix
+from job.population.exploit import RequestRefused, change_run, outcome, request_change, wait
+from orchestrator.changes import KEPT_ENTRIES, MOST_ENTRIES, _compact
+from orchestrator.daemon import run
+from run.changes import (
+    JOURNAL,
+    Change,
+    ChangeRefused,
+    JournalError,
+    LearningRates,
+    apply,
+    in_force,
+    read_journal,
+    write_journal,
+)
+from run.config import RunConfig
+from tests.orchestrator.daemons import assert_whole, started
+from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.support.polling import wait_until
+from transport.records import Batch
+
+
+def small_config(**fields: Any) -> RunConfig:
+    environments = [{"name": "a.b", "kind": "reverse-text"}, {"name": "c", "kind": "reverse-text"}]
+    return RunConfig.model_validate({"output_dir": "/tmp", "model": "m", "environments": environments, **fields})
+
+
+def test_keys_that_may_change_do_and_others_are_named() -> None:
+    config = small_config()
+    changed = apply(
+        config,
+        {
+            "training.learning_rate": 3e-4,
+            "sampling.temperature": 0.7,
+            "sampling.stop": ["x"],
+            "advantage.kind": "leave_one_out",
+            "environments.a.b.ratio": 3,
+        },
+    )
+    assert changed.training.learning_rate == 3e-4
+    assert (changed.sampling.temperature, changed.sampling.stop) == (0.7, ["x"])
+    assert changed.advantage.kind == "leave_one_out"
+    assert [environment.ratio for environment in changed.environments] == [3, 1]
+    assert config == small_config(), "the former one is as it was"
+    with pytest.raises(ChangeRefused) as refusal:
+        apply(config, {"steps": 4, "training.lora.rank": 2, "environments.z.ratio": 1, "sampling.temperature": 0.5})
+    for name in ("steps cannot change", "training.lora.rank cannot change", "no environment 'z'", "advantage.*"):
+        assert name in str(refusal.value)
+    assert "sampling.temperature" not in str(refusal.value).partition("those that can")[0]
+    for bad in ({"sampling.temperature": -1}, {"sampling.warmth": 1}, {"training.learning_rate": math.inf}):
+        with pytest.raises(ChangeRefused, match=r"(?i)greater|extra|finite"):
+            apply(config, bad)
+
+
+def test_the_journal_gives_each_step_its_values(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    rates = LearningRates(tmp_path)
+    assert rates.at(1) is None
+    changes = [
+        Change(request_id="one", step=3, changes={"training.learning_rate": 1e-3, "sampling.top_k": 5}),
+        Change(request_id="two", step=5, changes={"training.learning_rate": 2e-3}),
+        Change(request_id="three", step=5, changes={"sampling.top_k": 6}),
+    ]
+    write_journal(tmp_path, changes)
+    assert read_journal(tmp_path) == changes
+    assert [rates.at(step) for step in (2, 3, 4, 5, 9)] == [None, 1e-3, 1e-3, 2e-3, 2e-3]
+    assert in_force(changes, 5) == {"training.learning_rate": 2e-3, "sampling.top_k": 6}
+    for bad in (b"{", b'{"format": 2, "changes": []}', b'{"format": 1, "changes": [{"step": 1}]}'):
+        (tmp_path / "control" / JOURNAL).write_bytes(bad)
+        with pytest.raises(JournalError, match="Remove it"):
+            rates.at(3)
+    write_journal(tmp_path, [Change(request_id="one", step=1, changes={"training.learning_rate": "much"})])
+    with pytest.raises(JournalError, match="above 0"):
+        rates.at(3)
+
+
+def test_a_long_journal_is_joined_where_no_step_is_trained_again() -> None:
+    journal = [Change(request_id=f"c{n}", step=n + 1, changes={"sampling.top_k": n}) for n in range(MOST_ENTRIES)]
+    assert _compact(journal[:-1], 200) == journal[:-1]
+    joined = _compact(journal, 200)
+    assert len(joined) == MOST_ENTRIES - 199
+    assert all(in_force(joined, step) == in_force(journal, step) for step in range(200, MOST_ENTRIES + 2))
+    assert len(_compact(journal, 10**6)) == KEPT_ENTRIES + 1
+    assert _compact(journal, 0) == journal
+
+
+def test_new_ratios_count_from_where_they_hold_also_after_a_resume() -> None:
+    def mix(*ratios: float) -> ExampleMix:
+        environments = [
+            EnvironmentConfig(name=name, kind="reverse-text", ratio=ratio)
+            for name, ratio in zip("ab", ratios, strict=True)
+        ]
+        return ExampleMix(environments, {"a": 50, "b": 50}, seed=1)
+
+    one = mix(1, 1)
+    for _ in range(100):
+        one.next()
+    before = one.state()
+    one.reweight({"a": 1, "b": 9})
+    drawn = [one.next() for _ in range(50)]
+    assert Counter(name for name, _ in drawn) == {"a": 5, "b": 45}, "and not 50 of b to make up for the past"
+    resumed = mix(1, 9)
+    resumed.restore(before)
+    assert [resumed.next() for _ in range(50)] == drawn, "killed before the next checkpoint"
+    again = mix(1, 9)
+    again.restore(one.state())
+    assert [again.next() for _ in range(50)] == [one.next() for _ in range(50)]
+
+
+NEW = {"sampling.temperature": 0.5, "advantage.kind": "standardised", "training.learning_rate": 3e-4}
+
+
+@pytest.mark.slow
+def test_a_running_run_changes_at_a_named_step(make_config: Callable[..., RunConfig]) -> None:
+    config = make_config(steps=10)
+    released, steps = threading.Event(), list[int]()
+
+    def hold(batch: Batch) -> None:
+        assert batch.step < 3 or released.wait(60)
+
+    def change() -> None:
+        trainer.wait_for_step(2)
+        with pytest.raises(RequestRefused, match=r"schedule\.group_size cannot change"):
+            change_run(config.output_dir, "one", {"schedule.group_size": 2})
+        steps.append(change_run(config.output_dir, "one", NEW))
+        released.set()
+
+    with ScriptedTrainer(config.output_dir, "one", 10, answer=hold) as trainer:
+        changing = threading.Thread(target=change)
+        changing.start()
+        assert run(config, lambda: None) == 0
+        changing.join(60)
+    (step,) = steps
+    assert_whole(config, 10)
+    assert 3 <= step <= 6
+    assert [entry.step for entry in read_journal(config.run_dir)] == [step]
+    assert "1e-05" in (config.run_dir / "control" / "orch.toml").read_text(), "the configuration as given"
+    groups: dict[str, list[float]] = defaultdict(list)
+    for batch in trainer.trained:
+        starts = batch.sample_offsets
+        for sample, first, last in zip(batch.samples, starts, starts[1:], strict=False):
+            if batch.step < step:
+                assert sample.temperature == 1.0
+            if sample.policy_version >= step:
+                assert sample.temperature == 0.5
+                group = sample.rollout_id.partition("-")[0]
+                groups[group].append(float(np.abs(batch.advantages_T[first:last]).max()))
+    whole = [values for values in groups.values() if len(values) == config.schedule.group_size]
+    assert whole
+    assert all(math.isclose(np.mean(np.square(values)), 1.0, rel_tol=1e-4) for values in whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_at", ["write_journal", "write_answer", ""])
+def test_a_change_holds_once_whatever_is_killed(make_config: Callable[..., RunConfig], killed_at: str) -> None:
+    config = make_config(steps=8)
+    fault = f"import os, orchestrator.changes as c; c.{killed_at} = lambda *a: os._exit(9); " if killed_at else ""
+    released = threading.Event()
+
+    def hold(batch: Batch) -> None:
+        assert batch.step < 3 or released.wait(60)
+
+    with ScriptedTrainer(config.output_dir, "one", 8, answer=hold) as trainer:
+        with started(config, fault) as process:
+            trainer.wait_for_step(2)
+            request_change(config.output_dir, "one", NEW, request_id="change")
+            if killed_at:
+                wait_until(lambda: process.poll() is not None, "the kill")
+            else:
+                wait(config.output_dir, "one", "change", 60)
+        journalled = [entry.step for entry in read_journal(config.run_dir)]
+        assert len(journalled) == (killed_at != "write_journal")
+        request_change(config.output_dir, "one", NEW, request_id="change")
+        released.set()
+        assert run(config.model_copy(update={"resume": True}), lambda: None) == 0
+    (step,) = [entry.step for entry in read_journal(config.run_dir)]
+    assert step == (journalled or [step])[0]
+    answer = outcome(config.output_dir, "one", "change")
+    assert answer is not None
+    assert (answer.outcome, answer.step) == ("done", step)
+    assert_whole(config, 8)
+    newer = [
+        sample.temperature for batch in trainer.trained for sample in batch.samples if sample.policy_version >= step
+    ]
+    assert set(newer) <= {0.5}
