@@ -16,7 +16,6 @@ initializes CUDA, or fails, this process begins anew without it (*cold*), and ea
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import json
 import os
@@ -28,13 +27,10 @@ import threading
 from typing import Any, NoReturn
 
 from cluster.launch import become_subreaper, die_with_parent, kill_all, kill_descendants, orphans, reap
-from tune.executors.trial_process import TrialProcess
+from tune.executors.trial_process import run_trial
 from tune.registry import load_module
 
 MAX_PACKET = 4096
-
-OOM_SCORE = 500
-"""Added to the kernel's score of a trial: when the machine's memory runs out it ends a trial, and not the tuner."""
 
 _WATCHED = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
@@ -70,7 +66,10 @@ class ForkServer:
         self._control.send(json.dumps(message).encode())
 
     def _answer(self) -> bool:
-        packet, descriptors, _flags, _ = socket.recv_fds(self._control, MAX_PACKET, 2)
+        try:
+            packet, descriptors, _flags, _ = socket.recv_fds(self._control, MAX_PACKET, 2)
+        except ConnectionResetError:  # the executor ended with something of ours unread
+            return False
         if not packet:
             return False
         request = json.loads(packet)
@@ -159,21 +158,13 @@ def _has_children() -> bool:
 
 
 def _become_trial(connection: int, crash: int, minder: int) -> NoReturn:
-    code = 1
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         die_with_parent(signal.SIGKILL, minder)
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write(str(OOM_SCORE))
-        faulthandler.enable(crash)
         _seed_anew()
-        TrialProcess(socket.socket(fileno=connection)).serve()
-        code = 0
+        run_trial(connection, crash)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        os._exit(1)
 
 
 def _seed_anew() -> None:

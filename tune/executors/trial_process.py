@@ -1,7 +1,8 @@
 """The process of a trial: loads the trainable, and does what its executor asks over their socket, one request after another.
 
-`serve` runs in the main thread of a process that the fork server has forked (`tune/executors/fork_server.py`) and returns when
-the executor says so or is gone. All of the user's code runs below it; what that raises is reported and ends the process.
+`serve` runs in the main thread of a process that the fork server has forked (`tune/executors/fork_server.py`), or that an
+actor of Ray has started, and returns when the executor says so or is gone. All of the user's code runs below it; what that
+raises is reported and ends the process.
 
 | asked | answered |
 |---|---|
@@ -15,13 +16,16 @@ the executor says so or is gone. All of the user's code runs below it; what that
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import json
 import os
 import resource
 import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tune.executors.frames import BadFrame, receive, send
 from tune.registry import adopt_environments, load
@@ -30,6 +34,9 @@ from tune.trainable.trainable import Trainable, TrialInfo
 
 LONGEST_ERROR = 64 * 2**10
 """Characters of a traceback that are sent; the middle of a longer one is left out."""
+
+OOM_SCORE = 500
+"""Added to the kernel's score of a trial: when the machine's memory runs out it ends a trial, and not the tuner."""
 
 CANNOT_ANSWER = 70
 """The exit code of a process whose executor takes no answer any more."""
@@ -174,3 +181,31 @@ def _limit_memory(size: int) -> None:
     """Lets an allocation fail that would take the process beyond so many bytes; 0 for no limit."""
     limit = size or resource.RLIM_INFINITY
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
+def run_trial(connection: int, crash: int) -> NoReturn:
+    """Serves over an inherited socket, and ends this process. Where it crashes is written to the file `crash`."""
+    code = 1
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(OOM_SCORE))
+        faulthandler.enable(crash)
+        TrialProcess(socket.socket(fileno=connection)).serve()
+        code = 0
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def command(connection: int, crash: int, path: list[str]) -> list[str]:
+    """Returns the command of a trial's process that is not forked, to which the two descriptors are inherited."""
+    return [sys.executable, "-P", "-m", "tune.executors.trial_process", json.dumps([connection, crash, path])]
+
+
+if __name__ == "__main__":
+    inherited_connection, inherited_crash, sys.path[:] = json.loads(sys.argv[1])
+    os.set_inheritable(inherited_connection, False)
+    os.set_inheritable(inherited_crash, False)
+    run_trial(inherited_connection, inherited_crash)

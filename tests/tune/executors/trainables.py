@@ -70,7 +70,7 @@ def counts(config: dict[str, Any], checkpoint_dir: str | None = None) -> None:
 def writes(config: dict[str, Any], reporter: Callable[..., None]) -> None:
     print("to stdout")
     print("to stderr", file=sys.stderr)
-    reporter(devices=os.environ["CUDA_VISIBLE_DEVICES"], trial=tune.get_trial_id())
+    reporter(trial=tune.get_trial_id())
 
 
 class Devices(tune.Trainable):
