@@ -29,6 +29,7 @@ CASES = {
     "cluster-detection": "from a worker's death or silence to its event in the journal of the controller",
     "sweep": "claims a second of eight workers, beside bare flushed files; status of 10,000 targets",
     "cluster-calls": "calls from one worker to another, beside those of an actor of Ray and a bare ZMQ echo",
+    "tune-trials": "a trial that does nothing, in a process of its own, beside Ray Tune; ten times as many",
     "tune-runner": "the tuner's loop: CPU time for a result, with 10 to 10,000 trials",
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
 }
