@@ -12,6 +12,8 @@ from cli.main import main
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from orchestrator.rollouts.dump import write_dump
 
+pytestmark = pytest.mark.usefixtures("short_baselines")
+
 PHASES = ["finalize", "merge", "records", "commit", "malloc_trim"]
 
 

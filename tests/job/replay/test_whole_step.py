@@ -69,6 +69,7 @@ def test_of_a_dump_that_lies_elsewhere_the_boundary_alone_is_known(dump: Path, t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_baselines")
 def test_replay_and_attribute_end_with_the_conclusion(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = Shape(rollouts=24, turns=6, tokens=600, layers=4, top_k=2, experts=8)
     dump.parent.mkdir()

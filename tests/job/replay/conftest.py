@@ -1,0 +1,25 @@
+"""What the tests of the commands `replay` and `attribute` share."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from cli.arguments.replay import settings_of
+from job.replay.replay import Settings
+
+SECONDS = 0.1
+
+
+@pytest.fixture
+def short_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands idle for a moment where they idle for seconds: these tests are not of what they measure then."""
+
+    def short(given: argparse.Namespace, **settings: float) -> Settings:
+        return replace(settings_of(given, **settings), baseline_seconds=SECONDS)
+
+    for command in ("replay", "attribute"):
+        monkeypatch.setattr(f"cli.{command}.settings_of", short)
+    monkeypatch.setattr("job.replay.attribute.PAUSE_SECONDS", SECONDS / 5)
