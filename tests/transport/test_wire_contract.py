@@ -220,10 +220,14 @@ async def test_a_restarted_trainer_is_greeted_anew(config: TransportConfig, tmp_
 
 
 @pytest.mark.slow
-async def test_a_reconnecting_run_replaces_its_old_self(
-    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
-) -> None:
+async def test_a_reconnecting_run_replaces_its_old_self(config: TransportConfig, tmp_path: Path) -> None:
     """Which takes its place back, as the trainer may have read a greeting late, but not for ever."""
+    often = config.model_copy(update={"heartbeat_seconds": 2.5})  # it comes back with the next one
+    with opened(often, tmp_path) as receiver:
+        await replace_and_refuse(often, receiver, tmp_path)
+
+
+async def replace_and_refuse(config: TransportConfig, receiver: BatchReceiver, tmp_path: Path) -> None:
     old = await connect(config, tmp_path)
     await handshake(old, receiver)
     for times in range(1, 4):

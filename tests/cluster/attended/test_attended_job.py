@@ -140,7 +140,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that waits for its end."""
-    monkeypatch.setenv("CLUSTER_LEASE", "10")
+    monkeypatch.setenv("CLUSTER_LEASE", "5")
 
 
 def service(name: str, command: str = SERVICE, **options: Any) -> dict[str, Any]:
