@@ -68,11 +68,13 @@ class Wandb(SimpleNamespace):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[Any] = []
+        self.is_called = threading.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
     def init(self, **arguments: Any) -> Any:
         self.told.append(("init", arguments["id"], arguments["project"], arguments["config"]))
+        self.is_called.set()
         self.may_go_on.wait(60)
         if arguments["name"] == "broken_x":
             raise ConnectionError("no network")
@@ -116,6 +118,8 @@ def test_a_wandb_that_hangs_or_fails_delays_nothing(
     wandb.may_go_on.clear()
     logger = WandbLoggerCallback("project", end_timeout_s=0.01)
     trial = Trial("broken", {}, "x")
+    logger.on_trial_start(0, [], trial)
+    assert wandb.is_called.wait(60)  # from here on nothing leaves the queue
     for number in range(9):
         logger.on_trial_result(0, [], trial, {"loss": number}, number=number)
     thread = logger._thread
