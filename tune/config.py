@@ -33,10 +33,16 @@ class SearchConfig(Config):
     """Optuna's sampler, with `kind = "optuna"`."""
 
     repeat: int = Field(default=1, ge=1)
-    """How often each proposal is tried; the search learns the mean."""
+    """How often each proposal of Optuna is tried; it learns the mean."""
 
     seed: int | None = None
     """Of everything that the search draws. Unset: the experiment's."""
+
+    @model_validator(mode="after")
+    def _only_optuna_repeats(self) -> SearchConfig:
+        if self.kind == "random" and self.repeat != 1:
+            raise ValueError(f"repeat = {self.repeat}: with kind = 'random', raise num_samples instead")
+        return self
 
 
 class FifoConfig(Config):

@@ -17,6 +17,7 @@ from tune.errors import TuneError
 from tune.runs.varied_run import problem_of
 from tune.schedulers.scheduler import TrialScheduler
 from tune.search import spaces
+from tune.search.creation import as_search_alg
 from tune.search.search_alg import SearchAlg
 from tune.stoppers.stopper import Stopper
 
@@ -72,7 +73,7 @@ def scheduler_of(config: TuneConfig, file: Path) -> TrialScheduler:
     try:
         match of:
             case FifoConfig():
-                scheduler = TrialScheduler()
+                scheduler = _of("FIFOScheduler")
             case AshaConfig():
                 scheduler = _of("AsyncHyperBandScheduler", **given)
             case HyperBandConfig():
@@ -95,7 +96,10 @@ def search_of(config: TuneConfig, file: Path) -> SearchAlg:
         if of.kind == "random":
             search = _of("BasicVariantGenerator", max_concurrent=config.max_concurrent or 0, random_state=seed)
         else:
-            search = _of("OptunaSearch", sampler=of.sampler, seed=seed)
+            searcher = _of("OptunaSearch", sampler=of.sampler, seed=seed)
+            searcher = searcher if of.repeat == 1 else _of("Repeater", searcher, of.repeat)
+            limit = config.max_concurrent
+            search = as_search_alg(searcher if limit is None else _of("ConcurrencyLimiter", searcher, limit))
     except ImportError as error:
         raise UserError(f"{file}: search.kind = {of.kind!r}: {error}; install the extra 'optuna'") from None
     except (TuneError, ValueError, TypeError) as error:

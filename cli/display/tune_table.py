@@ -48,9 +48,8 @@ class Row:
     """The trial whose state it took over last."""
 
 
-def row_of(trial: Trial) -> Row:
+def row_of(trial: Trial, copies: str = "") -> Row:
     """Returns a trial's row."""
-    source = trial.checkpoint.trial_id if trial.checkpoint is not None else ""
     return Row(
         trial.trial_id,
         trial.status,
@@ -58,7 +57,7 @@ def row_of(trial: Trial) -> Row:
         trial.last_result,
         trial.num_failures,
         trial.error_msg,
-        source if source != trial.trial_id else "",
+        copies,
     )
 
 
@@ -125,7 +124,8 @@ class LiveTable(Callback):
     """A line of the executor's: its resources."""
     _live: Live | None = None
     _shown_at: float = 0.0
-    _statuses: dict[str, str] = field(default_factory=dict)
+    _copies: dict[str, str] = field(default_factory=dict)
+    """Whose state each trial took over last."""
 
     def setup(self, *arguments: Any, **info: Any) -> None:
         """Begins to show."""
@@ -141,8 +141,9 @@ class LiveTable(Callback):
             return
         self._shown_at = now
         if self._live is not None:
-            rows = [row_of(trial) for trial in trials]
-            self._live.update(table_of(rows, self.title, self.metric, self.mode, self._note()), refresh=True)
+            self._live.update(
+                table_of(self._rows(trials), self.title, self.metric, self.mode, self._note()), refresh=True
+            )
         else:
             self._summarize(trials)
 
@@ -154,6 +155,7 @@ class LiveTable(Callback):
         """Prints whose state a trial has taken over."""
         checkpoint = trial.checkpoint
         if checkpoint is not None and checkpoint.trial_id not in ("", trial.trial_id):
+            self._copies[trial.trial_id] = checkpoint.trial_id
             self._say(trial, f"goes on from {checkpoint.trial_id} after {checkpoint.iteration}: {self._values(trial)}")
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
@@ -171,8 +173,7 @@ class LiveTable(Callback):
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Prints the whole table once more."""
         self.close()
-        rows = [row_of(trial) for trial in trials]
-        self.console.print(table_of(rows, self.title, self.metric, self.mode), soft_wrap=True)
+        self.console.print(table_of(self._rows(trials), self.title, self.metric, self.mode), soft_wrap=True)
 
     def close(self) -> None:
         """Restores the terminal. Safe to call twice."""
@@ -180,11 +181,14 @@ class LiveTable(Callback):
         if live is not None:
             live.stop()
 
+    def _rows(self, trials: Sequence[Trial]) -> list[Row]:
+        return [row_of(trial, self._copies.get(trial.trial_id, "")) for trial in trials]
+
     def _note(self) -> str:
         return f"; {note}" if (note := self.note()) else ""
 
     def _summarize(self, trials: Sequence[Trial]) -> None:
-        rows = [row_of(trial) for trial in trials]
+        rows = self._rows(trials)
         best = best_of(rows, self.metric, self.mode)
         what = f"; best {describe(best, self.metric)}" if best is not None else ""
         self.console.print(f"... {counts_of(rows)}{self._note()}{what}", soft_wrap=True, highlight=False)

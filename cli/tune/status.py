@@ -20,6 +20,7 @@ from transport.files.untrusted import UntrustedFileError, read_json
 from tune.config import TuneConfig
 from tune.file_experiment import FILE
 from tune.result import TRAINING_ITERATION, lookup
+from tune.runs.exploit import read_note
 from tune.trial import Trial
 
 USAGE = """usage: counterpoint tune status DIRECTORY [--json] [--watch]
@@ -71,8 +72,7 @@ def rows(directory: Path) -> list[Row]:
 
 
 def _row(trial: dict[str, Any]) -> Row:
-    checkpoint = trial.get("checkpoint") or {}
-    source = checkpoint.get("trial_id", "")
+    copied = read_note(Path(trial["logdir"]))
     params = {name: lookup(trial["config"], name) for name in trial["evaluated_params"]}
     return Row(
         trial["trial_id"],
@@ -81,7 +81,7 @@ def _row(trial: dict[str, Any]) -> Row:
         trial.get("last_result") or {},
         trial.get("num_failures", 0),
         trial.get("error_msg"),
-        source if source != trial["trial_id"] else "",
+        copied.source if copied is not None else "",
     )
 
 

@@ -6,6 +6,7 @@ calls it.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tune.runs.host_job import HostJob
 from tune.runs.orchestrator_process import OrchestratorProcess
 from tune.runs.result_lines import ResultLines
 from tune.runs.saved import SavedStep, forget_removed, newest_durable, write_saved
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
 """How long an attempt waits for the end of its run's earlier orchestrator, and for a job that is starting."""
@@ -148,7 +151,11 @@ class RunAttempt:
             copy, self._copy = self._copy, None
             self.exploit(*copy, {})
         if self._exploit is not None:
-            if (problem := self._exploit_problem(self._exploit)) is not None:
+            if (problem := self._exploit_problem(self._exploit)) is not None and self._has_no_step_left():
+                logger.warning("trial %s ends as it is: %s", self.trial_id, problem)
+                self._exploit, self._started = None, True
+                return [Started(self.trial_id, self.number)]
+            if problem is not None:
                 self._failure = problem
                 self.leave()
                 return []
@@ -160,6 +167,11 @@ class RunAttempt:
             self._exploit = None
         self._started = True
         return [Started(self.trial_id, self.number)]
+
+    def _has_no_step_left(self) -> bool:
+        """Whether the run is over, or about to be: a copy takes the place of one step, and needs another after it."""
+        ended_well = self._process is not None and self._process.code == 0
+        return ended_well or self._results.newest >= self.config.steps - 1
 
     def _exploit_problem(self, exploit: Exploit) -> str | None:
         if exploit.is_over():

@@ -30,8 +30,9 @@ class ResultLines:
     def __init__(self, metrics_file: Path, last: Result) -> None:
         """`last` is the trial's last result: lines up to its step have been delivered."""
         self._follower = Follower(metrics_file)
-        self._newest = int(last.get("step", 0))
-        self._offset = int(last.get(TRAINING_ITERATION, 0)) - self._newest
+        self.newest = int(last.get("step", 0))
+        """The newest step that was read."""
+        self._offset = int(last.get(TRAINING_ITERATION, 0)) - self.newest
         """A result's `training_iteration` minus its step: not 0 in a run that has copied another."""
         self._total = float(last.get(TIME_TOTAL_S, 0.0))
         self._previous = float(last.get("time", 0.0))
@@ -52,8 +53,8 @@ class ResultLines:
             logger.warning("%s cannot be read now: %s", self._follower.path, error)
             return
         for line in lines:  # of a file that was replaced, all lines again
-            if line["step"] > self._newest:
-                self._newest = line["step"]
+            if line["step"] > self.newest:
+                self.newest = line["step"]
                 self._waiting.append(line)
 
     def take(self) -> Result:
@@ -73,7 +74,7 @@ class ResultLines:
         """Drops the results of steps up to this one; their time still counts."""
         while self._waiting and self._waiting[0]["step"] <= step:
             self._advance(self._waiting.popleft())
-        self._newest = max(self._newest, step)
+        self.newest = max(self.newest, step)
 
     def count_from(self, step: int, iteration: int) -> None:
         """Makes the results after this step count on from an iteration: that of the state that the step took over."""

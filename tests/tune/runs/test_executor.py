@@ -184,6 +184,25 @@ def test_a_refused_copy_fails_the_trial(job: PretendedJob) -> None:
     wait_until(lambda: len(job.orchestrators()) <= 2, "the loser's orchestrator to end")
 
 
+def test_a_copy_that_comes_after_the_last_step_fails_nothing(job: PretendedJob) -> None:
+    job.direct("a", "allowed", "2")
+    winner, done = job.trial("a"), job.trial("b")
+    for trial in (winner, done):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    results(job, winner, 2)
+    checkpoint = job.checkpoint(winner, 2)
+    job.executor.save(winner, checkpoint)
+    job.until(Saved, winner)
+    results(job, done, 4)
+    wait_until(lambda: len(job.orchestrators()) <= 2, "the end of the run that has all its steps")
+    assert job.executor.reset_trial(done, {}, checkpoint)
+    job.until(Started, done)
+    assert results(job, done, 2) == [5, 6]
+    job.executor.continue_training(done)
+    job.until(Completed, done)
+
+
 def test_a_new_trial_begins_with_anothers_state(job: PretendedJob) -> None:
     job.direct("a", "allowed", "2")
     winner, late = job.trial("a"), job.trial("b")
