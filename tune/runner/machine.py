@@ -206,7 +206,7 @@ class ExperimentMachine(Requests):
             if progress.exploit is not None and self._is_durable(progress.exploit.source):
                 self._take_over(trial, progress)
             progress.attempt += 1
-            progress.returned = False
+            progress.returned, progress.latest = False, {}
             progress.phase = Phase.STARTING
             self.table.move(trial, Trial.RUNNING)
             self._emit(StartTrial(trial, progress.attempt, trial.checkpoint))
@@ -241,14 +241,24 @@ class ExperimentMachine(Requests):
         if is_new:
             progress.counted = result[TRAINING_ITERATION]
             progress.held.append(HeldResult(result, bool(event.stop)))
-        elif result.get(DONE):
-            progress.returned = True
+        else:
+            progress.returned = progress.returned or bool(result.get(DONE))
+            self._save_repetition(trial, progress, result)
+        progress.latest = result
         if progress.phase is not Phase.TRAINING:
             return  # an executor whose trials do not wait while they are saved
         progress.phase = Phase.RESTING
         if progress.end == Trial.PAUSED and progress.exploit is None:
             self._want_checkpoint(trial, progress, result)
         self._go_on(trial, progress)
+
+    def _save_repetition(self, trial: Trial, progress: Progress, result: Result) -> None:
+        """A result that counted long ago may lack its checkpoint still: else kills in between could hold a trial up for ever."""
+        every = trial.checkpoint_freq
+        iteration = result[TRAINING_ITERATION]
+        saved = 0 if trial.checkpoint is None else trial.checkpoint.iteration
+        if every and iteration % every == 0 and iteration > saved:
+            self._want_checkpoint(trial, progress, result, kept=True)
 
     def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
         """Lets everyone know of a new result, and notes what is decided."""
@@ -369,7 +379,7 @@ class ExperimentMachine(Requests):
         assert exploit is not None
         progress.exploit = None
         progress.held.clear()
-        progress.counted = exploit.source.iteration
+        progress.counted, progress.latest = exploit.source.iteration, exploit.source.result
         trial.config, trial.experiment_tag = exploit.config, exploit.experiment_tag
         self._delete(self.kept.replace_newest(trial, exploit.source))
         self._delete(self.kept.release(exploit.source))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tune.checkpoint import Checkpoint
-from tune.result import Result
+from tune.result import TRAINING_ITERATION, Result
 from tune.runner.events import DeleteCheckpoint, Instruction, Warn
 from tune.runner.kept_checkpoints import KeptCheckpoints
 from tune.runner.progress import Exploit, Phase, Progress
@@ -176,8 +176,10 @@ class Requests:
 
     def _with_newest_result(self, trial: Trial, progress: Progress, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint as it will be when it is saved now."""
-        result = progress.held[-1].result if progress.held else trial.last_result
-        return self._note_saved(progress, replace(checkpoint, iteration=progress.counted, result=result))
+        begin = trial.checkpoint  # of an attempt that has not reported
+        result = progress.latest or ({} if begin is None else begin.result)
+        iteration = result.get(TRAINING_ITERATION, 0 if begin is None else begin.iteration)
+        return self._note_saved(progress, replace(checkpoint, iteration=iteration, result=result))
 
     @staticmethod
     def _note_saved(progress: Progress, saved: Checkpoint) -> Checkpoint:

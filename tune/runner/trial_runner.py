@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transport.files.atomic import remove_directory
 from tune.callbacks.callback import Callback, Callbacks
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
@@ -118,8 +119,9 @@ class TrialRunner:
         self._period = CHECKPOINT_SECONDS if checkpoint_period is None else checkpoint_period
         self._remote = prepare(self.directory, remote_checkpoint_dir, sync_to_cloud, resume)
         metrics = [each for each in (metric, self.scheduler.metric) if each]
-        ahead = int(getattr(search_alg, "max_pending_trials", 1))
-        machine = ExperimentMachine(self.scheduler, tuple(metrics), bool(fail_fast), ahead)
+        machine = ExperimentMachine(
+            self.scheduler, tuple(metrics), bool(fail_fast), max_pending=search_alg.max_pending_trials
+        )
         self._experiment = DurableExperiment(machine, self.directory)
         self._machine = machine
         self._errored_again = resume == "ERRORED_ONLY"
@@ -265,6 +267,7 @@ class TrialRunner:
         for told in list(side.backlog):
             self._search.tell(told)
         self._carry_out()
+        self._start_trials()
 
     async def _next_events(self) -> Sequence[Event | executors.Reported]:
         """What has happened; waits for it if nothing has."""
@@ -360,6 +363,9 @@ class TrialRunner:
                     Path(trial.logdir).mkdir(parents=True, exist_ok=True)
                     executor.start_trial(trial, attempt, checkpoint)
                 case SaveTrial(_, checkpoint):
+                    remove_directory(
+                        Path(checkpoint.path)
+                    )  # left by a machine that died before the journal was on its disk
                     executor.save(trial, checkpoint)
                 case PauseTrial():
                     executor.pause_trial(trial)
@@ -372,7 +378,8 @@ class TrialRunner:
             logger.exception("%s: %s failed", trial, type(instruction).__name__)
             attempt = self._machine.table.progress(trial).attempt
             reason = f"{type(instruction).__name__} failed: {type(error).__name__}: {error}"
-            self._decide(executors.Failed(trial.trial_id, attempt, reason))
+            kind = executors.SaveFailed if isinstance(instruction, SaveTrial) else executors.Failed
+            self._decide(kind(trial.trial_id, attempt, reason))
 
     def _notify(self, method: str, trial: Trial, info: dict[str, Any]) -> None:
         self.callbacks.notify(method, iteration=self.iteration, trials=self.get_trials(), trial=trial, **info)

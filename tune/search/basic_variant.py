@@ -31,6 +31,8 @@ class BasicVariantGenerator(SearchAlg):
         random_state: A seed, or a generator of numpy (`default_rng`); None for a new seed, which the state keeps.
     """
 
+    max_pending_trials = 16
+
     def __init__(
         self,
         points_to_evaluate: Sequence[dict[str, Any]] | None = None,

@@ -30,6 +30,9 @@ class Proposable(Protocol):
 class SearchAlg:
     """Proposes trials until it is finished."""
 
+    max_pending_trials: int = 1
+    """How many trials may be PENDING before it is asked for no more. What learns from results proposes late, so 1."""
+
     @property
     def total_samples(self) -> int:
         """How many trials it will propose in all, as far as is known; 0 if unknown."""

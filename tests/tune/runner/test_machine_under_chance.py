@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ def new_machine(seed: int, calm: float) -> ExperimentMachine:
     return ExperimentMachine(RestlessScheduler(seed, calm), ("value",), max_pending=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 1000),

@@ -1,0 +1,205 @@
+"""An experiment goes on where its journal ends, after a kill at any step, a stop in order, or on another machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials, run_to_the_end
+from tests.tune.runner.test_trial_runner import Listener, lines_of
+from tune.callbacks.defaults import with_default_loggers
+from tune.errors import TuneError
+from tune.runner import trial_runner
+from tune.runner.journal import ExperimentJournal, journal_path, read_records
+from tune.runner.trial_runner import TrialRunner
+
+pytestmark = pytest.mark.slow  # many runners, one after the other
+
+SCRIPTS: list[list[Any]] = [[1, 2, 3], [4, "die once", 6], [7], ["die"], [8, 9]]
+
+
+def runner_at(place: Path, resume: Any = "AUTO", scripts: list[list[Any]] = SCRIPTS, **arguments: Any) -> TrialRunner:
+    return TrialRunner(
+        ScriptedTrials(place, scripts, max_failures=2, checkpoint_freq=1, keep_checkpoints_num=1),
+        local_checkpoint_dir=place,
+        trial_executor=arguments.pop("executor", None) or ScriptedExecutor(),
+        resume=resume,
+        callbacks=with_default_loggers(arguments.pop("callbacks", None)),
+        metric="value",
+        **arguments,
+    )
+
+
+def abandon(runner: TrialRunner) -> None:
+    """Leaves everything as a SIGKILL does, except the thread and the descriptors of this process."""
+    if runner._search is not None:
+        runner._search.close()
+    if runner._private is not None:
+        runner._private.close()
+    journal = runner._experiment._journal
+    assert journal is not None
+    journal._close_journal()
+    os.close(journal._lock)
+
+
+def check_whole(runner: TrialRunner) -> None:
+    """Each result of each trial was counted and written once, and the search algorithm heard all."""
+    trials = {trial.trial_id: trial for trial in runner.get_trials()}
+    assert [trials[f"t{n}"].status for n in range(1, 6)] == [
+        "TERMINATED",
+        "TERMINATED",
+        "TERMINATED",
+        "ERROR",
+        "TERMINATED",
+    ]
+    for trial in trials.values():
+        assert trial.num_failures <= 3
+        if trial.num_results:
+            assert [line["training_iteration"] for line in lines_of(trial)] == list(range(1, trial.num_results + 1))
+    assert [trials[f"t{n}"].num_results for n in range(1, 6)] == [3, 3, 1, 0, 2]
+    heard = runner.search_alg.state()["heard"]
+    assert sorted(map(str, heard)) == sorted(
+        map(
+            str,
+            [[f"t{n}", k] for n, count in enumerate([3, 3, 1, 0, 2], 1) for k in range(1, count + 1)]
+            + [["t1", "complete"], ["t2", "complete"], ["t3", "complete"], ["t4", "error"], ["t5", "complete"]],
+        )
+    )
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 8, 13])
+def test_an_experiment_survives_kills_at_any_step(tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tune.runner.experiment_state.SMALLEST_JOURNAL", 400 * every)  # some runners write a snapshot
+    for _ in range(200):
+        runner = runner_at(tmp_path)
+        for _ in range(every + 5):
+            if not runner.is_finished():
+                runner.step()
+        if runner.is_finished():
+            runner.close()
+            check_whole(runner)
+            return
+        abandon(runner)
+    raise AssertionError("it never came to its end")
+
+
+def test_a_kill_between_the_journal_and_what_follows_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_at(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_runner.TrialRunner, "_act", lambda self, instruction: None)  # decided, durable, not done
+        for _ in range(3):
+            runner.step()
+    abandon(runner)
+    runner = runner_at(tmp_path)
+    run_to_the_end(runner)
+    check_whole(runner)
+
+
+def test_half_a_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
+    runner = runner_at(tmp_path)
+    for _ in range(12):
+        runner.step()
+    abandon(runner)
+    path = journal_path(tmp_path, 0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    runner = runner_at(tmp_path)
+    run_to_the_end(runner)
+    check_whole(runner)
+
+
+def test_damage_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
+    runner = runner_at(tmp_path)
+    for _ in range(12):
+        runner.step()
+    abandon(runner)
+    path = journal_path(tmp_path, 0)
+    data = bytearray(path.read_bytes())
+    records, end = read_records(path)
+    assert len(records) > 4
+    assert end == len(data)
+    data[12] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(TuneError, match="damaged at byte 0"):
+        runner_at(tmp_path)
+
+
+def test_zeros_after_the_end_are_no_damage(tmp_path: Path) -> None:
+    journal = ExperimentJournal(tmp_path)
+    journal.read()
+    journal.append([b"one", b"two"])
+    journal.close()
+    path = journal_path(tmp_path, 0)
+    end = path.stat().st_size
+    os.truncate(path, end + 4096)
+    assert read_records(path) == ([b"one", b"two"], end)
+
+
+def test_two_runners_never_act_on_one_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tune.runner.journal.LOCK_SECONDS", 0.0)
+    runner = runner_at(tmp_path)
+    with pytest.raises(TuneError, match=f"process {os.getpid()} on .* runs this experiment"):
+        runner_at(tmp_path)
+    run_to_the_end(runner)
+
+
+def test_a_new_experiment_does_not_begin_over_another(tmp_path: Path) -> None:
+    run_to_the_end(runner_at(tmp_path))
+    with pytest.raises(TuneError, match="holds an experiment already"):
+        runner_at(tmp_path, resume=False)
+
+
+def test_an_experiment_that_has_ended_stays_ended_and_its_errors_run_again_only_on_request(tmp_path: Path) -> None:
+    run_to_the_end(runner_at(tmp_path))
+    executor = ScriptedExecutor()
+    again = run_to_the_end(runner_at(tmp_path, resume=True, executor=executor))
+    assert executor.started == []
+    assert again["t4"].status == "ERROR"
+    executor = ScriptedExecutor()
+    runner = runner_at(tmp_path, resume="ERRORED_ONLY", executor=executor)
+    for trial in runner.get_trials():
+        if trial.trial_id == "t4":
+            trial.config["script"] = [1]
+    done = run_to_the_end(runner)
+    assert {trial_id for trial_id, _, _ in executor.started} == {"t4"}
+    assert (done["t4"].status, done["t4"].num_failures) == ("TERMINATED", 0)
+
+
+def test_an_experiment_goes_on_from_its_remote_copy(tmp_path: Path) -> None:
+    here, remote, there = tmp_path / "here", tmp_path / "remote", tmp_path / "there"
+    runner = runner_at(here, remote_checkpoint_dir=str(remote))
+    for _ in range(14):
+        runner.step()
+    runner.close()
+    assert not (remote / "experiment.lock").exists()
+    here.rename(tmp_path / "lost")
+    there.mkdir()
+    listener = Listener()
+    resumed = TrialRunner(
+        ScriptedTrials(here, SCRIPTS, max_failures=2, checkpoint_freq=1, keep_checkpoints_num=1),
+        local_checkpoint_dir=here,
+        remote_checkpoint_dir=str(remote),
+        trial_executor=ScriptedExecutor(),
+        resume="REMOTE",
+        callbacks=with_default_loggers([listener]),
+        metric="value",
+    )
+    run_to_the_end(resumed)
+    check_whole(resumed)
+
+
+def test_prompt_needs_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_to_the_end(runner_at(tmp_path, resume="PROMPT"))
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115 - closed by the test's end below
+    try:
+        with pytest.raises(TuneError, match="no terminal"):
+            runner_at(tmp_path, resume="PROMPT")
+    finally:
+        import sys
+
+        sys.stdin.close()

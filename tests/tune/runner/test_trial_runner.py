@@ -1,0 +1,244 @@
+"""The runner with an executor of scripts: what its arguments mean, and what becomes of trials that go wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials, run_to_the_end
+from tune.callbacks.callback import Callback
+from tune.callbacks.defaults import with_default_loggers
+from tune.errors import TuneError
+from tune.result import Result
+from tune.runner.trial_runner import TrialRunner
+from tune.schedulers.scheduler import Trials, TrialScheduler
+from tune.stoppers.stopper import Stopper
+from tune.trial import Trial
+
+
+class Listener(Callback):
+    """Remembers the names of the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        self.calls.append(f"start {trial.trial_id}")
+
+    def on_trial_restore(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        self.calls.append(f"restore {trial.trial_id}")
+
+    def on_trial_save(self, iteration: int, trials: Any, trial: Trial, checkpoint: Any, **info: Any) -> None:
+        self.calls.append(f"save {trial.trial_id} {checkpoint.iteration}")
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: Result, **info: Any) -> None:
+        self.calls.append(f"result {trial.trial_id} {result['training_iteration']} number {info['number']}")
+
+    def on_trial_recover(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        self.calls.append(f"recover {trial.trial_id}")
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        self.calls.append(f"complete {trial.trial_id}")
+
+    def on_trial_fail(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        self.calls.append(f"fail {trial.trial_id}")
+
+
+class Stops(Stopper):
+    """Stops trials at a value, and all when one reaches another."""
+
+    def __init__(self, at: float = math.inf, all_at: float = math.inf) -> None:
+        self.at, self.all_at, self.most = at, all_at, -math.inf
+
+    def __call__(self, trial_id: str, result: Result) -> bool:
+        self.most = max(self.most, result["value"])
+        return bool(result["value"] >= self.at)
+
+    def stop_all(self) -> bool:
+        return self.most >= self.all_at
+
+
+def run(place: Path, scripts: list[list[Any]], executor: ScriptedExecutor | None = None, **arguments: Any) -> Any:
+    fields = arguments.pop("fields", {})
+    algorithm = ScriptedTrials(place, scripts, **fields)
+    runner = TrialRunner(
+        algorithm, local_checkpoint_dir=place, trial_executor=executor or ScriptedExecutor(), **arguments
+    )
+    return run_to_the_end(runner), algorithm
+
+
+def lines_of(trial: Trial) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(trial.logdir) / "result.json").read_text().splitlines()]
+
+
+def test_every_trial_runs_and_everyone_hears_of_it(tmp_path: Path) -> None:
+    listener, executor = Listener(), ScriptedExecutor(slots=2)
+    trials, algorithm = run(tmp_path, [[1, 2], [3], [4, 5, 6]], executor, callbacks=[listener])
+    assert [trial.status for trial in trials.values()] == ["TERMINATED"] * 3
+    assert [trial.last_result["value"] for trial in trials.values()] == [2, 3, 6]
+    assert executor.most == 2
+    assert algorithm.heard.count(["t3", 2]) == 1
+    assert len([each for each in algorithm.heard if each[1] == "complete"]) == 3
+    assert [call for call in listener.calls if "t1" in call] == [
+        "start t1",
+        "result t1 1 number 1",
+        "result t1 2 number 2",
+        "complete t1",
+    ]
+
+
+def test_a_trial_that_dies_resumes_from_its_newest_checkpoint_and_counts_nothing_twice(tmp_path: Path) -> None:
+    listener, executor = Listener(), ScriptedExecutor()
+    fields = {"max_failures": 1, "checkpoint_freq": 2}
+    trials, algorithm = run(
+        tmp_path, [[1, 2, 3, "die once", 5]], executor, callbacks=with_default_loggers([listener]), fields=fields
+    )
+    assert (trials["t1"].status, trials["t1"].num_failures, trials["t1"].num_results) == ("TERMINATED", 1, 5)
+    assert [start[1:] for start in executor.started] == [(1, None), (2, "checkpoint_000002-1")]
+    assert [call for call in listener.calls if call.startswith("result")] == [
+        f"result t1 {number} number {number}" for number in range(1, 6)
+    ]
+    assert [line["training_iteration"] for line in lines_of(trials["t1"])] == [1, 2, 3, 4, 5]
+    assert algorithm.heard == [["t1", number] for number in range(1, 6)] + [["t1", "complete"]]
+    assert "Failure # 1" in (Path(trials["t1"].logdir) / "error.txt").read_text()
+
+
+def test_a_trial_fails_for_good_beyond_max_failures_and_the_others_go_on(tmp_path: Path) -> None:
+    listener = Listener()
+    trials, algorithm = run(tmp_path, [["die"], [1, 2]], callbacks=[listener], fields={"max_failures": 2})
+    assert (trials["t1"].status, trials["t1"].num_failures) == ("ERROR", 3)
+    assert trials["t2"].status == "TERMINATED"
+    assert ["t1", "error"] in algorithm.heard
+    assert listener.calls.count("recover t1") == 2
+    assert listener.calls.count("fail t1") == 1
+    text = Path(trials["t1"].error_file).read_text()
+    assert text.count("it died at 1") == 3
+
+
+@pytest.mark.parametrize(("step", "words"), [("nothing", "has no 'value'"), ("odd", "is no data")])
+def test_a_result_that_cannot_be_used_is_a_failure_of_its_trial_alone(tmp_path: Path, step: str, words: str) -> None:
+    trials, _ = run(tmp_path, [[1, step], [1, 2]], metric="value")
+    assert [trial.status for trial in trials.values()] == ["ERROR", "TERMINATED"]
+    assert words in Path(trials["t1"].error_file).read_text()
+
+
+def test_a_value_that_is_not_a_number_is_a_result_like_any_other(tmp_path: Path) -> None:
+    trials, _ = run(tmp_path, [[1, "nan", 3]], metric="value", callbacks=with_default_loggers(None))
+    assert trials["t1"].status == "TERMINATED"
+    assert trials["t1"].num_results == 3
+
+
+def test_stopping_criteria_and_stoppers_end_trials(tmp_path: Path) -> None:
+    trials, _ = run(tmp_path / "a", [[1, 2, 3, 4]], fields={"stopping_criterion": {"training_iteration": 2}})
+    assert trials["t1"].last_result["value"] == 2
+    assert trials["t1"].last_result["done"] is True
+    trials, _ = run(tmp_path / "b", [[1, 2, 3, 4], [9, 9]], stopper=Stops(at=3))
+    assert [trial.last_result["value"] for trial in trials.values()] == [3, 9]
+
+
+def test_a_stopper_ends_the_experiment(tmp_path: Path) -> None:
+    trials, algorithm = run(tmp_path, [[1] * 400, [1, 2, 7, *[1] * 400], [1]], stopper=Stops(all_at=7))
+    assert {trial.status for trial in trials.values()} == {"TERMINATED"}
+    assert trials["t1"].num_results < 300
+    assert len([each for each in algorithm.heard if each[1] == "complete"]) == len(trials)
+
+
+def test_fail_fast_ends_all_and_raise_raises(tmp_path: Path) -> None:
+    trials, _ = run(tmp_path / "a", [[1, "die"], [1] * 400], fail_fast=True)
+    assert [trial.status for trial in trials.values()] == ["ERROR", "TERMINATED"]
+    assert trials["t2"].num_results < 400
+    with pytest.raises(TuneError, match="it died at 1"):
+        run(tmp_path / "b", [["die"], [1] * 400], fail_fast="raise")
+
+
+def test_only_the_best_checkpoints_and_the_newest_are_kept(tmp_path: Path) -> None:
+    executor = ScriptedExecutor()
+    fields = {
+        "checkpoint_freq": 1,
+        "keep_checkpoints_num": 2,
+        "checkpoint_score_attr": "value",
+        "checkpoint_at_end": True,
+    }
+    trials, _ = run(tmp_path, [[5, 1, 9, 2, 3]], executor, fields=fields)
+    left = sorted(path.name for path in Path(trials["t1"].logdir).glob("checkpoint_*"))
+    assert [checkpoint.iteration for checkpoint in trials["t1"].checkpoints] == [1, 3]
+    newest = trials["t1"].checkpoint
+    assert newest is not None
+    assert left == sorted({Path(each.path).name for each in (*trials["t1"].checkpoints, newest)}), (
+        "every other directory was deleted"
+    )
+
+
+def test_a_checkpoint_that_fails_ends_nothing(tmp_path: Path) -> None:
+    executor = ScriptedExecutor()
+    executor.saves = False
+    trials, _ = run(tmp_path, [[1, 2]], executor, fields={"checkpoint_freq": 1, "checkpoint_at_end": True})
+    assert (trials["t1"].status, trials["t1"].checkpoint) == ("TERMINATED", None)
+
+
+@pytest.mark.slow
+def test_what_can_never_run_is_an_error_that_says_why(tmp_path: Path) -> None:
+    trials, _ = run(tmp_path, [[1], [2]], ScriptedExecutor(refuses="it needs 8 GPUs, and there are 0"))
+    assert {trial.status for trial in trials.values()} == {"ERROR"}
+    assert "8 GPUs" in Path(trials["t1"].error_file).read_text()
+
+
+class Fails(TrialScheduler):
+    """Cannot decide."""
+
+    def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
+        raise ZeroDivisionError("no wheel")
+
+
+class Sleeps(TrialScheduler):
+    """Pauses every trial and wakes none."""
+
+    def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
+        return self.PAUSE
+
+    def choose_trial_to_run(self, trials: Trials) -> Trial | None:
+        return trials.first_startable(Trial.PENDING)
+
+
+def test_a_scheduler_that_fails_or_forgets_its_trials_ends_the_experiment(tmp_path: Path) -> None:
+    with pytest.raises(TuneError, match=r"(?s)scheduler Fails failed.*no wheel"):
+        run(tmp_path / "a", [[1]], scheduler=Fails())
+    with pytest.raises(TuneError, match="only paused trials are left"):
+        run(tmp_path / "b", [[1], [2]], scheduler=Sleeps())
+
+
+class Breaks(ScriptedTrials):
+    """Fails at its second proposal."""
+
+    def next_trial(self) -> Trial | None:
+        if self.made == 1:
+            raise ZeroDivisionError("no model")
+        return super().next_trial()
+
+
+def test_a_search_algorithm_that_fails_ends_the_experiment(tmp_path: Path) -> None:
+    runner = TrialRunner(Breaks(tmp_path, [[1], [2]]), local_checkpoint_dir=tmp_path, trial_executor=ScriptedExecutor())
+    with pytest.raises(TuneError, match="search algorithm Breaks failed: ZeroDivisionError: no model"):
+        run_to_the_end(runner)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"fail_fast": "sometimes"}, "fail_fast = 'sometimes'"),
+        ({"server_port": 4321}, "server_port"),
+        ({"resume": "MAYBE"}, "resume = 'MAYBE'"),
+        ({"resume": True}, "there is no experiment in"),
+        ({"resume": "REMOTE"}, "no remote_checkpoint_dir"),
+        ({"remote_checkpoint_dir": "s3://bucket/name"}, "sync_to_cloud"),
+        ({"trial_executor": None}, "trial_executor is missing"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"trial_executor": ScriptedExecutor(), "local_checkpoint_dir": tmp_path, **arguments}
+    with pytest.raises(TuneError, match=words):
+        TrialRunner(ScriptedTrials(tmp_path, []), **given)
