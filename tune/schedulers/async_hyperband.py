@@ -37,7 +37,7 @@ class AsyncHyperBandScheduler(MetricScheduler):
         reduction_factor: float = 4,
         brackets: int = 1,
         stop_last_trials: bool = True,
-        seed: int | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(time_attr, metric, mode)
         self.require(max_t > 0, f"max_t is {max_t}; expected more than 0")

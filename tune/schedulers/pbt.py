@@ -49,7 +49,7 @@ class PopulationBasedTraining(MetricScheduler):
         log_config: bool = True,
         require_attrs: bool = True,
         synch: bool = False,
-        seed: int | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(time_attr, metric, mode)
         self._mutations = hyperparam_mutations or {}
