@@ -93,6 +93,9 @@ class Population:
         longest = max((member.last_train_time for member in self.members.values()), default=0)
         self._round = max(self._round + interval, longest, self._longest_of_gone)
         self._awaited = {member.trial_id for member in self.members.values() if member.last_train_time < self._round}
+        if not self._awaited:  # All have already trained beyond the next time: a result is longer than an interval.
+            self._round = longest + interval
+            self._awaited = set(self.members)
 
     def _set_train_time(self, member: Member, time: float) -> None:
         member.last_train_time = time

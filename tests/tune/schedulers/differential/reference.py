@@ -92,13 +92,18 @@ class CorrectedMedian(MedianStoppingRule):
 
 
 class CorrectedPbt(PopulationBasedTraining):
-    """NaN is the worst score rather than none. In synchronous mode, says where Ray waits for a trial that has left."""
+    """NaN is the worst score rather than none. In synchronous mode, says where Ray starts nothing any more."""
 
     def _save_trial_state(self, state: Any, time: float, result: dict[str, Any], trial: Any) -> float:
         score: float = super()._save_trial_state(state, time, result, trial)
         if math.isnan(score):
             state.last_score = score = -math.inf
         return score
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        decision: str = super().on_trial_result(controller, trial, result)
+        self.check(controller.get_live_trials())
+        return decision
 
     def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
         self.leaves(controller, trial)
@@ -110,10 +115,12 @@ class CorrectedPbt(PopulationBasedTraining):
         self.leaves(controller, trial)
 
     def leaves(self, controller: Any, trial: Any) -> None:
-        others = [
-            self._trial_state[other].last_train_time for other in controller.get_live_trials() if other is not trial
-        ]
-        if self._synch and others and all(time >= self._next_perturbation_sync for time in others):
+        self.check([other for other in controller.get_live_trials() if other is not trial])
+
+    def check(self, live: list[Any]) -> None:
+        """Nothing starts any more once all have come to the time at which they wait for each other."""
+        times = [self._trial_state[trial].last_train_time for trial in live]
+        if self._synch and times and all(time >= self._next_perturbation_sync for time in times):
             raise RayHangsError
 
 
