@@ -30,7 +30,7 @@ def module(name: str, *arguments: str) -> str:
 @pytest.mark.slow
 def test_the_same_streams_give_the_same_decisions() -> None:
     """The whole proof is `python -m tests.tune.schedulers.differential --streams 10000`."""
-    printed = module("differential", "--streams", "600")
+    printed = module("differential", "--streams", "400")
     for scheduler in SCHEDULERS:
         assert f"{scheduler}: the same decisions" in printed
 
