@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from transport.files.atomic import write_atomically
+from transport.files.untrusted import UntrustedFileError, read_json
 from tune.runner.codec import trial_as_dict
 from tune.trial import Trial
 
@@ -18,6 +19,8 @@ STATE_FILE = "experiment_state.json"
 """The trials as JSON, for people and tools; the runner itself resumes from the journal."""
 
 ERROR_FILE = "error.txt"
+
+_LARGEST_STATE = 2**30
 
 
 def write_error(trial: Trial, number: int, text: str) -> None:
@@ -36,6 +39,15 @@ def write_state(directory: Path, trials: Sequence[Trial], runner: dict[str, Any]
     content = {"runner": runner, "trials": [_shown(trial) for trial in trials]}
     data = orjson.dumps(content, default=_shown_value, option=orjson.OPT_NON_STR_KEYS)
     write_atomically(directory / STATE_FILE, data, durable=False)
+
+
+def read_runner_state(directory: Path) -> dict[str, Any]:
+    """What `write_state` was given as the runner's; empty if there is none, or none that can be read."""
+    try:
+        state = read_json(directory / STATE_FILE, _LARGEST_STATE).get("runner")
+    except (OSError, UntrustedFileError):
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _shown(trial: Trial) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from tune.runner.experiment_state import DurableExperiment
 from tune.runner.machine import ExperimentMachine
 from tune.runner.resume import Resume, prepare
 from tune.runner.search_thread import SearchThread
-from tune.runner.trial_files import write_error, write_state
+from tune.runner.trial_files import read_runner_state, write_error, write_state
 from tune.schedulers.scheduler import TrialScheduler
 from tune.search.search_alg import SearchAlg
 from tune.stoppers.stopper import Stopper
@@ -192,13 +192,16 @@ class TrialRunner:
             self._experiment.snapshot(self._others())
         else:
             self._experiment.flush()
-        write_state(self.directory, self.get_trials(), {"iteration": self.iteration, "stopping": self.stopped_because})
+        shown = {"iteration": self.iteration, "stopping": self.stopped_because, "stopper": self.stopper.state()}
+        write_state(self.directory, self.get_trials(), shown)
         done = time.monotonic()
         self._checkpoint_due = done + max(self._period, (done - now) / SHARE_OF_CHECKPOINTS)
 
     def resume(self) -> None:
         """Goes on with what the directory holds; the constructor calls it. Raises `TuneError`."""
-        self._experiment.resumed(self._restore_others, self._replay)
+        resumed = self._experiment.resumed(self._restore_others, self._replay)
+        if resumed and self.directory is not None and (saved := read_runner_state(self.directory).get("stopper")):
+            self.stopper.catch_up(saved)
         if self._machine.search.state is not None:
             self.search_alg.restore_state(self._machine.search.state)
         self._set_up()

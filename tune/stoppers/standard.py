@@ -168,6 +168,10 @@ class TimeoutStopper(Stopper):
         """Goes on counting from there."""
         self._spent_before, self._began = state["spent_s"], None
 
+    def catch_up(self, state: dict[str, Any]) -> None:
+        """Goes on counting from there, if it is later."""
+        self._spent_before = max(self._spent_before, state["spent_s"])
+
     def _spent(self) -> float:
         return self._spent_before + (0.0 if self._began is None else self._clock() - self._began)
 
@@ -223,6 +227,11 @@ class CombinedStopper(Stopper):
             )
         for stopper, saved in zip(self._stoppers, state["stoppers"], strict=True):
             stopper.restore_state(saved)
+
+    def catch_up(self, state: dict[str, Any]) -> None:
+        """Gives each its own."""
+        for stopper, saved in zip(self._stoppers, state["stoppers"], strict=True):
+            stopper.catch_up(saved)
 
 
 def as_stopper(stop: Any, time_budget_s: float | timedelta | None = None) -> Stopper:

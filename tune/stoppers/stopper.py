@@ -28,3 +28,9 @@ class Stopper:
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` returned."""
+
+    def catch_up(self, state: dict[str, Any]) -> None:
+        """Takes the time that has passed from a state that was saved later than the one that was restored.
+
+        Between the two the results are told again, and the time is not: a stopper with a clock overrides this.
+        """
