@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tune.executors.driver import Driver, content
+from tests.tune.executors.driver import TRAINABLES, Driver, content
+from tune import AsyncHyperBandScheduler, Experiment, Trial, run_experiments
 from tune.executors.attempt import Deadlines
 from tune.executors.executor import Completed, Failed, Reported, Started, Stopped
 from tune.executors.local import LocalTrialExecutor
@@ -57,3 +58,35 @@ async def test_each_fault_is_its_own_trials(tmp_path: Path) -> None:
     assert losses[1] == math.inf
     assert [type(event) for event in heard["reports-nan"]][-2:] == [Completed, Stopped]
     assert [type(event) for event in heard["Counter"]] == [Started, *[Reported] * 10, Stopped]
+
+
+def test_each_fault_has_its_error_file_and_the_others_go_on(tmp_path: Path) -> None:
+    """The same in an experiment, whose scheduler needs a metric that `Counter` does not report."""
+    names = [*FAULTS, "Counter", "reports"]
+    experiments = [
+        Experiment(
+            name,
+            run=f"{TRAINABLES}:{name}",
+            local_dir=str(tmp_path),
+            resources_per_trial=Resources(memory=2**29 if name == "leaks" else 0),
+            max_failures=1 if name == "is_killed" else 0,
+        )
+        for name in names
+    ]
+    trials = run_experiments(
+        experiments,
+        scheduler=AsyncHyperBandScheduler(metric="value", mode="max"),
+        trial_executor=LocalTrialExecutor(cpus=4),
+        raise_on_failed_trial=False,
+        verbose=0,
+    )
+    found = {trial.trainable_name.rpartition(":")[2]: trial for trial in trials}
+    assert found["reports"].status == Trial.TERMINATED
+    assert found["reports"].num_results == 3
+    assert found["reports"].error_file is None
+    for name, said in {**FAULTS, "Counter": "value"}.items():
+        trial = found[name]
+        assert trial.status == Trial.ERROR
+        text = content(str(trial.error_file)) or ""
+        assert said in text, text
+        assert text.count("Failure #") == (2 if name == "is_killed" else 1)
