@@ -86,12 +86,19 @@ class FrameChannel:
     """The executor's end: reads when the loop says that there is something, and never waits to send."""
 
     def __init__(
-        self, connection: socket.socket, on_message: Callable[[dict[str, Any]], None], on_bad: Callable[[str], None]
+        self,
+        connection: socket.socket,
+        on_message: Callable[[dict[str, Any]], None],
+        on_bad: Callable[[str], None],
+        on_gone: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes the socket, and closes it at `close` or when the other end is gone. `on_bad` hears of a `BadFrame`."""
+        """Takes the socket, and closes it at `close` or when the other end is gone, of which `on_gone` hears.
+
+        `on_bad` hears of a `BadFrame`, after which nothing more is read.
+        """
         connection.setblocking(False)
         self._socket = connection
-        self._on_message, self._on_bad = on_message, on_bad
+        self._on_message, self._on_bad, self._on_gone = on_message, on_bad, on_gone
         self._received = bytearray()
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
@@ -131,6 +138,7 @@ class FrameChannel:
             part = b""
         if not part:
             self.close()
+            self._on_gone()
             return
         self._received += part
         try:

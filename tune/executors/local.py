@@ -6,6 +6,7 @@ ledger before they start, all or nothing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -29,6 +30,12 @@ TAIL_BYTES = 4096
 
 MOST_IDLE = 8
 """Processes that wait to be used anew; more are ended."""
+
+END: dict[str, Any] = {"kind": "stop", "export": [], "reuse": False}
+"""Asks a process that waits to be used anew to clean up and end."""
+
+GONE_SECONDS = 5.0
+"""How long a process may live without its socket, which it can only have closed itself."""
 
 
 class LocalTrialExecutor(ProcessTrialExecutor):
@@ -89,6 +96,7 @@ class LocalTrialExecutor(ProcessTrialExecutor):
     async def cleanup(self) -> None:
         """Ends every trial in order, and all processes."""
         await self._stop_all()
+        await self._end_idle()
         for process in list(self._processes.values()):
             process.channel.close()
             process.close_crash()
@@ -101,6 +109,16 @@ class LocalTrialExecutor(ProcessTrialExecutor):
             server.end()
         for server in servers:
             await server.ended()
+
+    async def _end_idle(self) -> None:
+        """Ends in order what waits to be used anew, so that each trainable cleans up."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._deadlines.stop_seconds
+        idle = {process.slot: process for waiting in self._idle.values() for process in waiting}
+        for process in idle.values():
+            process.send(END)
+        while idle.keys() & self._processes.keys() and loop.time() < deadline:  # noqa: ASYNC110 - each sets its own event
+            await asyncio.sleep(0.002)
 
     def _link(self, trial: Trial, trainable: str) -> tuple[ProcessLink, dict[str, str]]:
         devices = ",".join(self.ledger.take(trial.trial_id, trial.resources.totals()))
@@ -141,7 +159,7 @@ class LocalTrialExecutor(ProcessTrialExecutor):
             return
         if sum(map(len, self._idle.values())) >= MOST_IDLE:
             process.attach(lambda message: None, lambda how: None)
-            process.kill()
+            process.send(END)
             return
         waiting = self._idle.setdefault((process.trainable, process.devices), [])
         process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
@@ -186,6 +204,7 @@ class _LocalProcess:
         self._asked: list[dict[str, Any]] = []
         """Until the first answer: what to ask again of another process if the fork server dies first."""
         self._heard = False
+        self._gone_timer: asyncio.TimerHandle | None = None
         self._on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self._on_end: Callable[[str], None] = lambda how: None
 
@@ -195,7 +214,7 @@ class _LocalProcess:
         ours, theirs = socket.socketpair()
         self._crash = os.memfd_create("crash", os.MFD_CLOEXEC)
         self.server = self._executor.server_of(self.trainable)
-        self.channel = FrameChannel(ours, self._hear, self._broken)
+        self.channel = FrameChannel(ours, self._hear, self._broken, self._gone)
         self.server.fork(self.slot, theirs, os.dup(self._crash))
         for message in self._asked:
             self.channel.send(message)
@@ -222,6 +241,8 @@ class _LocalProcess:
         """The process is gone, and all below it."""
         self.channel.drain()
         self.channel.close()
+        if self._gone_timer is not None:
+            self._gone_timer.cancel()
         crash = _content(self._crash)
         self.close_crash()
         tail = "" if self.stderr is None else _tail(self.stderr)
@@ -238,6 +259,10 @@ class _LocalProcess:
         self._heard = True
         self._asked.clear()
         self._on_message(message)
+
+    def _gone(self) -> None:
+        """The process ends, as its socket has: it is waited for, and killed if it does not."""
+        self._gone_timer = asyncio.get_running_loop().call_later(GONE_SECONDS, self.kill)
 
     def _broken(self, why: str) -> None:
         self._on_message({"kind": "failed", "error": f"the trial's process does not keep to the protocol: {why}"})

@@ -13,7 +13,7 @@ import pytest
 from cluster.launch import descendants
 from tests.support.polling import wait_until
 from tests.tune.executors.contract import *  # noqa: F403
-from tests.tune.executors.driver import Driver, is_alive, parent_of
+from tests.tune.executors.driver import Driver, content, is_alive, parent_of
 from tune.executors.attempt import Deadlines
 from tune.executors.executor import Completed, Failed, Reported, Started, Stopped
 from tune.executors.local import LocalTrialExecutor
@@ -65,6 +65,8 @@ async def test_a_process_is_used_anew(driver: Driver) -> None:
         assert len(pids) == 2
     finally:
         await executor.cleanup()
+    assert not any(map(is_alive, pids))
+    assert content(trial.logdir, "cleaned") == ""
 
 
 async def test_what_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ async def test_a_killed_trial_and_a_killed_fork_server_fail_only_what_they_ran(d
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from tests.tune.executors.driver import Driver, is_alive, parent_of
+from tests.tune.executors.driver import Driver, content, is_alive, parent_of
 from tune.executors.local import LocalTrialExecutor
 
 async def main():
@@ -149,6 +151,14 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+async def test_a_process_that_closes_its_socket_is_killed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tune.executors.local.GONE_SECONDS", 0.1)
+    trial = driver.trial("closes_its_socket")
+    await driver.begin(trial)
+    driver.executor.continue_training(trial)
+    assert "killed by SIGKILL" in (await driver.next(Failed, trial)).error
 
 
 def test_everything_dies_with_the_executor(tmp_path: Path) -> None:

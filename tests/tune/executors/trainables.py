@@ -102,6 +102,11 @@ class HangsInSetup(CannotSave):
         time.sleep(FOREVER)
 
 
+def closes_its_socket(config: dict[str, Any]) -> None:
+    os.closerange(3, 100)
+    time.sleep(FOREVER)
+
+
 def hangs(config: dict[str, Any]) -> None:
     time.sleep(FOREVER)
 
