@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.loop_health.threads import in_thread
-from run.changes import Change, ChangeRefused, apply, in_force, write_journal
+from run.changes import (
+    Change,
+    ChangeRefused,
+    apply,
+    edits,
+    in_force,
+    read_journal,
+    values_of,
+    write_journal,
+)
 from run.config import RunConfig
 from run.requests import Answer, ChangeRequest, waiting_requests, write_answer
 
@@ -46,12 +55,17 @@ class Changes:
         config: RunConfig,
         journal: Sequence[Change],
         *,
+        given: RunConfig,
         steps: Steps,
         between_steps: AbstractAsyncContextManager[object],
         prepare: Callable[[RunConfig], Callable[[], None]],
     ) -> None:
-        """`prepare` loads what a configuration names, in a thread, and returns what puts it in place, on the loop."""
+        """`config` is `given`, the run's file, with the changes of the journal.
+
+        `prepare` loads what a configuration names, in a thread, and returns what puts it in place, on the loop.
+        """
         self._config = config
+        self._given = given
         self._journal = list(journal)
         self._steps = steps
         self._between_steps = between_steps
@@ -89,7 +103,8 @@ class Changes:
             step = self._steps.newest_step + 1
             if step > config.steps:
                 raise ChangeRefused(f"all {config.steps} steps of the run are committed: none is left for the change")
-            change = Change(request_id=request.request_id, step=step, changes=request.changes)
+            given = values_of(self._given, request.changes)
+            change = Change(request_id=request.request_id, step=step, changes=request.changes, given=given)
             journal = [*_compact(self._journal, self._steps.durable_step), change]
             await in_thread(write_journal, config.run_dir, journal)
             self._config, self._journal = config, journal
@@ -98,6 +113,19 @@ class Changes:
             "from step %d on: %s", step, ", ".join(f"{key} = {value!r}" for key, value in request.changes.items())
         )
         return step
+
+
+def read_changes(given: RunConfig, newest_step: int) -> tuple[RunConfig, list[Change]]:
+    """Returns a run's configuration after its changes, and their journal; values that were edited in its file since hold again.
+
+    Raises `ValueError` for a journal that cannot be used or does not fit the file.
+    """
+    journal = read_journal(given.run_dir)
+    if edited := edits(given, journal):
+        change = Change(request_id=f"edited-{newest_step}", step=newest_step + 1, changes=edited, given=edited)
+        journal.append(change)
+        write_journal(given.run_dir, journal)
+    return (apply(given, in_force(journal, given.steps)) if journal else given), journal
 
 
 def _requests(run_dir: Path) -> list[ChangeRequest]:
@@ -112,4 +140,5 @@ def _compact(journal: list[Change], durable: int) -> list[Change]:
     old = [change for change in journal[:-KEPT_ENTRIES] if change.step <= durable]
     if not old:
         return journal
-    return [old[-1].model_copy(update={"changes": in_force(old, durable)}), *journal[len(old) :]]
+    given = {key: value for change in old for key, value in change.given.items()}
+    return [old[-1].model_copy(update={"changes": in_force(old, durable), "given": given}), *journal[len(old) :]]

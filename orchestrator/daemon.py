@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from environments.registry import load_environment
 from inference.base import InferenceError
 from inference.pool.pool import InferencePool
 from orchestrator import metrics
-from orchestrator.changes import Changes
+from orchestrator.changes import Changes, read_changes
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.ending import until_durable
@@ -62,7 +62,7 @@ from orchestrator.step.delivery import EvictedError, MissingBatchError, Rejected
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
-from run.changes import JOURNAL, Change, ChangeRefused, JournalError, apply, in_force, read_journal
+from run.changes import JOURNAL, Change
 from run.config import RunConfig
 from transport.process.permanent_errors import is_permanent
 from transport.wires.open import open_link
@@ -174,11 +174,11 @@ class Daemon:
 
         A run whose steps are all committed needs only the trainer.
         """
-        given = self._config
+        given = self._given = self._config
         checkpoint = await in_thread(_resume, given) if given.resume else None
         self._identity = identity_of(given)
-        self._journal = await in_thread(_journal, given)
-        config = self._config = _changed(given, self._journal)
+        self._config, self._journal = await in_thread(_read_changes, given, checkpoint)
+        config = self._config
         loaded = await in_thread(_load, config)
         await in_thread(write_config, given)  # the trainer reads the changes from their journal
         self._run_in_background(self._watch_control())  # a refusal from now on is of this configuration
@@ -291,6 +291,7 @@ class Daemon:
         return Changes(
             self._config,
             self._journal,
+            given=self._given,
             steps=self._sender,
             between_steps=self._dispatcher.between_steps,
             prepare=prepare,
@@ -407,20 +408,12 @@ def _load_chats(config: RunConfig, chat: Chat) -> dict[str, Chat]:
     return {e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments}
 
 
-def _journal(config: RunConfig) -> list[Change]:
-    """Returns the changes of the run's configuration so far. Raises `ConfigurationError`."""
+def _read_changes(given: RunConfig, checkpoint: Checkpoint | None) -> tuple[RunConfig, list[Change]]:
+    """Returns the configuration after its changes, and these. Raises `ConfigurationError` where they do not fit it."""
     try:
-        return read_journal(config.run_dir)
-    except JournalError as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _changed(config: RunConfig, journal: Sequence[Change]) -> RunConfig:
-    """Returns the configuration with all changes. Raises `ConfigurationError` where they no longer fit it."""
-    try:
-        return apply(config, in_force(journal, config.steps)) if journal else config
-    except ChangeRefused as error:
-        path = config.run_dir / "control" / JOURNAL
+        return read_changes(given, checkpoint.step if checkpoint is not None else 0)
+    except ValueError as error:
+        path = given.run_dir / "control" / JOURNAL
         raise ConfigurationError(f"{path} holds changes that do not fit the configuration: {error}") from error
 
 

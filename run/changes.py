@@ -2,7 +2,8 @@
 
 The orchestrator decides the step from which a change holds, and journals it before it commits that step; the trainer reads the
 journal when it opens a step. So both go over at the same step, also after any kill, and a step that is trained again has the
-values that it had. A change stays in force when the run is resumed, over the value in its file, until it is changed again.
+values that it had. A change stays in force when the run is resumed, over the value in its file; where that value was edited
+since, the file's holds from the next step on (`edits`).
 """
 
 from __future__ import annotations
@@ -52,12 +53,20 @@ class Change(Config):
     """The first step with the new values."""
     changes: dict[str, Any]
     """By dotted key."""
+    given: dict[str, Any] = {}
+    """The values that the run's file had for these keys."""
 
 
 def apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Returns the configuration with the new values. Raises `ChangeRefused`."""
     table = config.model_dump(mode="json")
-    refused = [reason for key, value in changes.items() if (reason := _put(table, key, value)) is not None]
+    refused: list[str] = []
+    for key, value in changes.items():
+        try:
+            place, name = _place(table, key)
+            place[name] = value  # an unknown name is refused with the table
+        except ChangeRefused as error:
+            refused.append(str(error))
     if refused:
         raise ChangeRefused("; ".join(refused))
     try:
@@ -67,6 +76,19 @@ def apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     if not math.isfinite(changed.training.learning_rate):
         raise ChangeRefused(f"{LEARNING_RATE} = {changed.training.learning_rate}; expected a finite number")
     return changed
+
+
+def values_of(config: RunConfig, keys: Iterable[str]) -> dict[str, Any]:
+    """Returns the configuration's values of changeable keys, for JSON. Raises `ChangeRefused` for a key that it does not have."""
+    table = config.model_dump(mode="json")
+    places = {key: _place(table, key) for key in keys}
+    return {key: place.get(name) for key, (place, name) in places.items()}
+
+
+def edits(config: RunConfig, changes: Sequence[Change]) -> dict[str, Any]:
+    """Returns the values of `config`, a run's file, that were edited since the changes of these keys. Raises `ChangeRefused`."""
+    given = {key: value for change in changes for key, value in change.given.items()}
+    return {key: value for key, value in values_of(config, given).items() if value != given[key]}
 
 
 def read_journal(run_dir: Path) -> list[Change]:
@@ -127,19 +149,17 @@ class LearningRates:
         return float(rate)
 
 
-def _put(table: dict[str, Any], key: str, value: Any) -> str | None:
-    """Puts the value of a changeable key into the table; returns why not otherwise."""
+def _place(table: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Returns where the table has a changeable key: the table that holds it, and its name there. Raises `ChangeRefused`."""
     match key.split("."):
         case ["training", "learning_rate"]:
-            table["training"]["learning_rate"] = value
+            return table["training"], "learning_rate"
         case [("advantage" | "sampling") as section, name]:
-            table[section][name] = value  # an unknown name is refused with the table
+            return table[section], name
         case ["environments", *parts, "ratio"] if parts:
-            name = ".".join(parts)  # ids may have dots
-            found = [environment for environment in table["environments"] if environment["name"] == name]
-            if not found:
-                return f"{key}: the run has no environment {name!r}"
-            found[0]["ratio"] = value
-        case _:
-            return f"{key} cannot change while the run is trained; those that can are {', '.join(CHANGEABLE)}"
-    return None
+            named = ".".join(parts)  # ids may have dots
+            for environment in table["environments"]:
+                if environment["name"] == named:
+                    return environment, "ratio"
+            raise ChangeRefused(f"{key}: the run has no environment {named!r}")
+    raise ChangeRefused(f"{key} cannot change while the run is trained; those that can are {', '.join(CHANGEABLE)}")

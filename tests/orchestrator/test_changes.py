@@ -15,7 +15,7 @@ import pytest
 from environments.config import EnvironmentConfig
 from environments.mix import ExampleMix
 from job.population.exploit import RequestRefused, change_run, outcome, request_change, wait
-from orchestrator.changes import KEPT_ENTRIES, MOST_ENTRIES, _compact
+from orchestrator.changes import KEPT_ENTRIES, MOST_ENTRIES, _compact, read_changes
 from orchestrator.daemon import run
 from run.changes import (
     JOURNAL,
@@ -87,6 +87,29 @@ def test_the_journal_gives_each_step_its_values(tmp_path: Path) -> None:
     write_journal(tmp_path, [Change(request_id="one", step=1, changes={"training.learning_rate": "much"})])
     with pytest.raises(JournalError, match="above 0"):
         rates.at(3)
+
+
+def test_a_value_that_was_edited_in_the_file_since_holds_again(tmp_path: Path) -> None:
+    def given(rate: float) -> RunConfig:
+        return small_config(output_dir=tmp_path, training={"learning_rate": rate})
+
+    control = given(1e-3).run_dir / "control"
+    control.mkdir(parents=True)
+    assert read_changes(given(1e-3), 3) == (given(1e-3), [])
+    changes = {"training.learning_rate": 2e-3, "sampling.temperature": 0.5}
+    former = {"training.learning_rate": 1e-3, "sampling.temperature": 1.0}
+    change = Change(request_id="one", step=4, changes=changes, given=former)
+    write_journal(given(1e-3).run_dir, [change])
+    config, journal = read_changes(given(1e-3), 4)
+    assert (config.training.learning_rate, config.sampling.temperature, journal) == (2e-3, 0.5, [change])
+    for _ in range(2):  # and once only
+        config, journal = read_changes(given(5e-4), 6)
+        assert (config.training.learning_rate, config.sampling.temperature) == (5e-4, 0.5)
+        assert [(entry.step, entry.changes) for entry in journal[1:]] == [(7, {"training.learning_rate": 5e-4})]
+    assert [LearningRates(config.run_dir).at(step) for step in (3, 4, 6, 7)] == [None, 2e-3, 2e-3, 5e-4]
+    write_journal(config.run_dir, [change.model_copy(update={"changes": {"steps": 3}})])
+    with pytest.raises(ChangeRefused, match="steps cannot change"):
+        read_changes(given(5e-4), 6)
 
 
 def test_a_long_journal_is_joined_where_no_step_is_trained_again() -> None:

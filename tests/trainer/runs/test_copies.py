@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import msgpack
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from job.population.exploit import (
     wait,
 )
 from tests.trainer.conftest import make_batch
+from tests.trainer.lone_run import ALONE
 from tests.trainer.one_process_trainer import (
     STEPS,
     Life,
@@ -33,6 +35,7 @@ from tests.trainer.one_process_trainer import (
 )
 from tests.trainer.orchestrator_end import metrics_lines
 from trainer.fair_share import FairShare
+from trainer.ranks import Ranks
 from trainer.runs import copies
 from transport.errors import UserError
 from transport.files.atomic import published_steps
@@ -136,6 +139,30 @@ def test_the_next_update_is_that_of_a_run_that_had_been_the_source(
         else:
             assert found["learning_rate"] == expected["learning_rate"]
             assert same(*(own_copy(one.run(run_id).optimizer.state()) for run_id in ("winner", "loser")))
+
+
+class Follower(Ranks):
+    """Another rank than 0, which gets these commands."""
+
+    commands_to_follow: ClassVar[list[dict[str, Any]]] = []
+
+    def share(self, data: bytes | None) -> bytes:
+        return bytes(msgpack.packb(self.commands_to_follow.pop(0)))
+
+
+def test_another_rank_copies_by_the_same_command(dense_directory: Path, tmp_path: Path) -> None:
+    write_population(tmp_path, dense_directory)
+    committed = {"winner": 2, "loser": 1, "third": 0}
+    with life(tmp_path, dense_directory, committed) as one:
+        one.until_step(**committed)
+        request_copy(tmp_path, "loser", "winner")
+        one.turn()
+        loser = one.run("loser")
+        Follower.commands_to_follow = [{"kind": "copy", "slot": loser.slot, "step": 2}, {"kind": "stop"}]
+        one.learner.ranks = Follower(1, 1, ALONE.device, None)
+        one.learner.follow()
+        assert loser.progress.step == 2
+        assert same(own_copy(loser.optimizer.state()), own_copy(one.run("winner").optimizer.state()))
 
 
 def test_the_schedules_position_is_the_sources_also_after_a_resume(dense_directory: Path, tmp_path: Path) -> None:
