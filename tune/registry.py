@@ -24,6 +24,9 @@ _trainables: dict[str, str] = {}
 _environments: dict[str, str] = {}
 """Import paths by name."""
 
+_loading = ""
+"""The module that is being imported for its trainable or environment."""
+
 
 def register_trainable(name: str, trainable: Callable[..., Any] | str) -> None:
     """Gives a class or function of the user a name, for `run` and `Trial.trainable_name`; a second call replaces the first.
@@ -128,7 +131,21 @@ def load(path: str) -> Any:
 
 def load_module(where: str) -> ModuleType:
     """Returns the module before the colon of an import path. Raises whatever importing it raises."""
-    return _script(where) if where.endswith(".py") else importlib.import_module(where)
+    global _loading
+    before, _loading = _loading, where
+    try:
+        return _script(where) if where.endswith(".py") else importlib.import_module(where)
+    finally:
+        _loading = before
+
+
+def require_no_import() -> None:
+    """Raises `TuneError` when an experiment is started by the import of a trainable's module: each trial would start another."""
+    if _loading:
+        raise TuneError(
+            f"an experiment was started while {_loading} is imported, which each of its trials does; "
+            'start it below `if __name__ == "__main__":`'
+        )
 
 
 def _checked(name: str) -> str:

@@ -171,6 +171,8 @@ def _seed_anew() -> None:
     """Gives this fork random numbers of its own; `random` and `secrets` do that by themselves."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def unfit_to_fork() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from tune.checkpoint import Checkpoint
 from tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
 from tune.executors.executor import Event, TrialExecutor
-from tune.registry import environments, trainable_path
+from tune.registry import environments, require_no_import, trainable_path
 from tune.trial import Trial
 
 
@@ -18,6 +18,7 @@ class ProcessTrialExecutor(TrialExecutor):
     """Runs each attempt in a process, and turns its answers into events. Call it on one event loop."""
 
     def __init__(self, deadlines: Deadlines | None, reuse_actors: bool) -> None:
+        require_no_import()
         self._deadlines = deadlines or Deadlines()
         self._reuse = reuse_actors
         self._attempts: dict[str, Attempt] = {}

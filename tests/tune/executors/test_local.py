@@ -175,6 +175,34 @@ def test_everything_dies_with_the_executor(tmp_path: Path) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in below), "the end of all processes")
 
 
+EXPERIMENT = """
+import sys
+import tune
+
+def it(config):
+    tune.report(value=config["value"])
+
+{guard}
+    trials = tune.run_experiments(
+        {{"here": {{"run": it, "config": {{"value": 7}}, "local_dir": sys.argv[1]}}}}, raise_on_failed_trial=False, verbose=0
+    )
+    print(trials[0].status, trials[0].last_result.get("value"), trials[0].error_msg)
+"""
+
+
+@pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"])
+def test_an_experiment_in_a_script_starts_no_other_in_its_trials(tmp_path: Path, guard: str) -> None:
+    script = tmp_path / "experiment.py"
+    script.write_text(EXPERIMENT.format(guard=guard))
+    command = [sys.executable, str(script), str(tmp_path / "results")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "main" in guard:
+        assert ran.stdout == "TERMINATED 7 None\n", ran.stderr
+    else:
+        assert ran.stdout.startswith("ERROR None"), ran.stderr
+        assert "start it below" in ran.stdout
+
+
 async def test_a_trial_may_be_asked_after_its_end(driver: Driver) -> None:
     trial = driver.trial("Counter")
     driver.executor.stop_trial(trial)
