@@ -24,7 +24,7 @@ SAMPLERS = {
     "tpe": "TPESampler",
     "cmaes": "CmaEsSampler",
     "gp": "GPSampler",
-    "nsga2": "NSGAIISampler",
+    "nsgaii": "NSGAIISampler",
     "random": "RandomSampler",
 }
 

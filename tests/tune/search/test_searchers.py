@@ -233,8 +233,8 @@ SEARCHES: dict[str, Callable[[], Searcher]] = {
         flat(), ["loss", "size"], ["min", "max"], seed=1, sampler_options={"n_startup_trials": 4}
     ),
     "cmaes": lambda: OptunaSearch(flat(), "loss", "min", sampler="cmaes", seed=2),
-    "nsga2 of two": lambda: OptunaSearch(
-        nested(), ["loss", "size"], ["min", "min"], sampler="nsga2", sampler_options={"population_size": 4}, seed=2
+    "nsgaii of two": lambda: OptunaSearch(
+        nested(), ["loss", "size"], ["min", "min"], sampler="nsgaii", sampler_options={"population_size": 4}, seed=2
     ),
     "random": lambda: OptunaSearch(nested(), "loss", "min", sampler="random"),
     "points": lambda: OptunaSearch(
