@@ -79,6 +79,11 @@ class DurableExperiment:
         return instructions
 
     @property
+    def has_instructions(self) -> bool:
+        """Whether something was decided that is not carried out."""
+        return bool(self._instructions)
+
+    @property
     def snapshot_is_due(self) -> bool:
         """Whether the journal has grown so much that a snapshot is worth its bytes."""
         journal = self._journal

@@ -23,6 +23,20 @@ END_SECONDS = 5.0
 """How long a busy algorithm is waited for at the end; the thread does not outlive the process."""
 
 
+def tell(algorithm: SearchAlg, told: TellResult | TellComplete) -> None:
+    """Tells a search algorithm one thing, in this thread."""
+    match told:
+        case TellResult(_, trial_id, result):
+            algorithm.on_trial_result(trial_id, result)
+        case TellComplete(_, trial_id, result, error):
+            algorithm.on_trial_complete(trial_id, result, error)
+
+
+def failed(algorithm: SearchAlg, error: BaseException) -> TuneError:
+    """What ends an experiment whose search algorithm raised: it has no state to trust then."""
+    return TuneError(f"the search algorithm {type(algorithm).__qualname__} failed: {type(error).__name__}: {error}")
+
+
 class SearchThread:
     """Runs one search algorithm."""
 
@@ -50,13 +64,12 @@ class SearchThread:
         self._inbox.put("save")
 
     def take(self) -> list[TrialsProposed | SearchSaved]:
-        """Returns what was answered. Raises `TuneError` if the algorithm raised: it has no state to trust then."""
+        """Returns what was answered. Raises `TuneError` if the algorithm raised."""
         taken: list[TrialsProposed | SearchSaved] = []
         while self._answers:
             answer = self._answers.popleft()
             if isinstance(answer, BaseException):
-                name = type(self._algorithm).__qualname__
-                raise TuneError(f"the search algorithm {name} failed: {type(answer).__name__}: {answer}") from answer
+                raise failed(self._algorithm, answer) from answer
             taken.append(answer)
         return taken
 
@@ -83,12 +96,9 @@ class SearchThread:
                 return False
             case "save":
                 self._answer(SearchSaved(self._algorithm.state(), self._heard))
-            case TellResult(number, trial_id, result):
-                self._algorithm.on_trial_result(trial_id, result)
-                self._heard = number
-            case TellComplete(number, trial_id, result, error):
-                self._algorithm.on_trial_complete(trial_id, result, error)
-                self._heard = number
+            case TellResult() | TellComplete():
+                tell(self._algorithm, request)
+                self._heard = request.number
             case int():
                 self._asked = request
         if self._asked and self._inbox.empty():

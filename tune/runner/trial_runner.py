@@ -50,7 +50,7 @@ from tune.runner.events import (
 from tune.runner.experiment_state import DurableExperiment
 from tune.runner.machine import ExperimentMachine
 from tune.runner.resume import Resume, prepare
-from tune.runner.search_thread import SearchThread
+from tune.runner.search_thread import SearchThread, failed, tell
 from tune.runner.trial_files import read_runner_state, write_error, write_state
 from tune.schedulers.scheduler import TrialScheduler
 from tune.search.search_alg import SearchAlg
@@ -158,7 +158,7 @@ class TrialRunner:
 
     def is_finished(self) -> bool:
         """Whether nothing runs and nothing is to come."""
-        return self._machine.is_finished()
+        return self._machine.is_finished() and not self._experiment.has_instructions
 
     @property
     def stopped_because(self) -> str | None:
@@ -202,10 +202,11 @@ class TrialRunner:
         resumed = self._experiment.resumed(self._restore_others, self._replay)
         if resumed and self.directory is not None and (saved := read_runner_state(self.directory).get("stopper")):
             self.stopper.catch_up(saved)
-        if self._machine.search.state is not None:
-            self.search_alg.restore_state(self._machine.search.state)
+        self._restore_search()
+        self._heard = self._machine.search.told
         self._set_up()
-        self._decide(Opened(self._errored_again))
+        if not self._machine.is_finished() or self._errored_again or not self._machine.table.trials:
+            self._decide(Opened(self._errored_again))
 
     async def cleanup(self) -> None:
         """Ends what runs, and releases the directory; what was not finished can be resumed."""
@@ -264,11 +265,8 @@ class TrialRunner:
     def _begin(self) -> None:
         """Starts what needs the event loop, and tells the search algorithm what its saved state has not heard."""
         loop = asyncio.get_running_loop()
-        side = self._machine.search
         wake = functools.partial(_wake, loop, self._answered)
-        self._search = SearchThread(self.search_alg, side.told - len(side.backlog), wake)
-        for told in list(side.backlog):
-            self._search.tell(told)
+        self._search = SearchThread(self.search_alg, self._heard, wake)
         self._carry_out()
         self._start_trials()
 
@@ -419,6 +417,19 @@ class TrialRunner:
         self.stopper.restore_state(others["stopper"])
         self.callbacks.restore_state(others["callbacks"])
         self._set_up()
+
+    def _restore_search(self) -> None:
+        """Brings the search algorithm to where the journal ends: its saved state, and what it has heard since."""
+        side = self._machine.search
+        try:
+            if side.state is not None:
+                self.search_alg.restore_state(side.state)
+            for told in side.backlog:
+                tell(self.search_alg, told)
+        except TuneError:
+            raise
+        except Exception as error:
+            raise failed(self.search_alg, error) from error
 
     def _set_up(self) -> None:
         if not self._is_set_up:

@@ -1,0 +1,236 @@
+"""Chaos: kills the runner, the fork server or a trial of real experiments, round after round, and audits what each left.
+
+    counterpoint bench tune-chaos [--rounds 100] [--seed 1] [--keep DIRECTORY] [--json]
+
+Experiments of six trials run in processes of this machine, under FIFO, ASHA and PBT in turn. A round is one SIGKILL at a random
+moment; a runner that was killed is started again, and its experiment goes on. After some rounds the experiment is let to its
+end and audited (`perf/chaos/tune/audit.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from cluster.process import guarded
+from perf.chaos.tune.audit import FAULTS, Findings, audit
+from perf.chaos.tune.experiment import HEARD, NAME
+from perf.figures import Case, Figure
+from tune.runner.journal import holds_experiment
+
+SCHEDULERS = ("fifo", "asha", "pbt")
+TARGETS = ("runner", "executor", "trial")
+ROUNDS_OF_AN_EXPERIMENT = (3, 7)
+MOMENT_SECONDS = 1.2
+"""The longest pause before a fault."""
+DEADLINE_SECONDS = 120.0
+"""For an experiment to come to its end, or to life again."""
+LEFT_SECONDS = 15.0
+"""How long processes of a killed runner may live on."""
+
+
+class StandsStillError(Exception):
+    """An experiment does not go on."""
+
+
+@dataclass
+class Toll:
+    """What was done, and what was found."""
+
+    rounds: int = 0
+    experiments: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    found: Findings = field(default_factory=lambda: {fault: [] for fault in (*FAULTS, "stood still")})
+
+    def case(self) -> Case:
+        """Returns the figures."""
+        figures = [Figure("rounds", self.rounds, ""), Figure("experiments", self.experiments, "")]
+        figures += [Figure(f"kill {target}", self.done[target], "") for target in TARGETS]
+        figures += [Figure(fault, len(cases), "", 0, timed=False) for fault, cases in self.found.items()]
+        return Case("tune-chaos", figures)
+
+
+class Victim:
+    """One experiment, and the process that runs it at present."""
+
+    def __init__(self, directory: Path, scheduler: str, seed: int) -> None:
+        self.directory, self.scheduler, self.seed = directory, scheduler, seed
+        self._log = (directory / "log").open("ab")
+        self.start()
+
+    def start(self) -> None:
+        """Starts the runner, or starts it again."""
+        command = [sys.executable, "-P", "-m", "perf.chaos.tune.experiment", str(self.directory)]
+        command += [self.scheduler, str(self.seed)]
+        self._process = subprocess.Popen(guarded(command), stdout=self._log, stderr=self._log)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.poll() is not None
+
+    @property
+    def runner(self) -> int | None:
+        """The process of the runner, below its guardian."""
+        return next(iter(children_of(self._process.pid)), None)
+
+    def wait_for_life(self) -> None:
+        """Waits until the runner has trials at work. Raises `StandsStillError`."""
+        place = self.directory / NAME
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not self.is_over:
+            runner = self.runner
+            if runner is not None and holds_experiment(place) and any(map(children_of, children_of(runner))):
+                return
+            if time.monotonic() > deadline:
+                raise StandsStillError(f"{self.directory}: no trial runs after {DEADLINE_SECONDS:g} s")
+            time.sleep(0.02)
+
+    def kill(self, target: str, chance: random.Random) -> bool:
+        """Kills one process; returns False if there is none of this kind now."""
+        runner = self.runner
+        if runner is None:
+            return False
+        if target == "runner":
+            below = descendants_of(runner)
+            end(runner)
+            self._process.wait()
+            self._wait_until_gone(below)
+            self.start()
+            return True
+        servers = children_of(runner)
+        candidates = (
+            servers if target == "executor" else [each for server in servers for each in descendants_of(server)]
+        )
+        if not candidates:
+            return False
+        end(chance.choice(candidates))
+        return True
+
+    def _wait_until_gone(self, processes: list[int]) -> None:
+        deadline = time.monotonic() + LEFT_SECONDS
+        while any(map(lives, processes)):
+            if time.monotonic() > deadline:
+                raise StandsStillError(f"{self.directory}: processes of a killed runner live on: {processes}")
+            time.sleep(0.02)
+
+    def finish(self) -> None:
+        """Lets it come to its end. Raises `StandsStillError`."""
+        try:
+            code = self._process.wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise StandsStillError(f"{self.directory}: not finished after {DEADLINE_SECONDS:g} s") from None
+        if code or not (self.directory / HEARD).exists():
+            raise StandsStillError(f"{self.directory}: the runner ended with {code}; see {self._log.name}")
+
+    def close(self) -> None:
+        """Ends what is left."""
+        if not self.is_over:
+            end(self._process.pid)
+            self._process.wait()
+        self._log.close()
+
+
+def children_of(process: int) -> list[int]:
+    """The children of a process; none if it is gone."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{process}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
+
+
+def descendants_of(process: int) -> list[int]:
+    """All processes below one."""
+    found: list[int] = []
+    for child in children_of(process):
+        found += [child, *descendants_of(child)]
+    return found
+
+
+def lives(process: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def end(process: int) -> None:
+    """Kills a process, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def chaos(rounds: int, seed: int, parent: Path) -> Toll:
+    """Does so many rounds at least; the files of experiments with findings stay."""
+    toll, chance = Toll(), random.Random(seed)
+    while toll.rounds < rounds:
+        place = parent / f"experiment_{toll.experiments:03d}"
+        place.mkdir(parents=True)
+        scheduler = SCHEDULERS[toll.experiments % len(SCHEDULERS)]
+        found = _one_experiment(place, scheduler, chance, toll)
+        toll.experiments += 1
+        for fault, cases in found.items():
+            toll.found[fault] += cases
+            for words in cases:
+                print(f"{fault}: {words} ({place}, {scheduler})", file=sys.stderr, flush=True)
+        if not any(found.values()):
+            shutil.rmtree(place)
+        print(f"{toll.rounds} rounds, {sum(map(len, toll.found.values()))} findings", file=sys.stderr, flush=True)
+    return toll
+
+
+def _one_experiment(place: Path, scheduler: str, chance: random.Random, toll: Toll) -> Findings:
+    victim = Victim(place, scheduler, chance.randrange(1000))
+    try:
+        for _ in range(chance.randint(*ROUNDS_OF_AN_EXPERIMENT)):
+            victim.wait_for_life()
+            time.sleep(chance.uniform(0.0, MOMENT_SECONDS))
+            target = chance.choices(TARGETS, (3, 1, 2))[0]
+            if victim.is_over or not victim.kill(target, chance):
+                continue
+            toll.rounds += 1
+            toll.done[target] += 1
+        victim.finish()
+        return audit(place, scheduler)
+    except StandsStillError as error:
+        return {"stood still": [str(error)]}
+    finally:
+        victim.close()
+
+
+def main() -> int:
+    """Runs the command. Returns 1 when a bound is broken; the experiment's directory is then kept, and named."""
+    parser = argparse.ArgumentParser(
+        prog="counterpoint bench tune-chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=100, help="some seconds each (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random faults (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIRECTORY", help="keep the files of experiments with findings there"
+    )
+    given = parser.parse_args()
+    case = chaos(given.rounds, given.seed, given.keep or Path(tempfile.mkdtemp(prefix="tune-chaos-"))).case()
+    if given.json:
+        print(json.dumps([case.as_json()], indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else 110).print(case.as_table())
+    return int(not case.held)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""An experiment that is killed, and the audit of what it left."""
