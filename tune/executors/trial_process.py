@@ -59,6 +59,7 @@ class TrialProcess:
             except BrokenPipeError:
                 os._exit(CANNOT_ANSWER)
             except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the executor's to know
+                _limit_memory(0)  # there must be enough left to say what happened
                 self._send("failed", error=_described(error))
                 return
 

@@ -11,6 +11,7 @@ import logging
 import queue
 import secrets
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,9 @@ class Session:
         except SystemExit as exit_call:
             ended = TuneError(f"the function called sys.exit({exit_call.code!r}) before it returned")
             ended.__cause__ = exit_call
+        except MemoryError as error:
+            traceback.clear_frames(error.__traceback__)  # what fills the memory is in the function's variables
+            ended = error
         except BaseException as error:  # noqa: BLE001 - whatever it is, the trial's main thread raises it
             ended = error
         self._results.put(ended)
