@@ -59,31 +59,36 @@ _CPU = torch.device("cpu")
 
 def measure(size: Size) -> list[Case]:
     """Measures the cases of speed and of memory."""
+    return measure_runs(RUNS, size)
+
+
+def measure_runs(runs: int, size: Size) -> list[Case]:
+    """Measures them for so many runs."""
     rounds = size.pick(2, 3, ROUNDS)
     samples = SAMPLES // size.pick(8, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        trainer = _Trainer(Path(directory))
+        trainer = _Trainer(Path(directory), runs)
         trainer.admit(1)
         for _ in range(2):  # the first rounds fill caches and pools
             trainer.round(1, samples)
         before = _Memory.now()
-        trainer.admit(RUNS)
-        rates: dict[int, list[float]] = {1: [], RUNS: []}
-        trainer.round(RUNS, samples)
+        trainer.admit(runs)
+        rates: dict[int, list[float]] = {1: [], runs: []}
+        trainer.round(runs, samples)
         for _ in range(rounds):
-            for runs, measured in rates.items():
-                measured.append(trainer.round(runs, samples))
-        return [_speed(rates[1], rates[RUNS]), _memory(trainer, before, _Memory.now())]
+            for count, measured in rates.items():
+                measured.append(trainer.round(count, samples))
+        return [_speed(runs, rates[1], rates[runs]), _memory(trainer, before, _Memory.now())]
 
 
-def _speed(one: Sequence[float], several: Sequence[float]) -> Case:
+def _speed(runs: int, one: Sequence[float], several: Sequence[float]) -> Case:
     return Case(
         "training many runs",
         [
             Figure("one run", statistics.median(one), "tokens/s"),
-            Figure(f"{RUNS} runs of a quarter each", statistics.median(several), "tokens/s"),
+            Figure(f"{runs} runs that share its load", statistics.median(several), "tokens/s"),
             Figure(
-                f"{RUNS} runs over one",
+                f"{runs} runs over one",
                 # Of neighbours in time, since a machine is faster at one time than at another.
                 statistics.median(theirs / its for its, theirs in zip(one, several, strict=True)),
                 "x", 0.9, "at least", slack=1.3,
@@ -128,6 +133,12 @@ def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
                 (after.tensors - before.tensors) / further,
                 "x", 1.01, slack=1.0, timed=False,
             ),
+            Figure("all runs in one trainer", (base + sum(states)) / 1e6, "MB"),
+            Figure(
+                "a trainer for each run over that",
+                (base * len(states) + sum(states)) / (base + sum(states)),
+                "x", timed=False,
+            ),
             Figure("growth of resident size", (after.resident - before.resident) / 1e6, "MB"),
             Figure(
                 "what that is beyond adapters and optimizers, over the base",
@@ -141,7 +152,7 @@ def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
 class _Trainer:
     """The trainer's parts between the wire and the disk, on one rank."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, runs: int) -> None:
         transformers_logging.disable_progress_bar()
         torch.manual_seed(0)
         model = directory / "model"
@@ -151,11 +162,11 @@ class _Trainer:
             model=str(model),
             device="cpu",
             threads=1,  # two wait for each other longer than they work when anything else runs
-            max_runs=RUNS,
+            max_runs=runs,
             max_tokens=MAX_TOKENS,
             router_replay=False,
         )
-        self._manager = MultiRunManager(directory, RUNS)
+        self._manager = MultiRunManager(directory, runs)
         self.learner = Learner(config, Ranks(0, 1, _CPU, None), self._manager)
         self._directory = directory
 

@@ -30,7 +30,7 @@ from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.executors.executor import Event, Failed, SaveFailed, TrialExecutor
 from tune.runs.attempt import RunAttempt
-from tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy
+from tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy, overridden_keys
 from tune.runs.host_job import HostJob
 from tune.runs.saved import SavedStep, read_saved
 from tune.runs.varied_run import VariedRun
@@ -92,17 +92,21 @@ class RunTrialExecutor(TrialExecutor):
             config = self.run.config(trial, trial.config)
             settings = self.run.settings(trial.trial_id, trial.config)
             copy = self._copy_at_start(trial, config, checkpoint, anew)
-        except (UserError, TuneError, OSError) as error:
+            changes = overridden_keys(config)
+        except (UserError, TuneError, ValueError, OSError) as error:
             self._events.append(Failed(trial.trial_id, attempt, str(error)))
             return
-        if copy is not None and copy[1].request_id == START:
-            start_from = {"run": copy[0].run_id, "step": copy[0].step}
+        source, note = copy or (None, None)
+        begins_as_copy = note is not None and note.request_id == START
+        if source is not None and begins_as_copy:
+            start_from = {"run": source.run_id, "step": source.step}
             settings = merge(settings, {"training": {"start_from": start_from}})
         begun = RunAttempt(trial.trial_id, attempt, config, settings, self.job, trial.last_result)
-        if copy is not None and copy[1].request_id == START:
-            begun.began_as_copy(copy[1])
-        elif copy is not None:
-            begun.copy_first(*copy)
+        if note is not None and begins_as_copy:
+            begun.began_as_copy(note)
+            source = note = None
+        if source is not None or changes:
+            begun.exploit_first(source, note, changes)
         self._attempts[trial.trial_id] = begun
 
     def _copy_at_start(

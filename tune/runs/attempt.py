@@ -24,7 +24,7 @@ from tune.runs.exploit import CopyNote, Exploit
 from tune.runs.host_job import HostJob
 from tune.runs.orchestrator_process import OrchestratorProcess
 from tune.runs.result_lines import ResultLines
-from tune.runs.saved import SavedStep, forget_removed, newest_durable, write_saved
+from tune.runs.saved import SavedStep, forget_unnamed, newest_durable, write_saved
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,10 @@ class RunAttempt:
         self._began = time.monotonic()
         self._started = self._wanted = self._leaving = self._complete = False
         self._exploit: Exploit | None = None
-        self._copy: tuple[SavedStep, CopyNote] | None = None
+        self._first: tuple[SavedStep | None, CopyNote | None, dict[str, Any]] | None = None
         self._exploit_until = 0.0
         self._failure: str | None = None
         self._save: tuple[Checkpoint, str] | None = None
-        self._kept: dict[int, Path] = {}
         self.ended = False
         """Whether nothing more will come of it."""
 
@@ -75,9 +74,9 @@ class RunAttempt:
             request_id = request_save(self.config.output_dir, self.config.run_id)
         self._save = checkpoint, request_id
 
-    def copy_first(self, source: SavedStep, note: CopyNote) -> None:
-        """Copies another run before anything is delivered, as soon as the run has joined."""
-        self._copy = source, note
+    def exploit_first(self, source: SavedStep | None, note: CopyNote | None, changes: dict[str, Any]) -> None:
+        """Copies another run and changes keys before anything is delivered, as soon as the run has joined."""
+        self._first = source, note, changes
 
     def began_as_copy(self, note: CopyNote) -> None:
         """The run's first version is a copy."""
@@ -147,9 +146,9 @@ class RunAttempt:
         assert self._process is not None
         if not self._process.is_ready and not self._complete:
             return []
-        if self._copy is not None:
-            copy, self._copy = self._copy, None
-            self.exploit(*copy, {})
+        if self._first is not None:
+            first, self._first = self._first, None
+            self.exploit(*first)
         if self._exploit is not None:
             if (problem := self._exploit_problem(self._exploit)) is not None and self._has_no_step_left():
                 logger.warning("trial %s ends as it is: %s", self.trial_id, problem)
@@ -215,11 +214,11 @@ class RunAttempt:
             reason = answer.reason if answer is not None else "the trainer has no durable step of it"
             return [SaveFailed(self.trial_id, self.number, f"run {run_id}: {reason}")]
         try:
-            forget_removed(job, run_id, self._kept)
-            write_saved(Path(checkpoint.path), SavedStep(str(job), run_id, step))
+            saved = SavedStep(str(job), run_id, step)
+            write_saved(Path(checkpoint.path), saved)
+            forget_unnamed(saved, Path(checkpoint.path).parent)
         except (OSError, UserError) as error:
             return [SaveFailed(self.trial_id, self.number, f"{checkpoint.path}: {error}")]
-        self._kept[step] = Path(checkpoint.path)
         return [Saved(self.trial_id, self.number, checkpoint)]
 
     def _end(self, event: Event) -> list[Event]:

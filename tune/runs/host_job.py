@@ -42,6 +42,7 @@ class HostJob:
         self.directory = directory.absolute()
         self._file = file
         self._process: subprocess.Popen[bytes] | None = None
+        self._slots: int | None = None
         self._counted_at = -math.inf
         self._living: set[str] = set()
 
@@ -92,9 +93,9 @@ class HostJob:
 
     def slots(self) -> int:
         """Returns how many runs the trainer takes at once. Raises `UserError` without a job."""
-        slots = read_json(self.directory / JOB_FILE)["trainer"]["max_runs"]
-        assert isinstance(slots, int)
-        return slots
+        if self._slots is None:
+            self._slots = int(read_json(self.directory / JOB_FILE)["trainer"]["max_runs"])
+        return self._slots
 
     def runs_of_others(self, ours: set[str]) -> int:
         """Counts the living runs, the job's own and guests, that are not `ours`. The count may be `LIVING_SECONDS` old."""

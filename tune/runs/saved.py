@@ -1,17 +1,18 @@
 """The checkpoint of a trial that is a run: a durable step in the trainer, named by a small file in the checkpoint's directory.
 
-The trainer keeps a saved step until it is forgotten. It is forgotten when the runner has removed the checkpoint's directory.
+The trainer keeps a saved step until it is forgotten, which happens once the runner has removed the checkpoint's directory.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
 
 from job.population.exploit import durable_steps, forget_saved
-from transport.files.atomic import write_atomically
+from transport.files.atomic import published_steps, write_atomically
 from transport.files.untrusted import UntrustedFileError, read_json
 from tune.errors import TuneError
 
@@ -43,12 +44,16 @@ def read_saved(path: str) -> SavedStep:
         raise TuneError(f"{path} is no checkpoint of a run: {error}") from None
 
 
-def forget_removed(job: Path, run_id: str, kept: dict[int, Path]) -> None:
-    """Lets the trainer remove saved steps whose checkpoint's directory is gone; removes them from `kept`. Raises `OSError`."""
-    for step, path in list(kept.items()):
-        if not (path / FILE).exists():
-            forget_saved(job, run_id, step)
-            del kept[step]
+def forget_unnamed(saved: SavedStep, checkpoints: Path) -> None:
+    """Lets the trainer remove the saved steps of a run that no checkpoint below this directory names. Raises `OSError`."""
+    named = {saved.step}
+    for file in checkpoints.glob(f"*/{FILE}"):
+        with suppress(TuneError):
+            named.add(read_saved(str(file.parent)).step)
+    job = Path(saved.job)
+    for step in published_steps(job / "trainer" / saved.run_id / "saved"):
+        if step not in named:
+            forget_saved(job, saved.run_id, step)
 
 
 def newest_durable(job: Path, run_id: str) -> int:

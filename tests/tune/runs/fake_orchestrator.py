@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.notify import notify_ready
+from run.changes import Change, in_force, read_journal, write_journal
 from run.requests import Answer, ChangeRequest, CopyRequest, DamagedRequest, waiting_requests, write_answer
 from tests.support.jobs import shipped_line
 from transport.files.atomic import publish_directory
@@ -29,6 +30,9 @@ class FakeRun:
     def __init__(self, run_dir: Path, trainer: Path, settings: dict[str, Any]) -> None:
         self.run_dir, self.control, self.trainer, self.settings = run_dir, run_dir / "control", trainer, settings
         self.metrics = run_dir / "metrics.jsonl"
+        self.settings["training"]["learning_rate"] = in_force(read_journal(run_dir), sys.maxsize).get(
+            "training.learning_rate", settings["training"]["learning_rate"]
+        )
         self.step = len(self.metrics.read_text().splitlines()) if self.metrics.exists() else 0
 
     def number_in(self, name: str, default: int) -> int:
@@ -41,6 +45,18 @@ class FakeRun:
         with open(self.metrics, "a") as file:
             file.write(json.dumps(line) + "\n")
 
+    def has_copied(self, request_id: str) -> bool:
+        """Whether the copy was made before this process: as a real one, it is killed between a copy and its answer."""
+        made = self.control / "copied.txt"
+        line = (
+            next((line for line in made.read_text().splitlines() if request_id in line), None)
+            if made.exists()
+            else None
+        )
+        while line is not None and self.step < int(line.split()[0]):
+            self.take_step()
+        return line is not None
+
     def answer_requests(self) -> None:
         for request_id, request in list(waiting_requests(self.run_dir, KINDS)):
             assert not isinstance(request, DamagedRequest)
@@ -50,12 +66,15 @@ class FakeRun:
                     reason = (self.control / "refuse").read_text()
                     write_answer(self.run_dir, Answer(request_id=request_id, outcome="refused", reason=reason))
                     continue
-                self.take_step()
                 source_step = request.step
-                with open(self.control / "copied.txt", "a") as file:
-                    file.write(f"{self.step} {request.source} {request.step}\n")
+                if not self.has_copied(request_id):
+                    with open(self.control / "copied.txt", "a") as file:
+                        file.write(f"{self.step + 1} {request.source} {request.step} {request_id}\n")
+                    self.take_step()
             elif isinstance(request, ChangeRequest):
                 self.settings["training"]["learning_rate"] = request.changes["training.learning_rate"]
+                made = [Change(request_id=request_id, step=self.step + 1, changes=request.changes)]
+                write_journal(self.run_dir, [*read_journal(self.run_dir), *made])
             else:
                 with publish_directory(self.trainer / "saved" / f"step_{self.step}"):
                     pass
