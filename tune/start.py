@@ -197,10 +197,10 @@ def _run(
         stopper=_stopper(experiments, time_budget_s),
         resume=resume,
         fail_fast=fail_fast,
-        verbose=verbose,
         checkpoint_period=checkpoint_period,
-        trial_executor=trial_executor or _local_executor(reuse_actors, queue_trials),
+        trial_executor=_executor(trial_executor, reuse_actors, queue_trials),
         callbacks=with_default_loggers(callbacks),
+        verbose=verbose,
         metric=metric,
     )
     asyncio.run(_to_the_end(runner))
@@ -263,7 +263,11 @@ def _stopper(experiments: list[Experiment], time_budget_s: float | timedelta | N
     return as_stopper(given[0] if given else None, time_budget_s)
 
 
-def _local_executor(reuse_actors: bool, queue_trials: bool) -> TrialExecutor:
+def _executor(given: TrialExecutor | None, reuse_actors: bool, queue_trials: bool) -> TrialExecutor:
     from tune.executors.local import LocalTrialExecutor
 
-    return LocalTrialExecutor(reuse_actors=reuse_actors)
+    if given is not None and reuse_actors:
+        raise TuneError("reuse_actors is for the executor that run makes; give it to yours")
+    executor = LocalTrialExecutor(reuse_actors=reuse_actors) if given is None else given
+    executor.queue_trials = executor.queue_trials or queue_trials
+    return executor

@@ -79,6 +79,9 @@ class Stopped(Event):
 class TrialExecutor:
     """Runs trials. Whatever it is asked about a trial that has ended meanwhile is ignored: its end is in the events."""
 
+    queue_trials: bool = False
+    """Whether a trial that needs more than there is waits until there is more, as in a cluster that grows, instead of failing."""
+
     def has_resources(self, trial: Trial) -> bool:
         """Whether what the trial needs is free now."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.executors import executor as executors
 from tune.executors.executor import TrialExecutor
+from tune.result import Result
 from tune.runner import codec
 from tune.runner.events import (
     AskSearch,
@@ -51,6 +53,7 @@ from tune.runner.experiment_state import DurableExperiment
 from tune.runner.machine import ExperimentMachine
 from tune.runner.resume import Resume, prepare
 from tune.runner.search_thread import SearchThread, failed, tell
+from tune.runner.status_lines import StatusLines
 from tune.runner.trial_files import read_runner_state, write_error, write_state
 from tune.schedulers.scheduler import TrialScheduler
 from tune.search.search_alg import SearchAlg
@@ -89,7 +92,7 @@ class TrialRunner:
         resume: Resume = False,
         server_port: int | None = None,
         fail_fast: bool | str = False,
-        verbose: bool | int = True,
+        verbose: bool | int = False,
         checkpoint_period: float | None = None,
         trial_executor: TrialExecutor | None = None,
         callbacks: Sequence[Callback] | None = None,
@@ -112,7 +115,7 @@ class TrialRunner:
         self.scheduler = scheduler or TrialScheduler()
         self.stopper = stopper or Stopper()
         self.trial_executor = trial_executor
-        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks()])
+        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), StatusLines(int(verbose), metric)])
         self.directory = None if local_checkpoint_dir is None else Path(local_checkpoint_dir).expanduser().absolute()
         self.iteration = 0
         self._fail_fast = fail_fast
@@ -126,6 +129,8 @@ class TrialRunner:
         self._machine = machine
         self._errored_again = resume == "ERRORED_ONLY"
         self._is_set_up = False
+        self._files = threading.Lock()
+        """Held while checkpoints are deleted or copied."""
         self._events: asyncio.Task[Sequence[executors.Event]] | None = None
         self._answered = asyncio.Event()
         """Set by the search algorithm's thread."""
@@ -194,6 +199,8 @@ class TrialRunner:
             self._experiment.flush()
         shown = {"iteration": self.iteration, "stopping": self.stopped_because, "stopper": self.stopper.state()}
         write_state(self.directory, self.get_trials(), shown)
+        if self._remote is not None and not self._files.locked() and not force:
+            self._in_background(self._send)
         done = time.monotonic()
         self._checkpoint_due = done + max(self._period, (done - now) / SHARE_OF_CHECKPOINTS)
 
@@ -222,8 +229,7 @@ class TrialRunner:
             if self.is_finished():
                 self.callbacks.notify("on_experiment_end", trials=self.get_trials())
             self.checkpoint(force=True)
-            if self._remote is not None:
-                await asyncio.to_thread(self._remote.send)
+            await asyncio.to_thread(self._send)
         finally:
             self._experiment.close()
 
@@ -298,10 +304,17 @@ class TrialRunner:
         received = ResultReceived(event.trial_id, event.attempt, event.result, None)
         try:
             if self._machine.accepts(received) and self._machine.counts(received):
-                received = replace(received, stop=bool(self.stopper(event.trial_id, event.result)))
+                received = replace(received, stop=self._is_to_stop(event.trial_id, event.result))
             self._decide(received)
         except (TypeError, ValueError, OverflowError) as error:
             self._decide(ResultRefused(event.trial_id, event.attempt, f"the result is no data: {error}"))
+
+    def _is_to_stop(self, trial_id: str, result: Result) -> bool:
+        try:
+            return bool(self.stopper(trial_id, result))
+        except Exception as error:
+            name = type(self.stopper).__qualname__
+            raise TuneError(f"the stopper {name} failed: {type(error).__name__}: {error}") from error
 
     def _decide(self, event: Event) -> None:
         self._experiment.decide(event)
@@ -326,7 +339,7 @@ class TrialRunner:
 
     def _refuse_impossible(self, examples: dict[str, Trial], free: tuple[str, ...]) -> None:
         for key, trial in examples.items():
-            if key not in free and key not in self._could_run:
+            if key not in free and key not in self._could_run and not self.trial_executor.queue_trials:
                 reason = self.trial_executor.could_ever_run(trial)
                 if reason is None:
                     self._could_run.add(key)
@@ -457,9 +470,20 @@ class TrialRunner:
 
     def _delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         try:
-            self.trial_executor.delete_checkpoint(checkpoint)
+            with self._files:
+                self.trial_executor.delete_checkpoint(checkpoint)
         except OSError as error:
             logger.warning("%s: the checkpoint is not deleted: %s", checkpoint.path, error)
+
+    def _send(self) -> None:
+        """Brings the copy elsewhere up to date. Nothing is deleted meanwhile, so that it has all that its state names."""
+        if self._remote is None:
+            return
+        try:
+            with self._files:
+                self._remote.send()
+        except OSError as error:
+            logger.warning("the copy of %s is not up to date: %s", self.directory, error)
 
 
 async def _next_events(executor: TrialExecutor) -> Sequence[executors.Event]:

@@ -242,3 +242,42 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, arguments: dict[s
     given: dict[str, Any] = {"trial_executor": ScriptedExecutor(), "local_checkpoint_dir": tmp_path, **arguments}
     with pytest.raises(TuneError, match=words):
         TrialRunner(ScriptedTrials(tmp_path, []), **given)
+
+
+class Trips(Stopper):
+    """Cannot say."""
+
+    def __call__(self, trial_id: str, result: Result) -> bool:
+        raise ValueError("no clock")
+
+
+def test_a_stopper_that_fails_ends_the_experiment(tmp_path: Path) -> None:
+    with pytest.raises(TuneError, match="the stopper Trips failed: ValueError: no clock"):
+        run(tmp_path, [[1]], stopper=Trips())
+
+
+class Wakes(TrialScheduler):
+    """Pauses the first trial from outside while it trains, and wakes it once the second has ended."""
+
+    def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
+        if trial.trial_id == "t2" and result["value"] == 20:
+            trials.pause_trial(trials.get_trial("t1"))
+        return self.CONTINUE
+
+    def on_trial_complete(self, trials: Trials, trial: Trial, result: Result) -> None:
+        if trial.trial_id == "t2":
+            trials.unpause_trial(trials.get_trial("t1"))
+
+
+def test_a_result_in_flight_when_its_trial_is_paused_is_delivered_after_the_resume(tmp_path: Path) -> None:
+    listener, executor = Listener(), ScriptedExecutor()
+    trials, algorithm = run(
+        tmp_path, [[1, 2, 3, 4, 5], [10, 20, 30, 40]], executor, scheduler=Wakes(), callbacks=[listener]
+    )
+    assert {trial.status for trial in trials.values()} == {"TERMINATED"}
+    assert [each for trial_id, each in algorithm.heard if trial_id == "t1"] == [1, 2, 3, 4, 5, "complete"]
+    assert [start[0] for start in executor.started].count("t1") == 2
+    resumed = listener.calls.index("restore t1")
+    paused_at = int(next(call for call in listener.calls if call.startswith("save t1")).split()[2])
+    held = f"result t1 {paused_at} number {paused_at}"
+    assert listener.calls.index(held) > resumed, "it was reported before the pause"

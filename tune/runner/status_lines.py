@@ -1,0 +1,65 @@
+"""What `run` says while it runs, by `verbose`: 1 for a line now and then, 2 also for each trial that ends, 3 for each result."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tune.callbacks.callback import Callback
+from tune.result import TRAINING_ITERATION, Result, lookup
+from tune.trial import Trial
+
+SECONDS = 10.0
+"""Between two lines of status."""
+
+
+class StatusLines(Callback):
+    """Writes to standard error."""
+
+    def __init__(self, verbose: int, metric: str | None) -> None:
+        self._verbose, self._metric = verbose, metric
+        self._due = time.monotonic() + SECONDS
+
+    def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        """A line of status, if it is time."""
+        if self._verbose >= 1 and time.monotonic() >= self._due:
+            self._due = time.monotonic() + SECONDS
+            _say(_counts(trials))
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Result, **info: Any
+    ) -> None:
+        """A line, if results are asked for."""
+        if self._verbose >= 3:
+            _say(f"{trial}: iteration {result.get(TRAINING_ITERATION)}{self._value(result)}")
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A line, if ends are asked for."""
+        if self._verbose >= 2:
+            _say(f"{trial} ended after {trial.num_results} results{self._value(trial.last_result)}")
+
+    def on_trial_fail(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A line, unless silence is asked for."""
+        if self._verbose >= 1:
+            reason = (trial.error_msg or "").strip().splitlines()
+            _say(f"{trial} failed, see {trial.error_file}: {reason[-1] if reason else 'no reason given'}")
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        """The last line of status."""
+        if self._verbose >= 1:
+            _say(_counts(trials))
+
+    def _value(self, result: Result) -> str:
+        return "" if self._metric is None else f", {self._metric} = {lookup(result, self._metric)}"
+
+
+def _counts(trials: Sequence[Trial]) -> str:
+    counts = Counter(trial.status for trial in trials)
+    return f"{len(trials)} trials: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"tune: {line}\n")
