@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.running_job import STEPS, RunningJob, assert_nothing_is_left, steps_of, write_config
 from tests.support.vllm_server import ServerProcess
 
@@ -65,10 +66,10 @@ def test_ctrl_c_leaves_no_process_and_a_directory_to_resume(tmp_path: Path, tiny
 
 
 def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_inference(
-    tmp_path: Path, tiny_moe: Path
+    tmp_path: Path, moe_server: ServerProcess
 ) -> None:
     """And a job that is done stays as it is."""
-    job = started_and_trained(tmp_path, trained=STEPS - 2)
+    job = started_and_trained(tmp_path, trained=STEPS - 2, server=moe_server)
     try:
         trainer = job.pid_of("cli.main trainer")
         os.kill(trainer, signal.SIGSTOP)  # the orchestrator may lead by two steps, which are the last ones
@@ -77,6 +78,8 @@ def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_infe
         assert job.wait() == 1, job.output()
     finally:
         job.end()
+    nobody = f"http://127.0.0.1:{free_port()}"
+    job.config_file.write_text(job.config_file.read_text().replace(moe_server.url, nobody))
     assert_resumes(job)
     summary = (job.output_dir / "summary.json").read_bytes()
     again = RunningJob(job.config_file, job.output_dir, ("--resume",))
