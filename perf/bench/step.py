@@ -18,7 +18,18 @@ import numpy as np
 from job.replay.boundary import Recording
 from job.replay.consumer import bare_consumer
 from job.replay.lag_trace import LagTrace, Span
-from job.replay.replay import BASELINE, BOUNDARY, DELIVERY, FINALIZE, Replay, Settings, on_daemons_loop, replay, rows_of
+from job.replay.replay import (
+    BASELINE,
+    BOUNDARY,
+    DELIVERY,
+    FINALIZE,
+    PAUSE_SECONDS,
+    Replay,
+    Settings,
+    on_daemons_loop,
+    replay,
+    rows_of,
+)
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from job.replay.traffic import synthetic_traffic
 from orchestrator.loop_health.threads import in_thread
@@ -48,7 +59,7 @@ def measure(size: Size) -> list[Case]:
 
         async def work() -> Case:
             copies = [await _copy_seconds(recording, tasks) for tasks in (0, SYNTHETIC_TASKS)]
-            quiet = await replay(recording, replace(settings, synthetic_tasks=0))
+            quiet = await replay(recording, replace(settings, synthetic_tasks=0, baseline_seconds=PAUSE_SECONDS))
             ours = await replay(recording, settings)
             plains = [await _plain(recording, settings, Path(directory), resent) for resent in (False, True)]
             return _case(recording, copies, quiet, ours, plains)
@@ -80,14 +91,13 @@ async def _copy_seconds(recording: Recording, tasks: int) -> float:
 
 
 async def _plain(recording: Recording, settings: Settings, directory: Path, resent: bool) -> LagTrace:
-    """Returns the trace of the plain path, with baselines of its own."""
+    """Returns the trace of the plain path, after a pause each time: its lag is compared with ours, not with its own when idle."""
     rollouts = await in_thread(plain.as_received, recording.shipped, resent)
     address = f"ipc://{directory}/plain-{resent}.sock"
     with bare_consumer(address):
         async with LagTrace() as trace, synthetic_traffic(settings.synthetic_tasks):
             for step in range(1, settings.rounds + 1):
-                with trace.span(BASELINE):
-                    await asyncio.sleep(settings.baseline_seconds)
+                await asyncio.sleep(PAUSE_SECONDS)
                 with trace.span(BOUNDARY):
                     await plain.take(step, rollouts, directory / "plain.bin", address, trace.span)
     return trace
