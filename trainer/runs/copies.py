@@ -19,6 +19,7 @@ refused request changes nothing. With `training.start_from` the receiver's versi
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from contextlib import suppress
@@ -34,6 +35,8 @@ from trainer.runs import checkpoint
 from trainer.runs.run import Run
 from transport.files.atomic import publish_directory, published_steps, remove_directory, write_atomically
 from transport.files.untrusted import open_regular, read_json
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 
@@ -127,10 +130,21 @@ def accepted(output_dir: Path, run_id: str, step: int) -> Copy | None:
 
 
 def all_accepted(output_dir: Path, run_id: str) -> list[Copy]:
-    """Returns the copies that a run has accepted and that are not forgotten, by step. Raises `CopyRefused` for a damaged one."""
-    steps = published_steps(copies_directory(output_dir, run_id))
-    found = (accepted(output_dir, run_id, step) for step in steps)
-    return [copy for copy in found if copy is not None]
+    """Returns the copies that a run has accepted and that are not forgotten, by step, without damaged ones."""
+    found: list[Copy] = []
+    for step in accepted_steps(output_dir, run_id):
+        try:
+            copy = accepted(output_dir, run_id, step)
+        except CopyRefused as error:
+            logger.debug("run %s: %s", run_id, error)
+        else:
+            found += [copy] if copy is not None else []
+    return found
+
+
+def accepted_steps(output_dir: Path, run_id: str) -> list[int]:
+    """Returns the steps of the copies that a run has accepted and that are not forgotten, ascending, damaged ones included."""
+    return published_steps(copies_directory(output_dir, run_id))
 
 
 def load(run: Run, output_dir: Path, step: int) -> Copy:

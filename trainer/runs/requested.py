@@ -67,10 +67,14 @@ class Requests:
         """Carries out what the run is asked for now. Raises `OSError` for a fault of the disk that all runs share."""
         directory = run_directory(self._output_dir, run.run_id)
         try:
+            for sealed in self._sealed(run):
+                write_answer(directory, sealed)
+                self._log(run, sealed)
+                self.forget(run)
             for request_id, request in waiting_requests(directory, ("save", "copy")):
                 if (answer := self._answer(run, request_id, request)) is not None:
                     write_answer(directory, answer)
-                    self._log(run, request_id, answer)
+                    self._log(run, answer)
         except OSError as error:
             if error.errno in DISK_FAULTS:
                 raise
@@ -102,12 +106,22 @@ class Requests:
                 case SaveRequest():
                     return self._saved(run, request_id)
                 case CopyRequest():
-                    return self._copied(run, request)
+                    self._copied(run, request)
                 case DamagedRequest():
                     raise CopyRefused(str(request))
-        except CopyRefused as error:
+        except (ValueError, KeyError) as error:  # a `CopyRefused`, or a file of the trainer's own that is damaged
             return Answer(request_id=request_id, outcome="refused", reason=str(error))
         return None
+
+    def _sealed(self, run: Occupancy) -> list[Answer]:
+        """Returns the answers that are due: to copies that are durable."""
+        newest = checkpoint.newest_step(self._output_dir, run.run_id)
+        directory = run_directory(self._output_dir, run.run_id)
+        return [
+            Answer(request_id=copy.request_id, outcome="done", step=copy.step, source_step=copy.source_step)
+            for copy in copies.all_accepted(self._output_dir, run.run_id)
+            if copy.step <= newest and copy.request_id is not None and read_answer(directory, copy.request_id) is None
+        ]
 
     def _saved(self, run: Occupancy, request_id: str) -> Answer:
         if not run.progress.step:
@@ -119,17 +133,13 @@ class Requests:
         copies.keep(self._output_dir, run.run_id, step)
         return Answer(request_id=request_id, outcome="done", step=step)
 
-    def _copied(self, run: Occupancy, request: CopyRequest) -> Answer | None:
-        """Accepts a copy, or answers one that is sealed; None while it is to happen."""
-        known = copies.all_accepted(self._output_dir, run.run_id)
-        for copy in known:
-            if copy.request_id == request.request_id:
-                if copy.step > checkpoint.newest_step(self._output_dir, run.run_id):
-                    return None
-                done, source_step = copy.step, copy.source_step
-                return Answer(request_id=request.request_id, outcome="done", step=done, source_step=source_step)
+    def _copied(self, run: Occupancy, request: CopyRequest) -> None:
+        """Accepts a copy, unless it was accepted before; it is answered once it is sealed."""
+        if request.request_id in {copy.request_id for copy in copies.all_accepted(self._output_dir, run.run_id)}:
+            return
         published = copies.published_before(self._output_dir, run.run_id)
-        step = 1 + max(run.open_step or run.progress.step, published, *(copy.step for copy in known))
+        later = copies.accepted_steps(self._output_dir, run.run_id)
+        step = 1 + max(run.open_step or run.progress.step, published, *later, 0)
         if step > run.config.steps:
             raise CopyRefused(f"the run has no step left for a copy: its last is {run.config.steps} (steps)")
         source_step = request.step or copies.newest_durable(self._output_dir, request.source)
@@ -142,9 +152,8 @@ class Requests:
             request.source,
             step,
         )
-        return None
 
-    def _log(self, run: Occupancy, request_id: str, answer: Answer) -> None:
+    def _log(self, run: Occupancy, answer: Answer) -> None:
         at = "" if answer.step is None else f" at step {answer.step}"
         because = f": {answer.reason}" if answer.reason else ""
-        logger.info("request %s to run %s is %s%s%s", request_id, run.run_id, answer.outcome, at, because)
+        logger.info("request %s to run %s is %s%s%s", answer.request_id, run.run_id, answer.outcome, at, because)

@@ -20,6 +20,7 @@ from job.population.exploit import (
     request_copy,
     request_save,
     wait,
+    withdraw,
 )
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import ALONE
@@ -240,6 +241,25 @@ def test_a_request_made_again_is_the_same_one(dense_directory: Path, tmp_path: P
         committed["loser"] = STEPS
         one.until_step(loser=STEPS)
     assert [line["step"] for line in metrics_lines(tmp_path) if "copied/run" in line] == [2]
+
+
+def test_a_request_that_is_withdrawn_too_late_is_answered_and_its_journal_goes(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    write_population(tmp_path, dense_directory)
+    committed = {"winner": 2, "loser": 1, "third": 0}
+    with life(tmp_path, dense_directory, committed) as one:
+        one.until_step(**committed)
+        early, late = request_copy(tmp_path, "loser", "winner"), request_copy(tmp_path, "loser", "winner")
+        withdraw(tmp_path, "loser", early)
+        one.turn()
+        withdraw(tmp_path, "loser", late)
+        committed["loser"] = STEPS
+        one.until_step(loser=STEPS)
+        assert outcome(tmp_path, "loser", early) is None
+        assert wait(tmp_path, "loser", late, 0).step == 2
+    assert [line["step"] for line in metrics_lines(tmp_path) if "copied/run" in line] == [2]
+    assert not published_steps(copies.copies_directory(tmp_path, "loser"))
 
 
 def test_a_step_that_is_trained_again_after_a_kill_is_not_taken_by_a_new_copy(
