@@ -4,6 +4,7 @@
 #   make demo-multi   four runs beside one trainer and one vLLM: one is evicted, one joins, the others must not slow down (ARGS=--fresh)
 #   make demo-sweep   four runs that share a trainer, two workers, one of them killed midway
 #   make demo-cluster the programs in examples/, as jobs whose workers and master are killed while they work (ARGS="--backend ray")
+#   make demo-tune    a population of eight runs in one job, beside random search with the same budget
 #   make test         every test, on two quiet cores in less than half an hour
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in a minute
 #   make lint         style and types
@@ -24,7 +25,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.f
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster test test-fast wheel-test lint format lock
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune test test-fast wheel-test lint format lock
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -52,6 +53,9 @@ demo-sweep: $(INSTALLED)
 
 demo-cluster: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_cluster $(ARGS)
+
+demo-tune: $(INSTALLED)
+	$(BIN)/python -m perf.demos.demo_tune $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/pytest $(ARGS)
