@@ -1,7 +1,8 @@
 """Population based training: trials that are behind take over the state of those that are ahead, with a changed configuration.
 
 Jaderberg et al., Population Based Training of Neural Networks (https://arxiv.org/abs/1711.09846). A result between two
-perturbations costs O(1), one at a perturbation O(n), with a small factor: the two quantiles are copied from a sorted ranking.
+perturbations costs O(1), one at a perturbation O(log n): its place in a sorted ranking. In synchronous mode the one that ends a
+round costs O(n log n), for all n trials.
 """
 
 from __future__ import annotations
@@ -124,8 +125,7 @@ class PopulationBasedTraining(MetricScheduler):
     def _perturb_one(self, trials: Trials, trial: Trial, member: Member, result: Result) -> str:
         member.last_perturbation_time = member.last_train_time
         others_wait = trials.with_status(Trial.PENDING) or trials.with_status(Trial.PAUSED)
-        lower, upper = self._population.quantiles()
-        exploits = self._save_or_exploit(trials, member, result, lower, upper)
+        exploits = self._save_or_exploit(trials, member, result)
         if others_wait:
             return self.PAUSE
         return self.NOOP if exploits else self.CONTINUE
@@ -133,26 +133,23 @@ class PopulationBasedTraining(MetricScheduler):
     def _perturb_all(self, trials: Trials, time: float) -> None:
         """Saves first, then copies: the trials of a round that are ahead come before those that are behind."""
         population = self._population
-        lower, upper = population.quantiles()
-        ends = {*lower, *upper}
-        for trial_id in [*upper, *(name for name in population.members if name not in ends), *lower]:
-            member = population.members[trial_id]
+        lower, upper = population.lower(), population.upper()
+        ends = {member.trial_id for member in (*lower, *upper)}
+        for member in [*upper, *(each for each in population.members.values() if each.trial_id not in ends), *lower]:
             member.last_perturbation_time = time
-            self._save_or_exploit(trials, member, trials.get_trial(trial_id).last_result, lower, upper)
+            self._save_or_exploit(trials, member, trials.get_trial(member.trial_id).last_result)
         population.begin_round(self._interval)
 
-    def _save_or_exploit(
-        self, trials: Trials, member: Member, result: Result, lower: Sequence[str], upper: Sequence[str]
-    ) -> bool:
+    def _save_or_exploit(self, trials: Trials, member: Member, result: Result) -> bool:
         """Saves a trial of the upper quantile; makes one of the lower take over. Returns whether it did the latter."""
         trial = trials.get_trial(member.trial_id)
         member.checkpoint = None
-        if member.trial_id in upper:
+        if self._population.is_upper(member):
             member.checkpoint = trials.save_trial(trial, result)
             self._num_checkpoints += 1
-        if member.trial_id not in lower:
+        if not self._population.is_lower(member):
             return False
-        source = self._population.members[self._random.choice(upper)]
+        source = self._population.drawn_from_upper(self._random)
         if source.checkpoint is None:  # It was not in the upper quantile when it was compared.
             return False
         self._exploit(trials, trial, member, source, source.checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from bisect import bisect_left, insort
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -66,14 +67,40 @@ class Population:
         insort(self._ranking, (member.score, member.index, member.trial_id))
         self._set_train_time(member, time)
 
-    def quantiles(self) -> tuple[list[str], list[str]]:
-        """The lower and the upper quantile, each in order of score; empty while fewer than two have a score."""
+    def lower(self) -> list[Member]:
+        """The members of the lower quantile, worst first; none while fewer than two have a score."""
+        return [self.members[trial_id] for _, _, trial_id in self._ranking[: self._quantile_size()]]
+
+    def upper(self) -> list[Member]:
+        """The members of the upper quantile, best last."""
+        return [
+            self.members[trial_id] for _, _, trial_id in self._ranking[len(self._ranking) - self._quantile_size() :]
+        ]
+
+    def is_lower(self, member: Member) -> bool:
+        """Whether a member is in the lower quantile."""
+        rank = self._rank(member)
+        return rank is not None and rank < self._quantile_size()
+
+    def is_upper(self, member: Member) -> bool:
+        """Whether a member is in the upper quantile."""
+        rank = self._rank(member)
+        return rank is not None and rank >= len(self._ranking) - self._quantile_size()
+
+    def drawn_from_upper(self, generator: random.Random) -> Member:
+        """A member of the upper quantile, each as likely."""
+        count = len(self._ranking)
+        return self.members[self._ranking[generator.choice(range(count - self._quantile_size(), count))][2]]
+
+    def _quantile_size(self) -> int:
         count = len(self._ranking)
         size = math.ceil(count * self._quantile_fraction)
-        if size > count / 2:
-            size = count // 2
-        ids = [trial_id for _, _, trial_id in (*self._ranking[:size], *self._ranking[count - size :])]
-        return ids[:size], ids[size:]
+        return count // 2 if size > count / 2 else size
+
+    def _rank(self, member: Member) -> int | None:
+        if member.score is None:
+            return None
+        return bisect_left(self._ranking, (member.score, member.index, member.trial_id))
 
     def take_over(self, member: Member, source: Member) -> None:
         """Notes that a trial goes on from where another is."""
@@ -105,8 +132,8 @@ class Population:
             self._awaited.discard(member.trial_id)
 
     def _unrank(self, member: Member) -> None:
-        if member.score is not None:
-            del self._ranking[bisect_left(self._ranking, (member.score, member.index, member.trial_id))]
+        if (rank := self._rank(member)) is not None:
+            del self._ranking[rank]
 
     def state(self) -> dict[str, Any]:
         """All members and the round, as JSON values."""
