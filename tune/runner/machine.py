@@ -22,7 +22,6 @@ The rules, for each trial:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from tune.checkpoint import Checkpoint
@@ -32,14 +31,12 @@ from tune.runner.events import (
     ATTEMPT_EVENTS,
     CannotRun,
     ContinueTraining,
-    DeleteCheckpoint,
     Event,
     Instruction,
     Notify,
     Opened,
     PauseTrial,
     ResetRefused,
-    ResetTrial,
     ResourcesFree,
     ResultReceived,
     ResultRefused,
@@ -50,19 +47,18 @@ from tune.runner.events import (
     StopTrial,
     TrialsProposed,
     TrialStopRequested,
-    Warn,
     WriteError,
 )
 from tune.runner.kept_checkpoints import KeptCheckpoints
 from tune.runner.progress import HeldResult, Phase, Progress
-from tune.runner.requests import Requests
 from tune.runner.search_side import SearchSide
+from tune.runner.transfers import Transfers
 from tune.runner.trial_table import TrialTable
 from tune.schedulers.scheduler import TrialScheduler
 from tune.trial import Trial
 
 
-class ExperimentMachine(Requests):
+class ExperimentMachine(Transfers):
     """Decides by the rules above."""
 
     def __init__(
@@ -252,14 +248,6 @@ class ExperimentMachine(Requests):
             self._want_checkpoint(trial, progress, result)
         self._go_on(trial, progress)
 
-    def _save_repetition(self, trial: Trial, progress: Progress, result: Result) -> None:
-        """A result that counted long ago may lack its checkpoint still: else kills in between could hold a trial up for ever."""
-        every = trial.checkpoint_freq
-        iteration = result[TRAINING_ITERATION]
-        saved = 0 if trial.checkpoint is None else trial.checkpoint.iteration
-        if every and iteration % every == 0 and iteration > saved:
-            self._want_checkpoint(trial, progress, result, kept=True)
-
     def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
         """Lets everyone know of a new result, and notes what is decided."""
         if (missing := self._missing(trial, result)) is not None:
@@ -298,25 +286,6 @@ class ExperimentMachine(Requests):
             self._want_checkpoint(trial, progress, result, kept=True)
         self.scheduler.on_trial_complete(self, trial, result)
         self._emit(self.search.tell_complete(trial.trial_id, result or None))
-
-    def _saved(self, trial: Trial, progress: Progress, checkpoint: Checkpoint | None) -> None:
-        wanted, kept = progress.wanted, progress.wanted_kept
-        if wanted is not None and (checkpoint is None or checkpoint.path == wanted.path):
-            progress.wanted, progress.wanted_kept = None, False
-            if checkpoint is not None and checkpoint.iteration != wanted.iteration:  # a run goes on while it is saved
-                wanted = self._note_saved(progress, replace(wanted, iteration=checkpoint.iteration))
-            self._is_saved(trial, wanted, kept)
-            if progress.phase is Phase.SAVING:
-                self._go_on(trial, progress)
-        elif checkpoint is not None:  # a function made it by itself
-            self._is_saved(trial, checkpoint, kept=True)
-
-    def _save_failed(self, trial: Trial, progress: Progress, error: str) -> None:
-        if progress.phase is not Phase.SAVING or progress.wanted is None:
-            return
-        self._emit(Warn(f"{trial}: no checkpoint at {progress.wanted.path}: {error}"))
-        self._forget_wanted(progress)
-        self._go_on(trial, progress)
 
     def _stop_everything(self, reason: str) -> None:
         if self.stopping is None:
@@ -364,26 +333,6 @@ class ExperimentMachine(Requests):
             progress.phase = Phase.TRAINING
             self._emit(ContinueTraining(trial))
 
-    def _go_on_with_exploit(self, trial: Trial, progress: Progress) -> None:
-        exploit = progress.exploit
-        assert exploit is not None
-        if self._is_durable(exploit.source):
-            progress.phase = Phase.RESETTING
-            self._emit(ResetTrial(trial, progress.attempt, exploit.config, exploit.source))
-        else:
-            progress.phase = Phase.WAITING
-
-    def _take_over(self, trial: Trial, progress: Progress) -> None:
-        """The trial is another's copy from now on."""
-        exploit = progress.exploit
-        assert exploit is not None
-        progress.exploit = None
-        progress.held.clear()
-        progress.counted, progress.latest = exploit.source.iteration, exploit.source.result
-        trial.config, trial.experiment_tag = exploit.config, exploit.experiment_tag
-        self._delete(self.kept.replace_newest(trial, exploit.source))
-        self._delete(self.kept.release(exploit.source))
-
     def _stop_attempt(self, trial: Trial, progress: Progress) -> None:
         progress.phase = Phase.STOPPING
         if progress.end == Trial.PAUSED:
@@ -425,42 +374,6 @@ class ExperimentMachine(Requests):
         self._emit(WriteError(trial, error, trial.num_failures))
         if again:
             self._emit(Notify("on_trial_recover", trial))
-
-    # --- checkpoints ---
-
-    def _is_saved(self, trial: Trial, checkpoint: Checkpoint, kept: bool) -> None:
-        self.promised.pop(checkpoint.path, None)
-        self._delete(self.kept.replace_newest(trial, checkpoint))
-        if kept:
-            self._delete(self.kept.add_to_best(trial, checkpoint))
-        self._emit(Notify("on_trial_save", trial, {"checkpoint": checkpoint}))
-        self._wake(checkpoint.path, checkpoint)
-
-    def _forget_wanted(self, progress: Progress) -> None:
-        """A promised checkpoint will never be durable."""
-        wanted, progress.wanted, progress.wanted_kept = progress.wanted, None, False
-        if wanted is not None:
-            self.promised.pop(wanted.path, None)
-            if progress.for_scheduler is not None and progress.for_scheduler.path == wanted.path:
-                self._replace_for_scheduler(progress, None)
-                self.scheduler.on_save_failed(self, wanted)
-            self._wake(wanted.path, None)
-            if self.retained.pop(wanted.path, None) is not None:
-                self._emit(DeleteCheckpoint(wanted))
-
-    def _wake(self, path: str, saved: Checkpoint | None) -> None:
-        """Tells those that are to take a checkpoint over; without it they stay what they are."""
-        for trial in self.waiting.pop(path, ()):
-            progress = self.table.progress(trial)
-            if progress.exploit is None or progress.exploit.source.path != path:
-                continue  # it has been told otherwise since
-            if saved is None:
-                self._emit(Warn(f"{trial} stays what it is: the checkpoint {path} was never made"))
-                self._drop_exploit(progress)
-            else:
-                progress.exploit = replace(progress.exploit, source=saved)
-            if progress.phase is Phase.WAITING:
-                self._go_on(trial, progress)
 
     def _missing(self, trial: Trial, result: Result) -> str | None:
         """Why nobody could decide on this result; None if all can."""

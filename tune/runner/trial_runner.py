@@ -11,50 +11,34 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transport.files.atomic import remove_directory
 from tune.callbacks.callback import Callback, Callbacks
-from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.executors import executor as executors
 from tune.executors.executor import TrialExecutor
 from tune.result import Result
 from tune.runner import codec
+from tune.runner.acting import Acting
 from tune.runner.events import (
-    AskSearch,
     CannotRun,
-    ContinueTraining,
-    DeleteCheckpoint,
     Event,
-    Instruction,
-    Notify,
     Opened,
-    PauseTrial,
-    ResetRefused,
-    ResetTrial,
     ResourcesFree,
     ResultReceived,
     ResultRefused,
-    SaveTrial,
-    StartTrial,
     StopRequested,
-    StopTrial,
-    TellComplete,
-    TellResult,
     TrialStopRequested,
-    Warn,
-    WriteError,
 )
 from tune.runner.experiment_state import DurableExperiment
 from tune.runner.machine import ExperimentMachine
 from tune.runner.resume import Resume, prepare
 from tune.runner.search_thread import SearchThread, failed, tell
 from tune.runner.status_lines import StatusLines
-from tune.runner.trial_files import read_runner_state, write_error, write_state
+from tune.runner.trial_files import read_runner_state, write_state
 from tune.schedulers.scheduler import TrialScheduler
 from tune.search.search_alg import SearchAlg
 from tune.stoppers.stopper import Stopper
@@ -78,7 +62,7 @@ BYTES_OF_NOTIFICATION = 256
 """About; a larger state of the search algorithm is saved less often, so that writing both stays linear."""
 
 
-class TrialRunner:
+class TrialRunner(Acting):
     """Runs one experiment. Not thread-safe; `step` or `step_async`, not both."""
 
     def __init__(
@@ -151,10 +135,6 @@ class TrialRunner:
             raise
 
     # --- what Ray Tune has ---
-
-    def get_trials(self) -> list[Trial]:
-        """Every trial, in the order of creation."""
-        return self._machine.table.trials
 
     def get_trial(self, trial_id: str) -> Trial | None:
         """The trial of an id."""
@@ -346,58 +326,6 @@ class TrialRunner:
                 else:
                     self._decide(CannotRun(trial.trial_id, reason))
 
-    def _act(self, instruction: Instruction) -> None:
-        """Carries one instruction out. What an executor refuses is a failure of the trial."""
-        match instruction:
-            case Notify(method, trial, info):
-                self._notify(method, trial, info)
-            case TellResult() | TellComplete():
-                if self._search is not None:
-                    self._search.tell(instruction)
-            case AskSearch(count):
-                if self._search is not None:
-                    self._search.ask(count)
-            case WriteError(trial, text, number):
-                write_error(trial, number, text)
-            case Warn(text):
-                logger.warning("%s", text)
-            case DeleteCheckpoint(checkpoint):
-                self._in_background(self._delete_checkpoint, checkpoint)
-            case _:
-                self._ask_executor(instruction)
-
-    def _ask_executor(self, instruction: Instruction) -> None:
-        executor = self.trial_executor
-        trial = instruction.trial  # type: ignore[union-attr]
-        try:
-            match instruction:
-                case ContinueTraining():
-                    executor.continue_training(trial)
-                case StartTrial(_, attempt, checkpoint):
-                    Path(trial.logdir).mkdir(parents=True, exist_ok=True)
-                    executor.start_trial(trial, attempt, checkpoint)
-                case SaveTrial(_, checkpoint):
-                    remove_directory(
-                        Path(checkpoint.path)
-                    )  # left by a machine that died before the journal was on its disk
-                    executor.save(trial, checkpoint)
-                case PauseTrial():
-                    executor.pause_trial(trial)
-                case StopTrial(_, error):
-                    executor.stop_trial(trial, error)
-                case ResetTrial(_, attempt, config, checkpoint):
-                    if not executor.reset_trial(trial, config, checkpoint):
-                        self._decide(ResetRefused(trial.trial_id, attempt))
-        except Exception as error:
-            logger.exception("%s: %s failed", trial, type(instruction).__name__)
-            attempt = self._machine.table.progress(trial).attempt
-            reason = f"{type(instruction).__name__} failed: {type(error).__name__}: {error}"
-            kind = executors.SaveFailed if isinstance(instruction, SaveTrial) else executors.Failed
-            self._decide(kind(trial.trial_id, attempt, reason))
-
-    def _notify(self, method: str, trial: Trial, info: dict[str, Any]) -> None:
-        self.callbacks.notify(method, iteration=self.iteration, trials=self.get_trials(), trial=trial, **info)
-
     def _save_search(self) -> None:
         """Asks for the search algorithm's state when it has heard much since the last: a resume tells it all that again."""
         side = self._machine.search
@@ -448,42 +376,6 @@ class TrialRunner:
         if not self._is_set_up:
             self._is_set_up = True
             self.callbacks.notify("setup", stop=self.stopper, total_num_samples=self.search_alg.total_samples)
-
-    def _replay(self, event: Event, instructions: list[Instruction]) -> None:
-        """Tells again what nobody remembers having heard, after the snapshot; loggers know by number what they have written."""
-        self._set_up()
-        if isinstance(event, ResultReceived) and event.stop is not None:
-            self.stopper(event.trial_id, event.result)
-        for instruction in instructions:
-            match instruction:
-                case Notify(method, trial, info):
-                    self._notify(method, trial, info)
-                case WriteError(trial, text, number):
-                    write_error(trial, number, text)
-
-    # --- beside the loop ---
-
-    def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
-        task = asyncio.create_task(asyncio.to_thread(work, *arguments))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def _delete_checkpoint(self, checkpoint: Checkpoint) -> None:
-        try:
-            with self._files:
-                self.trial_executor.delete_checkpoint(checkpoint)
-        except OSError as error:
-            logger.warning("%s: the checkpoint is not deleted: %s", checkpoint.path, error)
-
-    def _send(self) -> None:
-        """Brings the copy elsewhere up to date. Nothing is deleted meanwhile, so that it has all that its state names."""
-        if self._remote is None:
-            return
-        try:
-            with self._files:
-                self._remote.send()
-        except OSError as error:
-            logger.warning("the copy of %s is not up to date: %s", self.directory, error)
 
 
 async def _next_events(executor: TrialExecutor) -> Sequence[executors.Event]:

@@ -1,0 +1,155 @@
+"""How the runner carries instructions out: on the executor, the search algorithm's thread, the callbacks and the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transport.files.atomic import remove_directory
+from tune.callbacks.callback import Callbacks
+from tune.checkpoint import Checkpoint
+from tune.executors import executor as executors
+from tune.executors.executor import TrialExecutor
+from tune.runner.events import (
+    AskSearch,
+    ContinueTraining,
+    DeleteCheckpoint,
+    Event,
+    Instruction,
+    Notify,
+    PauseTrial,
+    ResetRefused,
+    ResetTrial,
+    ResultReceived,
+    SaveTrial,
+    StartTrial,
+    StopTrial,
+    TellComplete,
+    TellResult,
+    Warn,
+    WriteError,
+)
+from tune.runner.machine import ExperimentMachine
+from tune.runner.resume import RemoteCopy
+from tune.runner.search_thread import SearchThread
+from tune.runner.trial_files import write_error
+from tune.stoppers.stopper import Stopper
+from tune.trial import Trial
+
+logger = logging.getLogger(__name__)
+
+
+class Acting:
+    """The part of `TrialRunner` that acts; `TrialRunner` says when."""
+
+    directory: Path | None
+    iteration: int
+    stopper: Stopper
+    trial_executor: TrialExecutor
+    callbacks: Callbacks
+    _machine: ExperimentMachine
+    _search: SearchThread | None
+    _remote: RemoteCopy | None
+    _background: set[asyncio.Task[None]]
+    _files: threading.Lock
+    """Held while checkpoints are deleted or copied."""
+
+    def get_trials(self) -> list[Trial]:
+        """Every trial, in the order of creation."""
+        return self._machine.table.trials
+
+    def _decide(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def _set_up(self) -> None:
+        raise NotImplementedError
+
+    def _act(self, instruction: Instruction) -> None:
+        """Carries one instruction out. What an executor refuses is a failure of the trial."""
+        match instruction:
+            case Notify(method, trial, info):
+                self._notify(method, trial, info)
+            case TellResult() | TellComplete():
+                if self._search is not None:
+                    self._search.tell(instruction)
+            case AskSearch(count):
+                if self._search is not None:
+                    self._search.ask(count)
+            case WriteError(trial, text, number):
+                write_error(trial, number, text)
+            case Warn(text):
+                logger.warning("%s", text)
+            case DeleteCheckpoint(checkpoint):
+                self._in_background(self._delete_checkpoint, checkpoint)
+            case _:
+                self._ask_executor(instruction)
+
+    def _ask_executor(self, instruction: Instruction) -> None:
+        executor = self.trial_executor
+        trial = instruction.trial  # type: ignore[union-attr]
+        try:
+            match instruction:
+                case ContinueTraining():
+                    executor.continue_training(trial)
+                case StartTrial(_, attempt, checkpoint):
+                    Path(trial.logdir).mkdir(parents=True, exist_ok=True)
+                    executor.start_trial(trial, attempt, checkpoint)
+                case SaveTrial(_, checkpoint):
+                    remove_directory(
+                        Path(checkpoint.path)
+                    )  # left by a machine that died before the journal was on its disk
+                    executor.save(trial, checkpoint)
+                case PauseTrial():
+                    executor.pause_trial(trial)
+                case StopTrial(_, error):
+                    executor.stop_trial(trial, error)
+                case ResetTrial(_, attempt, config, checkpoint):
+                    if not executor.reset_trial(trial, config, checkpoint):
+                        self._decide(ResetRefused(trial.trial_id, attempt))
+        except Exception as error:
+            logger.exception("%s: %s failed", trial, type(instruction).__name__)
+            attempt = self._machine.table.progress(trial).attempt
+            reason = f"{type(instruction).__name__} failed: {type(error).__name__}: {error}"
+            kind = executors.SaveFailed if isinstance(instruction, SaveTrial) else executors.Failed
+            self._decide(kind(trial.trial_id, attempt, reason))
+
+    def _notify(self, method: str, trial: Trial, info: dict[str, Any]) -> None:
+        self.callbacks.notify(method, iteration=self.iteration, trials=self.get_trials(), trial=trial, **info)
+
+    def _replay(self, event: Event, instructions: list[Instruction]) -> None:
+        """Tells again what nobody remembers having heard, after the snapshot; loggers know by number what they have written."""
+        self._set_up()
+        if isinstance(event, ResultReceived) and event.stop is not None:
+            self.stopper(event.trial_id, event.result)
+        for instruction in instructions:
+            match instruction:
+                case Notify(method, trial, info):
+                    self._notify(method, trial, info)
+                case WriteError(trial, text, number):
+                    write_error(trial, number, text)
+
+    def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
+        task = asyncio.create_task(asyncio.to_thread(work, *arguments))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _delete_checkpoint(self, checkpoint: Checkpoint) -> None:
+        try:
+            with self._files:
+                self.trial_executor.delete_checkpoint(checkpoint)
+        except OSError as error:
+            logger.warning("%s: the checkpoint is not deleted: %s", checkpoint.path, error)
+
+    def _send(self) -> None:
+        """Brings the copy elsewhere up to date. Nothing is deleted meanwhile, so that it has all that its state names."""
+        if self._remote is None:
+            return
+        try:
+            with self._files:
+                self._remote.send()
+        except OSError as error:
+            logger.warning("the copy of %s is not up to date: %s", self.directory, error)
