@@ -108,6 +108,11 @@ class Attempt:
             self._stopping = True
             self._ask({"kind": "stop", "export": export, "reuse": reuse}, "stop", self._deadlines.stop_seconds)
 
+    def abandon(self) -> None:
+        """Expects nothing of it any more."""
+        self._clear_deadline()
+        self.link.attach(lambda message: None, lambda how: None)
+
     def _ask(self, message: dict[str, Any], deadline: str = "", seconds: float = 0.0) -> None:
         try:
             self.link.send(message)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cluster.process import guarded
+from cluster.process import SYSTEMD_VARIABLES, guarded
 from tune.executors.fork_server import MAX_PACKET, command
 
 END_SECONDS = 20.0
@@ -46,6 +46,7 @@ class ForkClient:
                     guarded(command(theirs.fileno(), module, _search_path(), cold)),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    env={name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES},
                     process_group=0,
                 )
         except BaseException:

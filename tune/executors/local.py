@@ -97,9 +97,8 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         """Ends every trial in order, and all processes."""
         await self._stop_all()
         await self._end_idle()
-        for process in list(self._processes.values()):
-            process.channel.close()
-            process.close_crash()
+        for process in self._processes.values():
+            process.close()
         self._processes.clear()
         self._idle.clear()
         servers = [*self._servers.values(), *self._lost]
@@ -137,8 +136,12 @@ class LocalTrialExecutor(ProcessTrialExecutor):
 
     def _launch(self, trainable: str, devices: str) -> _LocalProcess:
         process = _LocalProcess(self, next(self._slots), trainable, devices)
+        try:
+            process.launch()
+        except BaseException:
+            process.close()
+            raise
         self._processes[process.slot] = process
-        process.launch()
         return process
 
     def server_of(self, trainable: str) -> ForkClient:
@@ -199,6 +202,7 @@ class _LocalProcess:
         self.resets = False
         self.is_killed = False
         self.stderr: Path | None = None
+        self.channel: FrameChannel | None = None
         self._executor = executor
         self._crash = -1
         self._asked: list[dict[str, Any]] = []
@@ -210,10 +214,10 @@ class _LocalProcess:
 
     def launch(self) -> None:
         """Has it forked; again if the first fork server died before it could."""
-        self.close_crash()
-        ours, theirs = socket.socketpair()
-        self._crash = os.memfd_create("crash", os.MFD_CLOEXEC)
+        self.close()
         self.server = self._executor.server_of(self.trainable)
+        self._crash = os.memfd_create("crash", os.MFD_CLOEXEC)
+        ours, theirs = socket.socketpair()
         self.channel = FrameChannel(ours, self._hear, self._broken, self._gone)
         self.server.fork(self.slot, theirs, os.dup(self._crash))
         for message in self._asked:
@@ -225,6 +229,7 @@ class _LocalProcess:
 
     def send(self, message: dict[str, Any]) -> None:
         """As `ProcessLink.send`."""
+        assert self.channel is not None
         self.channel.send(message)
         if not self._heard:
             self._asked.append(message)
@@ -239,18 +244,20 @@ class _LocalProcess:
 
     def end(self, how: str) -> None:
         """The process is gone, and all below it."""
-        self.channel.drain()
-        self.channel.close()
-        if self._gone_timer is not None:
-            self._gone_timer.cancel()
+        if self.channel is not None:
+            self.channel.drain()
         crash = _content(self._crash)
-        self.close_crash()
+        self.close()
         tail = "" if self.stderr is None else _tail(self.stderr)
         parts = [how, crash and f"where it was:\n{crash}", tail and f"the end of {self.stderr}:\n{tail}"]
         self._on_end("\n\n".join(part for part in parts if part))
 
-    def close_crash(self) -> None:
-        """Closes the file for its crash."""
+    def close(self) -> None:
+        """Closes what this end has of it."""
+        if self._gone_timer is not None:
+            self._gone_timer.cancel()
+        if self.channel is not None:
+            self.channel.close()
         if self._crash >= 0:
             os.close(self._crash)
             self._crash = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ from tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
 from tune.executors.executor import Event, TrialExecutor
 from tune.registry import environments, require_no_import, trainable_path
 from tune.trial import Trial
+
+logger = logging.getLogger(__name__)
+
+KILL_SECONDS = 30.0
+"""How long the end of a killed process may take to be known."""
 
 
 class ProcessTrialExecutor(TrialExecutor):
@@ -115,11 +121,17 @@ class ProcessTrialExecutor(TrialExecutor):
         return list(self._attempts)
 
     async def _stop_all(self) -> None:
-        """Stops every attempt in order, and waits until each is over; a deadline of its own bounds each."""
+        """Stops every attempt in order, and waits until each is over, or killing it has taken too long."""
         for attempt in list(self._attempts.values()):
             attempt.stop([], reuse=False)
-        while self._attempts:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._deadlines.stop_seconds + KILL_SECONDS
+        while self._attempts and loop.time() < deadline:
             await self.next_events(1.0)
+        for attempt in self._attempts.values():
+            logger.warning("the process of trial %s cannot be ended", attempt.trial_id)
+            attempt.abandon()
+        self._attempts.clear()
         self._events.clear()
 
     # --- inside ---

@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.polling import until
 from tests.tune.executors.contract import *  # noqa: F403
-from tests.tune.executors.driver import Driver, is_alive, parent_of
+from tests.tune.executors.driver import TRAINABLES, Driver, is_alive, parent_of
+from tune import run_experiments
 from tune.errors import TuneError
 from tune.executors.executor import Failed
 from tune.executors.on_ray import RayTrialExecutor
@@ -52,3 +53,12 @@ async def test_a_killed_trial_and_a_killed_actor_fail(driver: Driver) -> None:
         os.kill(line[-1], 9)
         assert said in (await driver.next(Failed, trial)).error
         await until(lambda: not any(map(is_alive, line)), "the end of all processes")  # noqa: B023
+
+
+def test_an_experiment_runs_on_ray(tmp_path: Path, ray_cluster: Any) -> None:
+    trials = run_experiments(
+        {"experiment": {"run": f"{TRAINABLES}:reports", "num_samples": 2, "local_dir": str(tmp_path)}},
+        trial_executor=RayTrialExecutor(ray_cluster.address),
+        verbose=0,
+    )
+    assert [(trial.status, trial.num_results) for trial in trials] == [("TERMINATED", 3)] * 2
