@@ -149,7 +149,7 @@ def _domain(table: Table, where: str) -> Any:
         if name in LISTS:
             return getattr(spaces, name)(given)
         return getattr(spaces, name)(*given)
-    except (TuneError, TypeError, ImportError, AttributeError) as error:
+    except (TuneError, TypeError, ValueError, ImportError, AttributeError) as error:
         raise UserError(f"{where}.{name} = {given!r}: {error}") from None
 
 
