@@ -36,7 +36,7 @@ LONGEST_ERROR = 64 * 2**10
 """Characters of a traceback that are sent; the middle of a longer one is left out."""
 
 OOM_SCORE = 500
-"""Added to the kernel's score of a trial: when the machine's memory runs out it ends a trial, and not the tuner."""
+"""At least, in the kernel's score of a trial: when the machine's memory runs out it ends a trial, and not the tuner."""
 
 CANNOT_ANSWER = 70
 """The exit code of a process whose executor takes no answer any more."""
@@ -180,16 +180,16 @@ def _described(error: BaseException) -> str:
 
 def _limit_memory(size: int) -> None:
     """Lets an allocation fail that would take the process beyond so many bytes; 0 for no limit."""
-    limit = size or resource.RLIM_INFINITY
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = size if size and (most == resource.RLIM_INFINITY or size < most) else most
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def run_trial(connection: int, crash: int) -> NoReturn:
     """Serves over an inherited socket, and ends this process. Where it crashes is written to the file `crash`."""
     code = 1
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write(str(OOM_SCORE))
+        _be_ended_first()
         faulthandler.enable(crash)
         TrialProcess(socket.socket(fileno=connection)).serve()
         code = 0
@@ -198,6 +198,14 @@ def run_trial(connection: int, crash: int) -> NoReturn:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _be_ended_first() -> None:
+    """Makes the kernel end this process before the tuner when the machine has no memory left."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < OOM_SCORE:  # to lower it needs a privilege
+            file.seek(0)
+            file.write(str(OOM_SCORE))
 
 
 def command(connection: int, crash: int, path: list[str]) -> list[str]:
