@@ -59,6 +59,8 @@ class RunTrialExecutor(TrialExecutor):
         self._slots = slots
         self._attempts: dict[str, RunAttempt] = {}
         self._events: list[Event] = []
+        self._ours: set[str] = set()
+        """The ids of all runs that were started here: they may count as living for a moment after their end."""
         self._declined: set[str] = set()
         """Trials that could not be reset in place: their next start makes the copy."""
 
@@ -108,6 +110,7 @@ class RunTrialExecutor(TrialExecutor):
         if source is not None or changes:
             begun.exploit_first(source, note, changes)
         self._attempts[trial.trial_id] = begun
+        self._ours.add(config.run_id)
 
     def _copy_at_start(
         self, trial: Trial, config: RunConfig, checkpoint: Checkpoint | None, anew: bool
@@ -223,8 +226,7 @@ class RunTrialExecutor(TrialExecutor):
         return slots if self._slots is None else min(slots, self._slots + self._others())
 
     def _others(self) -> int:
-        mine = {self.run.run_id(trial_id) for trial_id in self._attempts}
-        return self._ask_job(lambda: self.job.runs_of_others(mine))
+        return self._ask_job(lambda: self.job.runs_of_others(self._ours))
 
     @staticmethod
     def _ask_job(ask: Callable[[], T]) -> T:

@@ -21,6 +21,8 @@ from tests.tune.runs.conftest import BASE, PretendedJob
 from tune.config import TuneConfig
 from tune.file_experiment import FileExperiment
 
+DEADLINE_SECONDS = 120.0
+
 STEPS = list(range(1, BASE["steps"] + 1))
 
 
@@ -82,7 +84,7 @@ def test_an_experiment_that_is_killed_goes_on_and_counts_nothing_twice(
     first.kill()
     first.wait()
     second = command.start("resume", str(command.directory))
-    assert second.wait(60) == 0, command.output()
+    assert second.wait(DEADLINE_SECONDS) == 0, command.output()
     assert list(command.steps().values()) == [STEPS] * 3
     assert "3 TERMINATED" in command.output()
     assert main(["tune", "status", str(command.directory), "--json"]) == 0
@@ -101,7 +103,7 @@ def test_a_signal_ends_it_in_order(command: Command) -> None:
     process = command.start(command.write())
     wait_until(lambda: any(command.steps().values()), "a result", details=command.output)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM, command.output()
+    assert process.wait(DEADLINE_SECONDS) == 128 + signal.SIGTERM, command.output()
     assert f"counterpoint tune resume {command.directory}" in command.output()
     assert not command.job.orchestrators()
 

@@ -68,6 +68,8 @@ def test_slots_are_the_resource(job: PretendedJob) -> None:
         assert job.executor.has_resources(trial)
         job.executor.start_trial(trial, 1)
     assert not job.executor.has_resources(third)
+    for trial in (first, second):
+        job.until(Started, trial)
     assert "2/2 slots" in job.executor.resource_string()
     job.executor.stop_trial(first)
     job.until(Stopped, first)
