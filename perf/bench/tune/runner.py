@@ -71,10 +71,12 @@ async def _all_running(place: Path, count: int) -> TrialRunner:
 
 async def _seconds_a_result(runner: TrialRunner, results: int) -> float:
     """CPU seconds of this thread for a result, over so many."""
+    before = sum(trial.num_results for trial in runner.get_trials())
     began = time.thread_time()
     for _ in range(results // BATCH):
         await runner.step_async()
-    return (time.thread_time() - began) / (results // BATCH * BATCH)
+    seconds = time.thread_time() - began
+    return seconds / (sum(trial.num_results for trial in runner.get_trials()) - before)
 
 
 if __name__ == "__main__":

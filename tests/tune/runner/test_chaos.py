@@ -1,0 +1,16 @@
+"""A short chaos of real processes; `counterpoint bench tune-chaos` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perf.bench.tune.chaos import chaos
+
+
+@pytest.mark.slow
+def test_killed_runners_executors_and_trials_lose_nothing(tmp_path: Path) -> None:
+    toll = chaos(1, seed=2, parent=tmp_path)
+    assert {fault: cases for fault, cases in toll.found.items() if cases} == {}
+    assert toll.experiments == 1
