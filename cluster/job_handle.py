@@ -34,7 +34,7 @@ from cluster.master.control import ControlError, NoMaster, ask
 from cluster.master.mastership import Identity
 from cluster.master.orders import LOGS, log_file
 from cluster.master.standby import reaped, start_master
-from cluster.spec import MASTER, JobSpec
+from cluster.spec import MASTER, JobSpec, sub_master_name
 from cluster.worker_classes import require_classes, search_path
 from transport.errors import UserError
 
@@ -137,7 +137,10 @@ def worker_logs(directory: Path) -> dict[str, Path]:
     """Returns the path of each worker's output that is there, by the worker's name. Raises `ClusterError` if there is no job."""
     handle = JobHandle(directory)
     found = {path.stem: path for path in sorted((handle.directory / LOGS).glob("*.log"))}
-    own = {role.worker_names[0]: role.log_file for role in handle.spec.roles if role.log_file is not None}
+    workers = {
+        worker: role for role in handle.spec.roles for worker in (*role.worker_names, sub_master_name(role.name))
+    }
+    own = {worker: log for worker, role in workers.items() if (log := role.log_of(worker)) is not None}
     return found | {worker: path for worker, path in own.items() if path.exists()}
 
 

@@ -33,6 +33,16 @@ class RestartScope(StrEnum):
     """Every worker of the job."""
 
 
+class StartGate(StrEnum):
+    """What has to be READY before a worker begins its work."""
+
+    WORKER = "worker"
+    """The worker itself: its work is what others need to become ready. Its SubMaster, if it has one, checks the workers at work,
+    and roles that start after this one wait until it has passed them."""
+    JOB = "job"
+    """The whole job."""
+
+
 class Resources(Config):
     """What one worker needs. A backend reserves it; it does not limit the worker to it."""
 
@@ -80,6 +90,8 @@ class RoleSpec(Config):
     service, which runs until then."""
     after: tuple[RoleName, ...] = ()
     """Roles, listed earlier, whose workers must be ready before a worker of this role is created."""
+    start: StartGate = StartGate.JOB
+    """What has to be ready before `start` of a worker, or of the SubMaster, is called. A command begins by itself."""
     restart: RestartScope = RestartScope.WORKER
     """What is started again when one of its workers dies."""
     max_restarts: int = Field(default=3, ge=0)
@@ -94,8 +106,8 @@ class RoleSpec(Config):
     nice: int = Field(default=0, ge=0, le=19)
     """Added to the niceness."""
     log_file: Path | None = None
-    """Where the output of its workers is appended; only for a role of one worker. Unset: `logs/<worker>.log` in the job's
-    directory."""
+    """Where the output of its worker of rank 0 is appended; those of other ranks, and the SubMaster, have a file beside it, with
+    the rank or `master` in its name (`trainer-1.log`). Unset: `logs/<worker>.log` in the job's directory."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,8 +140,6 @@ class RoleSpec(Config):
             raise ValueError(
                 f"role {self.name!r}: count = {self.count} is not between min_count = {self.fewest} and max_count = {self.most}"
             )
-        if self.log_file is not None and self.most > 1:
-            raise ValueError(f"role {self.name!r}: log_file is for a role of one worker; leave it out")
         return self
 
     @property
@@ -146,6 +156,13 @@ class RoleSpec(Config):
     def worker_names(self) -> tuple[str, ...]:
         """The names of the workers at the start, by rank."""
         return tuple(worker_name(self.name, rank) for rank in range(self.count))
+
+    def log_of(self, worker: str) -> Path | None:
+        """Returns where the output of one of its workers is appended; None without a `log_file`."""
+        rank = worker.rpartition("-")[2]
+        if self.log_file is None or rank == "0":
+            return self.log_file
+        return self.log_file.with_name(f"{self.log_file.stem}-{rank}{self.log_file.suffix}")
 
 
 class JobSpec(Config):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from cluster.manager.events import ManagerStage
 from cluster.manager.state import ALIVE, ENDED, UNREADY, BundleRecord, JobState, Phase, RoleRecord, WorkerRecord
-from cluster.spec import JobSpec, RestartScope, RoleSpec, sub_master_name
+from cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name
 
 _LEFT_BEHIND = 64
 """Entries of the heap that may be void before it is looked over."""
@@ -106,6 +106,10 @@ class Ledger:
         roles = self.spec.roles if group == 0 else (self.spec.roles[-((group + 1) // 2)],)
         names = (name for role in roles for name in self.members[role.name])
         return [name for name in names if self.stop_group(self.state.workers[name]) == group]
+
+    def is_awaited(self, role: str) -> bool:
+        """Whether the workers of roles that start after this one have to wait for it."""
+        return role in self.not_passed if self.roles[role].start is StartGate.WORKER else self.unready[role] > 0
 
     @property
     def last_stop_group(self) -> int:

@@ -1,7 +1,8 @@
 """From a place to work: workers are created in the order of `after`, checked by their SubMaster, and started with the whole job.
 
 `advance` is called whenever a role may have become ready; it does all that follows: it creates the workers of roles that waited
-for it, tells of those that were created again, has the SubMaster check them, and starts those that may start.
+for it, tells of those that were created again, has the SubMaster check them, and starts those that may start. A role with
+`start = "worker"` works before the job is ready, so that others can become ready with its help.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cluster.manager.events import (
 from cluster.manager.ledger import Ledger
 from cluster.manager.placement import allocate
 from cluster.manager.state import WELL, Phase, Place, RoleRecord, WorkerRecord
-from cluster.spec import RestartScope
+from cluster.spec import RestartScope, StartGate
 
 ANSWER_SECONDS = 120.0
 """Longest time for a worker's process to be created, and for `start` to be called; else it is killed."""
@@ -62,7 +63,7 @@ def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[
     """Creates a waiting worker if its bundle has a place, and it need not wait for other roles."""
     if worker.phase is not Phase.WAITING or ledger.state.bundles[worker.bundle].place is not Place.ALLOCATED:
         return []
-    if not worker.unblocked and any(ledger.unready[role] for role in ledger.spec_of(worker).after):
+    if not worker.unblocked and any(ledger.is_awaited(role) for role in ledger.spec_of(worker).after):
         return []
     worker.incarnation += 1
     worker.unblocked = True
@@ -123,13 +124,19 @@ def advance(ledger: Ledger, role: str, at: float) -> list[Instruction]:
         return []
     release_held(ledger, role, at)
     instructions: list[Instruction] = []
+    instructions += _create_dependents(ledger, role, at)
     if ledger.unready[role] == 0:
-        for dependent in ledger.dependents[role]:
-            for worker in ledger.in_order(ledger.waiting[dependent]):
-                instructions += create_if_possible(ledger, worker, at)
         instructions += _tell_of_changes(ledger, ledger.state.roles[role])
         instructions += _check(ledger, ledger.state.roles[role], at)
     return instructions + start_ready(ledger, role, at)
+
+
+def _create_dependents(ledger: Ledger, role: str, at: float) -> list[Instruction]:
+    """Creates the workers that waited for the role."""
+    if ledger.is_awaited(role):
+        return []
+    waiting = (worker for name in ledger.dependents[role] for worker in ledger.in_order(ledger.waiting[name]))
+    return [create for worker in waiting for create in create_if_possible(ledger, worker, at)]
 
 
 def release_held(ledger: Ledger, role: str, at: float) -> None:
@@ -211,31 +218,32 @@ def children_checked(ledger: Ledger, event: ChildrenChecked) -> list[Instruction
     role.checking, role.checked = False, True
     ledger.set_deadline(role, None)
     ledger.review(role.name)
-    return start_ready(ledger, role.name, event.at)
+    if ledger.stops:
+        return []
+    return _create_dependents(ledger, role.name, event.at) + start_ready(ledger, role.name, event.at)
 
 
 # --- starting ---
 
 
 def start_ready(ledger: Ledger, role: str, at: float) -> list[Instruction]:
-    """Starts the whole job once it is ready; later, those workers of the role that may start."""
+    """Starts the whole job once it is ready; later, and in a role that does not wait for the job, those that may start."""
     state = ledger.state
     if ledger.stops:
         return []
-    if state.stage is not ManagerStage.INIT:
-        instructions = _start_role(ledger, role, at)
-    elif ledger.not_passed:
-        return []
-    else:
+    instructions: list[Instruction] = []
+    if state.stage is not ManagerStage.INIT or ledger.roles[role].start is StartGate.WORKER:
+        instructions += _start_role(ledger, role, at)
+    if state.stage is ManagerStage.INIT and not ledger.not_passed:
         state.stage = ManagerStage.READY
-        instructions = [start for name in ledger.roles for start in _start_role(ledger, name, at)]
+        instructions += [start for name in ledger.roles for start in _start_role(ledger, name, at)]
     _note_running(ledger)
     return instructions
 
 
 def _start_role(ledger: Ledger, name: str, at: float) -> list[Instruction]:
     role = ledger.roles[name]
-    alone = role.restart is RestartScope.WORKER and role.sub_master is None
+    alone = role.start is StartGate.WORKER or (role.restart is RestartScope.WORKER and role.sub_master is None)
     if name in ledger.not_passed and not alone:
         return []
     instructions: list[Instruction] = []

@@ -43,7 +43,7 @@ def kill_grace(ledger: Ledger) -> float:
 
 def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> Outcome:
     """Returns the outcome of a job that fails since this worker did; 1 for a death by signal or an unexpected 0."""
-    log = ledger.spec_of(worker).log_file or f"logs/{worker.name}.log"
+    log = ledger.spec_of(worker).log_of(worker.name) or f"logs/{worker.name}.log"
     reason = f"{worker.name} {worker.last_death}"[: LONGEST_REASON - 500]
     return Outcome(code if 0 < code < 126 else 1, f"{reason} (log: {log})", worker.name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster.backends.base import Bundle, WorkerOrder
 from cluster.manager.placement import needs_of
 from cluster.manager.state import BundleRecord, WorkerRecord
-from cluster.spec import JobSpec, role_of, sub_master_name
+from cluster.spec import JobSpec, role_of
 from cluster.worker_process.description import COMMAND, description_of
 
 LOGS = "logs"
@@ -18,9 +18,7 @@ LOGS = "logs"
 def log_file(spec: JobSpec, directory: Path, worker: str) -> Path:
     """Returns where a worker's output is appended. Raises `KeyError` for a role that the job does not have."""
     role = spec.role(role_of(worker))
-    if role.log_file is not None and worker != sub_master_name(role.name):
-        return role.log_file
-    return directory / LOGS / f"{worker}.log"
+    return role.log_of(worker) or directory / LOGS / f"{worker}.log"
 
 
 class Orders:

@@ -38,7 +38,7 @@ from cluster.manager.events import (
 from cluster.manager.ledger import Ledger
 from cluster.manager.manager import PrimeManager
 from cluster.manager.state import ENDED, JobState, Phase
-from cluster.spec import JobSpec, RestartScope
+from cluster.spec import JobSpec, RestartScope, StartGate
 from tests.cluster.manager.backend_model import NODES, Backend
 from tests.cluster.manager.driver import command, managed, role
 
@@ -67,6 +67,10 @@ SPECS = tuple(
             role("source", count=2, restart=RestartScope.ROLE, max_restarts=1),
             managed("sink", count=2, task=True, after=("source",), max_restarts=1),
             role("extra", count=2, min_count=1, max_count=3),
+        ),
+        (
+            managed("rank", count=2, start=StartGate.WORKER, max_restarts=2),
+            command("task", count=2, task=True, after=("rank",), max_restarts=1),
         ),
     )
 )

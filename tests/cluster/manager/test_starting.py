@@ -9,6 +9,7 @@ import pytest
 from cluster.manager.events import LONGEST_REASON, ChildrenChecked
 from cluster.manager.restarts import FIRST_BACKOFF_SECONDS
 from cluster.manager.starting import ANSWER_SECONDS
+from cluster.spec import StartGate
 from tests.cluster.manager.driver import Driver, command, managed, role
 from tests.cluster.manager.jobs import failed, three
 
@@ -30,6 +31,25 @@ def test_a_role_waits_for_every_worker_and_the_sub_master_of_another() -> None:
     job.begin(0.0)
     assert job.ready("actor-0") == job.ready("actor-1") == []
     assert job.ready("actor-master") == ["create learner-0", "check actor-master"]
+
+
+def test_a_role_that_does_not_wait_for_the_job_is_checked_at_work_before_others_begin() -> None:
+    job = Driver(
+        managed("rank", count=2, start=StartGate.WORKER),
+        role("learner", after=("rank",)),
+    )
+    job.begin(0.0)
+    assert job.ready("rank-0") == ["start rank-0"]
+    assert job.ready("rank-master") == ["start rank-master"]
+    assert job.ready("rank-1") == ["check rank-master", "start rank-1"]
+    assert job.stage == "INIT"
+    assert job.checked("rank") == ["create learner-0"]
+    job.exit("rank-0", 1)
+    job.tick(job.deadline)
+    assert job.ready("rank-0") == ["check rank-master", "start rank-0"], "it does not wait for the learner"
+    job.ready("learner-0")
+    assert job.stage == "INIT", "the new one is not checked"
+    assert job.checked("rank") == ["start learner-0"]
 
 
 def test_a_command_that_does_not_notify_is_ready_once_created() -> None:
