@@ -145,7 +145,11 @@ def _check_gpus(job: JobSections) -> None:
     each = "inference.tensor_parallel_size" + (" x inference.replicas" if servers.replicas > 1 else "")
     needs = {
         "inference": (each, servers.tensor_parallel_size * servers.replicas, job.gpus.inference),
-        "trainer": ("trainer.processes", job.trainer.processes, job.gpus.trainer),
+        "trainer": (
+            "trainer.processes" + (" x trainer.nodes" if job.trainer.nodes > 1 else ""),
+            job.trainer.ranks,
+            job.gpus.trainer,
+        ),
     }
     for role, (name, needed, given) in needs.items():
         if given is not None and len(given) < needed:

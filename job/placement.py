@@ -71,10 +71,11 @@ def _is_in(name: str, with_servers: bool, with_trainer: bool) -> bool:
 
 
 def shares(job: JobSections) -> dict[str, float]:
-    """Returns how many GPUs each server and the trainer reserve: whole ones, or a part of the one that they share."""
+    """Returns how many GPUs each server and each node of the trainer reserve: whole ones, or a part of one that they share."""
     used = devices(job)
     users = Counter(device for its in used.values() for device in its)
-    return {name: float(len(its)) if _are_own(its, users) else 1 / users[its[0]] for name, its in used.items()}
+    amounts = {name: float(len(its)) if _are_own(its, users) else 1 / users[its[0]] for name, its in used.items()}
+    return amounts | {"trainer": amounts["trainer"] / (job.trainer.nodes if amounts["trainer"] >= 1 else 1)}
 
 
 def devices(job: JobSections) -> dict[str, list[int]]:
@@ -91,9 +92,22 @@ def devices(job: JobSections) -> dict[str, list[int]]:
 
 
 def check_placement(job: JobSections) -> None:
-    """Raises `ValueError` for what cannot run on Ray: an address of one certain machine, or GPUs that Ray cannot share out."""
+    """Raises `ValueError` for what cannot run on Ray: an address of one certain machine, or GPUs that Ray cannot share out.
+
+    On this machine, only a trainer on a CPU can have several nodes.
+    """
+    nodes = job.trainer.nodes
     if job.backend == "local":
+        if nodes > 1 and job.trainer.device != "cpu":
+            raise ValueError(
+                f"trainer.nodes = {nodes} are all on this machine, whose GPUs they would share: use trainer.processes, or "
+                'trainer.device = "cpu"'
+            )
         return
+    if nodes > 1 and len(devices(job)["trainer"]) % nodes:
+        raise ValueError(
+            f"gpus.trainer = {job.gpus.trainer} cannot be divided among trainer.nodes = {nodes}; name as many for each node"
+        )
     host, address = job.inference.host, job.transport.address
     if job.inference.replicas and not is_loopback(host) and host not in WILDCARD_HOSTS:
         raise ValueError(

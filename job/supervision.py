@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.attended.attended_job import AttendedJob
+from cluster.attended.views import shown_name
 from cluster.manager.events import Outcome
 from cluster.process import last_lines
-from cluster.spec import JobSpec
+from cluster.spec import JobSpec, sub_master_name
 from cluster.worker_view import ENDED, State, WorkerView
 from job.config import JobConfig
 from job.directory import control_directory, orchestrator_of, run_ids_in, steps_of
@@ -86,7 +87,9 @@ class SupervisedJob:
         """The steps of each run by its id, guests included."""
         self._processes_file = ProcessesFile(config.output_dir)
         self._servers_file = ServersFile(config)
-        self._notifications = SystemdNotifications([role.name for role in spec.roles if not role.task])
+        self._notifications = SystemdNotifications(
+            [shown_name(spec, worker) for role in spec.roles if not role.task for worker in role.worker_names]
+        )
         self._show: Show = lambda workers, steps: None
         self._unseen: deque[Snapshot] = deque(maxlen=MOST_UNSEEN)
         """The states of the job that were not shown yet."""
@@ -125,7 +128,13 @@ class SupervisedJob:
         Left out are runs that were evicted or refused, whose reason is in the summary, and workers that were killed on request.
         """
         excluded = {worker_of(self._config, run) for run in self._config.runs if exclusion_of(run.run_dir) is not None}
-        log_files = {role.name: role.log_file for role in self._job.spec.roles if role.log_file is not None}
+        spec = self._job.spec
+        log_files = {
+            shown_name(spec, worker): log
+            for role in spec.roles
+            for worker in (*role.worker_names, sub_master_name(role.name))
+            if (log := role.log_of(worker)) is not None
+        }
         return [
             FailedWorker(
                 view.name,

@@ -1,6 +1,8 @@
 """A job's roles as `cluster` takes them: names, files, commands, time limits and restarts, and which of them a start needs.
 
-Each role has one worker, which people know by the role's name.
+Each role has one worker, which people know by the role's name; but a trainer of several ranks is a role of one worker for each of
+its nodes and a SubMaster, which runs torch's elastic agents (`cluster/elastic/service.py`). A trainer of one rank is a plain
+command: there is nobody to meet.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ import hashlib
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 
-from cluster.spec import JobSpec, RoleSpec
+from cluster.elastic.config import ElasticConfig
+from cluster.elastic.ranks import LOOPBACK
+from cluster.spec import JobSpec, RoleSpec, StartGate
 from job.check import SAFE_PATH
 from job.config import JobConfig
 from job.directory import living_runs
@@ -30,6 +35,15 @@ SILENCE_SECONDS = 60.0
 TRAINER_SILENCE_SECONDS = 300.0
 """The same for a trainer. A thread sends its heartbeats, since a step may take longer. One call, such as a write of a large
 checkpoint to a slow disk, may block this thread, too."""
+
+TRAINER_READY_SECONDS = 600.0
+"""How long a trainer, or the first of its ranks, may take to load the model."""
+
+TRAINER_STOP_SECONDS = 120.0
+"""How long it may take to end its step and write its checkpoints."""
+
+GATHER_SECONDS = 300.0
+"""How long the nodes of several ranks may take, in addition, to be checked and to meet."""
 
 
 def worker_of(config: JobConfig, run: RunConfig) -> str:
@@ -68,28 +82,64 @@ def specification(config: JobConfig, files: dict[str, Path]) -> JobSpec:
 
 def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
-    placed = placements(config)["trainer"]
     return (
         (_servers(config, files) if needs_servers(config) else [])
-        + [
-            RoleSpec(
-                name="trainer",
-                command=_command("trainer", files["trainer"]),
-                config=_identity(config.trainer),
-                log_file=config.output_dir.absolute() / "trainer" / "trainer.log",
-                ready_timeout_seconds=600,
-                silence_timeout_seconds=TRAINER_SILENCE_SECONDS,
-                stop_timeout_seconds=120,
-                nice=COMPUTE_NICE,
-                environment=_environment(config, "trainer"),
-                resources=placed.resources,
-                collocate=placed.collocate,
-                max_restarts=config.max_restarts,
-                restart_arguments=("--resume",),
-            )
-        ]
+        + [_trainer(config, files["trainer"])]
         + [_orchestrator(config, run, files) for run in runs]
     )
+
+
+def _trainer(config: JobConfig, file: Path) -> RoleSpec:
+    """The trainer: a command, or, if it has several ranks, elastic workers."""
+    placed = placements(config)["trainer"]
+    role: dict[str, Any] = {
+        "name": "trainer",
+        "log_file": config.output_dir.absolute() / "trainer" / "trainer.log",
+        "stop_timeout_seconds": TRAINER_STOP_SECONDS,
+        "nice": COMPUTE_NICE,
+        "environment": _environment(config, "trainer"),
+        "resources": placed.resources,
+        "collocate": placed.collocate,
+        "max_restarts": config.max_restarts,
+    }
+    if config.trainer.ranks > 1:
+        return RoleSpec(**role | _ranks(config, file))
+    return RoleSpec(
+        command=_command("trainer", file),
+        config=_identity(config.trainer),
+        ready_timeout_seconds=TRAINER_READY_SECONDS,
+        silence_timeout_seconds=TRAINER_SILENCE_SECONDS,
+        restart_arguments=("--resume",),
+        **role,
+    )
+
+
+def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
+    """What the role of a trainer with several ranks has of its own. Its nodes are fixed in number."""
+    trainer = config.trainer
+    elastic = ElasticConfig(
+        module="trainer.rank_process",
+        arguments=(str(file.absolute()),),
+        restart_arguments=("--resume",),
+        local_ranks=trainer.processes,
+        check=trainer.nodes
+        > 1,  # of a single node nobody could say that it is slow, and its ranks find out whether it works
+        host=LOOPBACK if config.backend == "local" else "{address}",
+        ready_seconds=TRAINER_READY_SECONDS,
+        silence_seconds=TRAINER_SILENCE_SECONDS,
+        drain_seconds=TRAINER_STOP_SECONDS - 20,
+        version=_identity(trainer)["configuration"],
+    )
+    return {
+        "count": trainer.nodes,
+        "worker": "cluster.elastic.service:ServiceWorker",
+        "sub_master": "cluster.elastic.service:ServiceMaster",
+        "start": StartGate.WORKER,
+        "config": elastic.model_dump(mode="json", exclude_defaults=True),
+        "environment": _environment(config, "trainer") | {"OMP_NUM_THREADS": str(trainer.threads or 1)},
+        "ready_timeout_seconds": TRAINER_READY_SECONDS + GATHER_SECONDS,
+        "silence_timeout_seconds": SILENCE_SECONDS,
+    }
 
 
 def _servers(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:

@@ -35,7 +35,10 @@ class TrainerConfig(Config):
     """CPU threads of one rank. Unset: torch's default."""
 
     processes: int = Field(default=1, ge=1)
-    """Ranks, started by torch's elastic agent when more than one."""
+    """Ranks of one node, started by torch's elastic agent when there are several ranks."""
+
+    nodes: int = Field(default=1, ge=1)
+    """Nodes with so many ranks each, of a job's trainer. On one machine they are all on it."""
 
     max_tokens: int = Field(default=8192, ge=16)
     """Tokens of one micro-batch of one rank. A longer sample is refused."""
@@ -65,6 +68,11 @@ class TrainerConfig(Config):
 
     transport: TransportConfig = TransportConfig()
     """The wire to the orchestrators."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all nodes."""
+        return self.processes * self.nodes
 
     @property
     def waiting_share(self) -> int:

@@ -1,7 +1,9 @@
-"""Runs the trainer: in this process, or as several ranks, which this process starts and supervises.
+"""Runs a trainer that belongs to no job: in this process, or as several ranks, which this process starts and supervises.
 
-The ranks are on this machine, under torch's elastic agent (`cluster/elastic/ranks.py`), and use the loopback interface only. This
-module does not import torch, so that the process above the ranks starts at once and needs little memory.
+The ranks are on this machine, under torch's elastic agent (`cluster/elastic/ranks.py`), and use the loopback
+interface only. A job's trainer runs here if it has one rank; several are a role with an ElasticMaster
+(`job/workers.py`). This module does not import torch, so that the process above the ranks starts at once and needs
+little memory.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     except OSError as error:
         logger.error("output_dir = %s: cannot be written: %s", config.output_dir, error.strerror)
         return 2 if is_permanent(error) else 1
+    if config.nodes > 1:
+        logger.error("nodes = %d: only a job has its trainer on several nodes; use processes here", config.nodes)
+        return 2
     if config.processes > 1:
         return _launch(config, on_ready)
     from trainer.train import train

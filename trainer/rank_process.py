@@ -1,11 +1,16 @@
-"""The command of each rank that `trainer/launch.py` has torch's agent start (`python -m trainer.rank_process`)."""
+"""The command of each rank, which torch's agent starts: `python -m trainer.rank_process FILE [--resume]`.
+
+`FILE` has the trainer's configuration, complete: in TOML in a job (`job/workers.py`), else in JSON (`trainer/launch.py`).
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import sys
+import tomllib
 from pathlib import Path
 
 from cluster.launch import die_with_parent
@@ -18,8 +23,10 @@ BAD_CONFIGURATION = 2
 """Exit code."""
 
 
-def _rank_main(file: Path) -> int:
-    config = TrainerConfig.model_validate_json(file.read_bytes())
+def _rank_main(file: Path, resume: bool) -> int:
+    text = file.read_text()
+    config = TrainerConfig.model_validate(tomllib.loads(text) if file.suffix == ".toml" else json.loads(text))
+    config = config.model_copy(update={"resume": config.resume or resume})
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     die_with_parent(signal.SIGKILL, os.getppid())
     if is_follower():
@@ -34,4 +41,4 @@ def _rank_main(file: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_rank_main(Path(sys.argv[1])))
+    sys.exit(_rank_main(Path(sys.argv[1]), "--resume" in sys.argv[2:]))

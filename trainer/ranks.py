@@ -2,9 +2,9 @@
 
 Every rank holds the whole model and trains its share of each step's micro-batches; gradients and metric sums are added
 over the ranks, so every rank then takes the same step. Rank 0 owns the wire, the disk and all decisions; the others follow its
-commands, which are bytes (msgpack and the wire's own frames, never pickled objects). With `processes = 1` nothing here
-communicates. Collective calls on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo. `trainer/launch.py` starts
-the ranks.
+commands, which are bytes (msgpack and the wire's own frames, never pickled objects). With one rank nothing here
+communicates. Collective calls on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo. A job starts
+the ranks on its nodes (`job/workers.py`), `trainer/launch.py` those of a trainer alone.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def is_follower() -> bool:
 
 @contextmanager
 def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
-    """Joins `config.processes` ranks; leaves the process group at the end."""
-    if config.processes == 1:
+    """Joins `config.ranks` ranks; leaves the process group at the end."""
+    if config.ranks == 1:
         yield Ranks(0, 1, device, None)
         return
     if device.type == "cuda":

@@ -17,7 +17,7 @@ from cluster.manager.manager import PrimeManager
 from cluster.manager.state import Phase, WorkerRecord
 from cluster.master.orders import log_file
 from cluster.process import last_lines
-from cluster.spec import JobSpec, role_of
+from cluster.spec import JobSpec, StartGate, role_of, sub_master_name
 from cluster.worker_view import ENDED, State, WorkerView
 
 SHOWN_SILENCE_SECONDS = 15.0
@@ -84,11 +84,13 @@ class Views:
     def update(self, manager: PrimeManager, beats: Mapping[str, Heartbeat], silent_for: Callable[[str], float]) -> None:
         """Looks at every worker."""
         records = manager.state.workers.values()
-        self._views = [self._view(record, beats.get(record.name), silent_for(record.name)) for record in records]
+        self._views = [
+            self._view(record, _state(manager, record), beats.get(record.name), silent_for(record.name))
+            for record in records
+        ]
         self.job = self._state_of_job(manager)
 
-    def _view(self, record: WorkerRecord, beat: Heartbeat | None, silent: float) -> WorkerView:
-        state = STATES[record.phase]
+    def _view(self, record: WorkerRecord, state: State, beat: Heartbeat | None, silent: float) -> WorkerView:
         seen = self._seen.get(record.name)
         if seen is None:
             log = log_file(self._spec, self._directory, record.name)
@@ -148,18 +150,27 @@ class Views:
         return State.STARTING if starting else State.RUNNING
 
 
+def _state(manager: PrimeManager, record: WorkerRecord) -> State:
+    """Of a role that does not wait for the job, a worker is ready once its SubMaster has passed it at work."""
+    role, state = manager.role_of(record), STATES[record.phase]
+    if state is not State.READY or record.rank < 0 or role.sub_master is None or role.start is not StartGate.WORKER:
+        return state
+    stops = manager.stage in (ManagerStage.STOPPING, ManagerStage.STOPPED)
+    return state if stops or manager.state.roles[role.name].checked else State.STARTING
+
+
 def shown_name(spec: JobSpec, worker: str) -> str:
-    """Returns a worker's name for people: that of its role if it is the only one of it."""
+    """Returns a worker's name for people: that of its role if it is the only one of it, its SubMaster aside."""
     role = spec.role(role_of(worker))
-    return role.name if role.most == 1 and role.sub_master is None else worker
+    return role.name if role.most == 1 and worker != sub_master_name(role.name) else worker
 
 
 def shown_outcome(spec: JobSpec, outcome: Outcome) -> Outcome:
     """Returns the outcome with the workers' names for people, and without the paths of logs, which are quoted beside it."""
     reason = outcome.reason
     for role in spec.roles:
-        reason = reason.replace(f" (log: {role.log_file})", "")
         for worker in role.worker_names:
+            reason = reason.replace(f" (log: {role.log_of(worker)})", "")
             reason = re.sub(rf"(?<![\w.-]){re.escape(worker)}(?![\w.-])", shown_name(spec, worker), reason)
     failed = outcome.failed_worker
     return Outcome(outcome.code, reason, None if failed is None else shown_name(spec, failed))

@@ -22,6 +22,8 @@ class ElasticConfig(Config):
     """A Python module to run instead, as with `python -m`."""
     arguments: tuple[str, ...] = ()
     """Its arguments."""
+    restart_arguments: tuple[str, ...] = ()
+    """Added to them whenever ranks may have run before."""
     local_ranks: int = Field(default=1, ge=1)
     """Ranks on each worker; with GPUs, as many as it has."""
     min_workers: int | None = Field(default=None, ge=1)
@@ -41,18 +43,26 @@ class ElasticConfig(Config):
     max_restarts: int = Field(default=10, ge=0)
     """How often in a row the script may fail. The deaths of workers are not counted here, but by their role."""
     host: str = LOOPBACK
-    """The address on its node at which a worker's stores listen; `{node}` stands for the node's name. torch's stores and gloo ask
-    for no key: beyond loopback, the network must be trusted."""
+    """The address on its node at which a worker's stores listen; `{node}` stands for the node's name, `{address}` for the address
+    at which the worker takes calls (loopback where these come from this machine only). torch's stores and gloo ask for no key:
+    beyond loopback, the network must be trusted."""
+    ready_seconds: float = Field(default=600.0, gt=0)
+    """Of ranks that are a service (`service.py`): how long rank 0 may take to be ready; then all are killed."""
+    drain_seconds: float = Field(default=100.0, gt=0)
+    """Of ranks that are a service: how long rank 0 may take to end them in order; then they are ended as between rounds."""
+    silence_seconds: float | None = Field(default=None, gt=0)
+    """Of ranks that are a service: longest time without a heartbeat of rank 0; then all are killed. Unset: none is expected."""
+    version: str = ""
+    """Tells this role from one whose files are the same, but not their content. Not used here."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ElasticConfig:
         python_command(self.script, self.module)
         return self
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Each rank's command."""
-        return python_command(self.script, self.module, self.arguments)
+    def command(self, again: bool) -> tuple[str, ...]:
+        """Returns each rank's command. `again`: ranks may have run before."""
+        return python_command(self.script, self.module, self.arguments + (self.restart_arguments if again else ()))
 
     def rules(self, count: int) -> Rules:
         """Returns the rules for a role of so many workers. Raises `ValueError` where the limits contradict each other."""

@@ -23,7 +23,7 @@ from cluster.calls.remote import remote
 from cluster.elastic.config import elastic_config
 from cluster.elastic.events import HAS_RANKS, Activity, Report, WorkerId
 from cluster.elastic.node_check import CheckProcess
-from cluster.elastic.ranks import RanksOrder, RanksProcess, interfaces, listen
+from cluster.elastic.ranks import LOOPBACK, RanksOrder, RanksProcess, interfaces, listen
 from cluster.worker import Context, Worker
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class StaleCall(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class StartOrder:
     """Start the ranks of a round."""
 
     order: RanksOrder
@@ -60,7 +60,6 @@ class ElasticWorker(Worker):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.config = elastic_config(context.config)
-        self.host = self.config.host.replace("{node}", context.node)
         self.me = WorkerId(context.worker, context.incarnation)
         self._lock = threading.Lock()
         """Guards the report, its version and the listener."""
@@ -69,7 +68,7 @@ class ElasticWorker(Worker):
         self._round = 0
         """The highest round that this worker was told of."""
         self._listener: socket.socket | None = None
-        self._commands: queue.SimpleQueue[_Start | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[StartOrder | _Stop] = queue.SimpleQueue()
         self._finished = threading.Event()
         self._check_thread = ThreadPoolExecutor(1, thread_name_prefix="node-check")
         self._check = CheckProcess(self.check_command())
@@ -79,6 +78,16 @@ class ElasticWorker(Worker):
     def check_command(self) -> Sequence[str]:
         """Returns the command that checks this node, which answers as `node_check` does; empty for that one."""
         return ()
+
+    @property
+    def host(self) -> str:
+        """The address at which the stores listen."""
+        host = self.config.host.replace("{node}", self.context.node)
+        if "{address}" not in host:
+            return host
+        calls = {member.worker: member.address for member in self.context.members(self.context.role)}
+        scheme, _, place = calls.get(self.context.worker, "").partition("://")
+        return host.replace("{address}", place.rpartition(":")[0].strip("[]") if scheme == "tcp" else LOOPBACK)
 
     def status(self) -> str:
         """Says what the ranks do."""
@@ -163,7 +172,7 @@ class ElasticWorker(Worker):
             port=port,
             nodes=len(ids),
             local_ranks=self.config.local_ranks,
-            command=self.config.command,
+            command=self.config.command(again=number > 1 or any(member.incarnation > 1 for member in ids)),
             directory=tempfile.mkdtemp(prefix="cluster-ranks-"),
             environment=interfaces(host),
             join_seconds=self.config.join_seconds,
@@ -175,7 +184,7 @@ class ElasticWorker(Worker):
         if listener is not None and listener.getsockname()[1] != port:
             listener.close()
             listener = None
-        self._commands.put(_Start(order, listener))
+        self._commands.put(StartOrder(order, listener))
 
     @remote
     def stop_round(self, incarnation: int, number: int) -> None:
@@ -232,14 +241,14 @@ class ElasticWorker(Worker):
         except queue.Empty:
             pass
         else:
-            if isinstance(command, _Start):
+            if isinstance(command, StartOrder):
                 self._start_ranks(command)
             else:
                 self._end_ranks()
         if self._ranks is not None:
             self._look_at(self._ranks)
 
-    def _start_ranks(self, command: _Start) -> None:
+    def _start_ranks(self, command: StartOrder) -> None:
         if self._ranks is not None:  # of an earlier round, which nobody stopped
             self._ranks.close()
         self._ending_until = None
@@ -260,20 +269,27 @@ class ElasticWorker(Worker):
         code = ranks.poll()
         if code is not None:
             ranks.close()
-            self._ranks = None
-            if self._ending_until is not None:
+            was_ending, self._ranks, self._ending_until = self._ending_until is not None, None, None
+            if was_ending:
                 self._change(Activity.IDLE)
-            elif code == 0 and ranks.succeeded:
-                self._change(Activity.SUCCEEDED)
             else:
-                self._change(Activity.FAILED, ranks.failure or f"torch's agent ended with exit code {code}")
-            self._ending_until = None
+                self._have_ended(ranks, code)
         elif self._ending_until is not None:
             if time.monotonic() > self._ending_until:
                 logger.warning("the ranks did not end in time and are killed")
                 ranks.kill()
-        elif ranks.joined and self._report.activity is Activity.JOINING:
+        elif self._report.activity is Activity.JOINING and self._are_up(ranks):
             self._change(Activity.TRAINING)
+
+    def _are_up(self, ranks: RanksProcess) -> bool:
+        return ranks.joined
+
+    def _have_ended(self, ranks: RanksProcess, code: int) -> None:
+        """The ranks have ended by themselves."""
+        if code == 0 and ranks.succeeded:
+            self._change(Activity.SUCCEEDED)
+        else:
+            self._change(Activity.FAILED, ranks.failure or f"torch's agent ended with exit code {code}")
 
     def _change(self, activity: Activity, reason: str = "") -> None:
         with self._lock:

@@ -113,6 +113,8 @@ class RanksProcess:
         self.order = order
         self.joined = False
         """Whether the rendezvous is complete, and the ranks have been started."""
+        self.node_rank: int | None = None
+        """This node's, once it is complete: rank 0 is on that of number 0."""
         self.failure: str | None = None
         """Why a rank failed, once one did."""
         self.succeeded = False
@@ -156,7 +158,8 @@ class RanksProcess:
         return code
 
     def _take(self, message: dict[str, Any]) -> None:
-        self.joined |= "joined" in message
+        if "joined" in message:
+            self.joined, self.node_rank = True, int(message["joined"])
         self.succeeded |= "succeeded" in message
         if "failed" in message and self.failure is None:
             self.failure = str(message["failed"])[:LONGEST_REASON]

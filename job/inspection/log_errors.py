@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.process import last_lines
+from job.inspection.log_files import trainer_logs
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
 
@@ -26,7 +27,7 @@ def last_errors_of_workers(directory: Path, workers: Sequence[Mapping[str, Any]]
         if start is None:
             continue
         end = worker.get("log_until") if worker["state"] in ("stopping", "stopped") else None
-        log_file = directory / ("trainer/trainer.log" if name == "trainer" else f"{name}.log")
+        log_file = trainer_logs(directory).get(name, directory / f"{name}.log")
         if error := _last_error(log_file, start, end):
             errors[name] = error
     return errors

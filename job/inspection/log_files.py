@@ -29,8 +29,7 @@ def log_files_in(directory: Path) -> dict[str, Path]:
             return files | worker_logs(directory)
         except ClusterError as error:
             raise UserError(str(error)) from None
-    if (trainer := directory / "trainer" / "trainer.log").exists():
-        files["trainer"] = trainer
+    files |= trainer_logs(directory)
     job = read_json(directory / JOB_FILE) if (directory / JOB_FILE).exists() else {}
     only_run = job["orchestrator"]["run_id"] if job and not job.get("runs") else None
     for run_id in run_ids_in(directory):
@@ -39,6 +38,13 @@ def log_files_in(directory: Path) -> dict[str, Path]:
         if log_file := output or (own if own.exists() else None):
             files[run_id] = log_file
     return files
+
+
+def trainer_logs(directory: Path) -> dict[str, Path]:
+    """Returns the path of each log of the trainer's workers by the worker's name; the first node has that of a lone trainer."""
+    files = {path.stem: path for path in sorted((directory / "trainer").glob("trainer*.log"))}
+    first = {name: files["trainer"] for name in ("trainer-0",) if "trainer" in files and "trainer-1" in files}
+    return files | first
 
 
 def last_bytes(log_file: Path, count: int, end: int) -> bytes:

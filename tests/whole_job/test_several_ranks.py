@@ -1,4 +1,5 @@
-"""A job whose trainer is two ranks: one is killed, Ctrl-C interrupts it, and it ends where an undisturbed training ends."""
+"""A job whose trainer is two ranks, on one node or on two: a rank or a node is killed, Ctrl-C interrupts it, and it ends where an
+undisturbed training ends."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 
+from job.processes_file import read_workers
 from perf.chaos.witness import Witness
 from tests.support.obedient_inference import ObedientInference
 from tests.support.running_job import STEPS, RunningJob, assert_nothing_is_left, settings, steps_of
@@ -30,13 +32,13 @@ def completions_for(steps: int) -> int:
     return ROLLOUTS * (steps + 1) - 1
 
 
-def write_job(directory: Path, model: Path, url: str) -> Path:
+def write_job(directory: Path, model: Path, url: str, **trainer: int) -> Path:
     """The job's file. Its orchestrator keeps the batches that it deletes in `notes`."""
     job = settings(directory / "output", max_restarts=3)
     keep = {"notes": str(directory / "notes")}
     job["model"] = str(model)
     job["inference"] = {"replicas": 0, "max_model_len": 256}
-    job["trainer"] |= {"processes": 2, "threads": 1}
+    job["trainer"] |= {"threads": 1, **trainer}
     job["orchestrator"] |= {
         "inference": {"urls": [url]},
         "environments": [{"name": "reverse", "kind": "perf.chaos.batch_copies:KeptReverseText", "args": keep}],
@@ -63,11 +65,11 @@ def test_a_killed_rank_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     metrics = tmp_path / "output" / "trainer" / "metrics.jsonl"
     checkpoints = tmp_path / "output" / "trainer" / "killed" / "checkpoints"
     with ObedientInference(completions_for(5)) as inference:
-        job = RunningJob(write_job(tmp_path, tmp_path / "model", inference.url), tmp_path / "output")
+        job = RunningJob(write_job(tmp_path, tmp_path / "model", inference.url, processes=2), tmp_path / "output")
         try:
             job.wait_for("step 5", lambda: 5 in steps_of(metrics))
             os.kill(pid_of_rank(job, 0), signal.SIGKILL)  # its newest checkpoint is that of step 3
-            job.wait_for("the restart", lambda: "trainer ended with exit code 1: restarting" in job.output())
+            job.wait_for("the restart", lambda: "rank 0 was ended by SIGKILL: restarting" in job.output())
             inference.permitted = completions_for(7)
             job.wait_for("step 7", lambda: 7 in steps_of(metrics))
             os.killpg(job.process.pid, signal.SIGINT)
@@ -87,6 +89,29 @@ def test_a_killed_rank_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     assert steps_of(metrics) == list(range(1, STEPS + 1))
     assert steps_of(tmp_path / "output" / "run_killed" / "metrics.jsonl") == list(range(1, STEPS + 1))
     assert_ends_as_undisturbed(tmp_path, load_file(checkpoints / f"step_{STEPS}" / "state.safetensors"))
+
+
+def test_a_killed_node_costs_nothing(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", moe=False, seed=3)
+    metrics = tmp_path / "output" / "trainer" / "metrics.jsonl"
+    with ObedientInference(completions_for(5)) as inference:
+        file = write_job(tmp_path, tmp_path / "model", inference.url, processes=1, nodes=2)
+        job = RunningJob(file, tmp_path / "output")
+        try:
+            job.wait_for("step 5", lambda: 5 in steps_of(metrics))
+            nodes = {worker["name"]: worker["pid"] for worker in read_workers(job.output_dir)}
+            os.kill(nodes["trainer-1"], signal.SIGKILL)  # the newest checkpoint is that of step 3
+            job.wait_for("the restart", lambda: "trainer-1 was killed by SIGKILL: restarting" in job.output())
+            inference.permitted = completions_for(2 * STEPS)
+            assert job.wait() == 0, job.output()
+            assert_nothing_is_left(job)
+        finally:
+            job.end()
+    assert "trainer-0 ready" in job.output()
+    assert steps_of(metrics) == list(range(1, STEPS + 1))
+    assert steps_of(tmp_path / "output" / "run_killed" / "metrics.jsonl") == list(range(1, STEPS + 1))
+    state = tmp_path / "output" / "trainer" / "killed" / "checkpoints" / f"step_{STEPS}" / "state.safetensors"
+    assert_ends_as_undisturbed(tmp_path, load_file(state))
 
 
 def assert_ends_as_undisturbed(directory: Path, state: dict[str, Any]) -> None:

@@ -21,3 +21,9 @@ def test_a_role_without_a_script_or_with_two_is_refused() -> None:
     for config in ({}, {"script": "train.py", "module": "train"}):
         with pytest.raises(UserError, match="expected exactly one of script and module"):
             elastic_config(config)
+
+
+def test_arguments_are_added_once_ranks_may_have_run() -> None:
+    config = elastic_config({"module": "train", "arguments": ["file"], "restart_arguments": ["--resume"]})
+    assert config.command(again=False)[2:] == ("-m", "train", "file")
+    assert config.command(again=True)[2:] == ("-m", "train", "file", "--resume")

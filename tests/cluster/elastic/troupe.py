@@ -60,6 +60,7 @@ class FakeRanks:
         if listener is not None:
             listener.close()
         self.joined, self.succeeded = True, False
+        self.node_rank: int | None = 0
         self.failure: str | None = None
         self.code: int | None = None
         FakeRanks.started.append(self)

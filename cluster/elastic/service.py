@@ -1,0 +1,157 @@
+"""Ranks that are a service of a job, which other roles need to become ready: `ServiceMaster` and `ServiceWorker`.
+
+They are ElasticMaster and ElasticWorker for a role with `start = "worker"` whose ranks speak systemd's protocol, as commands
+do (`cluster/notify.py`; rank 0 also sends `MAINPID` and `EXIT_STATUS`). What such a role means to the job is what one process
+with these ranks would mean to it:
+
+- The role is ready, and others may start after it, once rank 0 is: `ServiceMaster.check_child` returns then.
+- A worker lives as long as its ranks. It ends with rank 0's exit code, or with 1 if a rank died. So the role's budget, its pauses
+  and the final codes hold for the ranks, and status and log name the worker. PrimeMaster creates it again; the ServiceMaster ends
+  the ranks of the other nodes, checks the nodes, and starts the next round, with `restart_arguments`, on all.
+- Rank 0's silence, and its being late, end all ranks of its node.
+- A request to stop goes to rank 0 alone, which ends its step and then the other ranks; torch's agent would end all at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+
+from cluster.elastic.elastic_master import ElasticMaster
+from cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWorker, StartOrder
+from cluster.elastic.events import RoundsStage
+from cluster.elastic.rank_zero import RankZero
+from cluster.elastic.ranks import RanksProcess
+from cluster.worker import Context, Member
+
+logger = logging.getLogger(__name__)
+
+TERMINATED = 128 + signal.SIGTERM
+"""Rank 0's exit code after a SIGTERM: ours, or that of torch's agent, which ends all ranks when one has died."""
+
+EXIT_SECONDS = 3.0
+"""A node whose ranks have succeeded waits this long for the others, so that it does not take the store from them. Rank 0 may end
+with another code than 0, and is not heard of then."""
+
+NO_TORCH = 2
+"""Exit code without torch, which is final."""
+
+
+class RanksFailed(Exception):
+    """A rank died, or rank 0 did not do what it should have done in time."""
+
+
+class ServiceMaster(ElasticMaster):
+    """Manages the ServiceWorkers of one role. Its `start` runs from the beginning, and `check_child` beside it."""
+
+    def check_child(self, children: Sequence[Member]) -> None:
+        """Waits until rank 0 is ready; the role's `ready_timeout_seconds` bounds that."""
+        while self.rounds.stage not in (RoundsStage.TRAINING, RoundsStage.ENDED):
+            if self.context.stop.wait(POLL_SECONDS):
+                return
+
+
+class ServiceWorker(ElasticWorker):
+    """One node of the service."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._rank_zero: RankZero | None = None
+
+    def self_check(self) -> None:
+        """Ends the worker for good if its node has no torch."""
+        if find_spec("torch") is None:
+            print("the ranks need torch; install the extra `cpu`, `gpu` or `train`", file=sys.stderr)  # noqa: T201
+            raise SystemExit(NO_TORCH)
+
+    def start(self) -> None:
+        """Runs ranks as the master asks, until they end or the job stops; ends with rank 0's exit code."""
+        try:
+            while not self.context.stop.is_set():
+                self._step()
+            code = self._end_in_order()
+        finally:
+            self._close()
+        if code:
+            raise SystemExit(code)
+
+    def _start_ranks(self, command: StartOrder) -> None:
+        self._close_rank_zero()
+        self._rank_zero = RankZero(self.config.silence_seconds)
+        environment = {**command.order.environment, **self._rank_zero.environment}
+        order = replace(command.order, environment=environment, exit_seconds=EXIT_SECONDS)
+        super()._start_ranks(replace(command, order=order))
+
+    def _look_at(self, ranks: RanksProcess) -> None:
+        super()._look_at(ranks)
+        if self._ranks is None or self._rank_zero is None or self._ending_until is not None or ranks.node_rank != 0:
+            return
+        self._rank_zero.hear()
+        if trouble := self._rank_zero.trouble(self.config.ready_seconds):
+            raise RanksFailed(f"{trouble}; all ranks are killed")  # `_close` does that
+
+    def _are_up(self, ranks: RanksProcess) -> bool:
+        if not ranks.joined or self._rank_zero is None:
+            return False
+        self._rank_zero.hear()
+        return ranks.node_rank != 0 or self._rank_zero.is_ready
+
+    def _have_ended(self, ranks: RanksProcess, code: int) -> None:
+        """Ends this worker as its ranks have ended: it was not asked to end them."""
+        said = self._said_code()
+        if said is None and code == 0 and ranks.succeeded:
+            said = 0
+        if said is None or said == TERMINATED:
+            raise RanksFailed(ranks.failure or f"torch's agent ended with exit code {code}")
+        raise SystemExit(said)
+
+    def _said_code(self) -> int | None:
+        if self._rank_zero is None:
+            return None
+        self._rank_zero.hear()
+        return self._rank_zero.code
+
+    def _end_in_order(self) -> int:
+        """Has rank 0 end the ranks, and waits for that; returns the exit code, which is rank 0's on its node, else 0."""
+        ranks = self._ranks
+        if ranks is None:
+            return 0
+        by_master = self._ending_until is not None
+        deadline = time.monotonic() + self.config.drain_seconds
+        while ranks.poll() is None:
+            if self._rank_zero is not None:
+                self._rank_zero.hear()
+            self._urge(ranks, deadline)
+            time.sleep(POLL_SECONDS)
+        code = self._said_code()
+        if by_master or ranks.node_rank != 0:
+            return 0
+        if code is None and self._rank_zero is not None and self._rank_zero.is_ready:
+            raise RanksFailed(ranks.failure or "rank 0 ended without its exit code")
+        return TERMINATED if code is None else code
+
+    def _urge(self, ranks: RanksProcess, deadline: float) -> None:
+        """Asks rank 0 once, if it is here; ends ranks that are not complete yet, and all of them in the end."""
+        if self._ending_until is not None:
+            if time.monotonic() > self._ending_until:
+                ranks.kill()
+            return
+        is_complete = ranks.joined and time.monotonic() <= deadline
+        if is_complete and ranks.node_rank == 0:
+            is_complete = self._rank_zero is not None and self._rank_zero.ask_to_end()
+        if not is_complete:
+            self._end_ranks()
+
+    def _close(self) -> None:
+        super()._close()
+        self._close_rank_zero()
+
+    def _close_rank_zero(self) -> None:
+        if self._rank_zero is not None:
+            self._rank_zero.close()
+            self._rank_zero = None

@@ -1,0 +1,179 @@
+"""A ServiceWorker ends as rank 0 ends, asks it alone to stop, and notices that it is late or silent; the ranks are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.elastic.service import RanksFailed, ServiceWorker
+from cluster.notify import notify
+from cluster.worker import Context, Member
+from tests.cluster.elastic.troupe import FakeRanks
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+class Alone(Context):
+    """A context without others."""
+
+    def members(self, role: str) -> Sequence[Member]:
+        return []
+
+
+@dataclass
+class Service:
+    """A worker in a thread, whose round has been started."""
+
+    worker: ServiceWorker
+    end: BaseException | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="start")
+        self.thread.start()
+        address = self.worker.open_round(1, 1)
+        self.worker.start_round(1, 1, [["trainer-0", 1]], *address)
+        wait_until(lambda: bool(FakeRanks.started), "the ranks")
+
+    def _run(self) -> None:
+        try:
+            self.worker.start()
+        except BaseException as error:  # noqa: BLE001 - for the test to look at
+            self.end = error
+
+    @property
+    def ranks(self) -> FakeRanks:
+        return FakeRanks.started[-1]
+
+    def says(self, *lines: str) -> None:
+        """Rank 0 speaks."""
+        os.environ["NOTIFY_SOCKET"] = self.ranks.order.environment["NOTIFY_SOCKET"]
+        for line in lines:
+            assert notify(line)
+
+    def wait(self) -> BaseException | None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        return self.end
+
+    @property
+    def activity(self) -> str:
+        return self.worker._report.activity.value
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Makes a service; its config is given."""
+    monkeypatch.setattr("cluster.elastic.elastic_worker.RanksProcess", FakeRanks)
+    monkeypatch.setenv("NOTIFY_SOCKET", "")
+    FakeRanks.started.clear()
+    made: list[Service] = []
+
+    def make(**config: Any) -> Service:
+        context = Alone(
+            "job", "trainer", 0, 1, "trainer-0", 1, {"module": "train", "check": False, **config}, str(tmp_path), "node"
+        )
+        made.append(Service(ServiceWorker(context)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.worker.context.stop.set()
+        each.ranks.code = 137 if each.ranks.code is None else each.ranks.code
+        each.wait()
+    FakeRanks.started.clear()
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (["READY=1", "EXIT_STATUS=0"], 0),
+        (["READY=1", "EXIT_STATUS=3"], 3),
+        (["EXIT_STATUS=2"], 2),
+        (["READY=1"], None),
+        (["READY=1", "EXIT_STATUS=143"], None),  # rank 0 took the end of the others for a request
+    ],
+)
+def test_it_ends_with_rank_zeros_code_unless_a_rank_died(service: Any, said: list[str], code: int | None) -> None:
+    job = service()
+    job.says(*said)
+    job.ranks.fail("rank 1 was ended by SIGKILL")
+    end = job.wait()
+    if code is None:
+        assert isinstance(end, RanksFailed)
+        assert str(end) == "rank 1 was ended by SIGKILL"
+    else:
+        assert isinstance(end, SystemExit)
+        assert end.code == code
+
+
+def test_the_ranks_train_once_rank_zero_is_ready(service: Any) -> None:
+    job = service()
+    assert job.activity == "JOINING"
+    job.says("READY=1")
+    wait_until(lambda: job.activity == "TRAINING", "the training")
+
+
+def test_a_node_without_rank_zero_does_not_wait_for_it(service: Any) -> None:
+    job = service(ready_seconds=0.01)
+    job.ranks.node_rank = 1
+    wait_until(lambda: job.activity == "TRAINING", "the training")
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "words"),
+    [
+        ({"ready_seconds": 0.05}, [], "rank 0 was not ready within 0.05 s"),
+        ({"silence_seconds": 0.05}, ["READY=1"], "rank 0 was silent for 0.05 s"),
+    ],
+)
+def test_ranks_that_are_late_or_silent_are_killed(service: Any, config: Any, said: list[str], words: str) -> None:
+    job = service(**config)
+    job.says(*said)
+    assert words in str(job.wait())
+    assert job.ranks.code == 137
+
+
+@pytest.mark.parametrize(("said", "code"), [("EXIT_STATUS=143", 143), ("EXIT_STATUS=0", None)])
+def test_a_stop_is_for_rank_zero_alone(service: Any, said: str, code: int | None) -> None:
+    with subprocess.Popen(["sleep", "60"]) as rank_zero:
+        job = service()
+        job.says(f"MAINPID={rank_zero.pid}", "READY=1")
+        wait_until(lambda: job.activity == "TRAINING", "the training")
+        job.worker.context.stop.set()
+        assert rank_zero.wait(60) == -signal.SIGTERM
+        assert job.ranks.code is None
+        job.says(said)
+        job.ranks.fail("rank 0 ended with exit code 143")
+        end = job.wait()
+        assert (end.code if isinstance(end, SystemExit) else end) == code
+
+
+def test_a_stop_before_rank_zero_is_there_ends_all(service: Any) -> None:
+    job = service()
+    job.worker.context.stop.set()
+    end = job.wait()
+    assert isinstance(end, SystemExit)
+    assert end.code == 143
+    assert job.ranks.code == 143
+
+
+def test_ranks_that_were_asked_by_the_master_end_idle(service: Any) -> None:
+    job = service()
+    job.says("READY=1")
+    wait_until(lambda: job.activity == "TRAINING", "the training")
+    job.worker.stop_round(1, 1)
+    wait_until(lambda: job.activity == "IDLE", "the end of the ranks")
+    address = job.worker.open_round(1, 2)
+    job.worker.start_round(1, 2, [["trainer-0", 1]], *address)
+    wait_until(lambda: len(FakeRanks.started) == 2, "the next round")
+    assert job.activity == "JOINING", "what rank 0 said in the round before does not count"
