@@ -174,14 +174,12 @@ class Death(BaseException):
 
 
 class Deaths:
-    """Counts the file operations under a directory, and kills at the one that is due, before or after it is done. The dead do
-    nothing more: each further operation raises, so that no clean-up of a living process runs."""
+    """Counts file operations, and kills before the one that is due. The dead do nothing more: each further operation raises, so
+    that no clean-up of a living process runs."""
 
-    def __init__(self, under: Path) -> None:
-        self._under = str(under)
+    def __init__(self) -> None:
         self.seen: list[str] = []
         self.due: int | None = None
-        self.after = False
         self.dead = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,14 +193,10 @@ class Deaths:
                 raise Death
             number = len(self.seen)
             self.seen.append(f"{name} {arguments[-1] if name in ('replace', 'rename', 'link') else arguments[0]}")
-            if number == self.due and not self.after:
-                self.dead = True
-                raise Death
-            result = real(*arguments, **more)
             if number == self.due:
                 self.dead = True
                 raise Death
-            return result
+            return real(*arguments, **more)
 
         return operation
 
