@@ -112,7 +112,7 @@ class TrialRunner(Acting):
         self._experiment = DurableExperiment(machine, self.directory)
         self._machine = machine
         self._errored_again = resume == "ERRORED_ONLY"
-        self._is_set_up = False
+        self._is_set_up = self._is_closed = self._is_acting = False
         self._files = threading.Lock()
         """Held while checkpoints are deleted or copied."""
         self._events: asyncio.Task[Sequence[executors.Event]] | None = None
@@ -196,7 +196,10 @@ class TrialRunner(Acting):
             self._decide(Opened(self._errored_again))
 
     async def cleanup(self) -> None:
-        """Ends what runs, and releases the directory; what was not finished can be resumed."""
+        """Ends what runs, and releases the directory; what was not finished can be resumed. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             if self._events is not None:
                 self._events.cancel()
@@ -206,9 +209,9 @@ class TrialRunner(Acting):
             await self.trial_executor.cleanup()
             if self._background:
                 await asyncio.wait(self._background)
-            if self.is_finished():
-                self.callbacks.notify("on_experiment_end", trials=self.get_trials())
-            self.checkpoint(force=True)
+            self.callbacks.notify("on_experiment_end", trials=self.get_trials())
+            if not self._is_acting:  # else a step has failed, and the journal alone knows what is still to be told
+                self.checkpoint(force=True)
             await asyncio.to_thread(self._send)
         finally:
             self._experiment.close()
@@ -229,6 +232,7 @@ class TrialRunner(Acting):
         when its directory cannot be written.
         """
         trials = self.get_trials()
+        self._is_acting = True
         if self._search is None:
             self._begin()
         self.callbacks.notify("on_step_begin", iteration=self.iteration, trials=trials)
@@ -243,6 +247,7 @@ class TrialRunner(Acting):
         self.trial_executor.on_step_end(trials)
         self.iteration += 1
         self.callbacks.notify("on_step_end", iteration=self.iteration, trials=trials)
+        self._is_acting = False
         self.checkpoint(force=self._experiment.snapshot_is_due)
         self._check()
 

@@ -203,3 +203,29 @@ def test_prompt_needs_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         import sys
 
         sys.stdin.close()
+
+
+def test_a_step_that_fails_leaves_the_journal_to_the_next_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_at(tmp_path)
+    for _ in range(8):
+        runner.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(ExperimentJournal, "append", _disk_is_full)
+        with pytest.raises(OSError, match="no space"):
+            _step(runner, 20)
+    runner.close()
+    runner.close()  # once more does nothing
+    runner = runner_at(tmp_path)
+    run_to_the_end(runner)
+    check_whole(runner)
+
+
+def _step(runner: TrialRunner, times: int) -> None:
+    for _ in range(times):
+        runner.step()
+
+
+def _disk_is_full(journal: ExperimentJournal, records: list[bytes]) -> None:
+    raise OSError("no space left on device")

@@ -1,0 +1,95 @@
+"""`run` and `run_experiments` with processes of this machine, and the arguments that they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tune
+from tests.tune.executors.trainables import Counter
+from tune.experiment import check_json
+from tune.trial import Trial
+
+COUNTER = "tests.tune.executors.trainables:Counter"
+
+
+@pytest.mark.slow
+def test_a_grid_runs_to_its_end_and_is_found_again(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {
+        "name": "grid",
+        "config": {"begin": tune.grid_search([0, 10])},
+        "metric": "count",
+        "mode": "max",
+        "stop": {"training_iteration": 3},
+        "checkpoint_at_end": True,
+        "local_dir": str(tmp_path),
+        "verbose": 0,
+        "resume": "AUTO",
+    }
+    analysis = tune.run(Counter, **arguments)
+    assert analysis.best_result["count"] == 13
+    assert sorted(trial.last_result["count"] for trial in analysis.trials) == [3, 13]
+    assert all(trial.checkpoint is not None and Path(trial.checkpoint.path).is_dir() for trial in analysis.trials)
+    again = tune.run(Counter, **arguments)
+    assert [trial.trial_id for trial in again.trials] == [trial.trial_id for trial in analysis.trials]
+    with pytest.raises(tune.TuneError, match="holds an experiment already"):
+        tune.run(Counter, **{**arguments, "resume": False})
+
+
+@pytest.mark.slow
+def test_several_experiments_run_as_one_and_errors_are_raised_at_the_end(tmp_path: Path) -> None:
+    fields = {"run": COUNTER, "local_dir": str(tmp_path), "stop": {"training_iteration": 1}}
+    wrong = {"run": f"{COUNTER}Missing", "local_dir": str(tmp_path)}
+    trials = tune.run_experiments({"one": fields, "two": wrong}, verbose=0, raise_on_failed_trial=False)
+    assert [trial.status for trial in trials] == ["TERMINATED", "ERROR"]
+    assert {Path(trial.local_dir).name for trial in trials} == {"one", "two"}
+    with pytest.raises(tune.TuneError, match=r"1 of 1 trials failed:\n.*error\.txt"):
+        tune.run(f"{COUNTER}Missing", name="three", local_dir=str(tmp_path), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "../up"}, "name = '../up'"),
+        ({"num_samples": 0}, "num_samples = 0"),
+        ({"max_failures": -2}, "max_failures = -2"),
+        ({"keep_checkpoints_num": 0}, "keep_checkpoints_num = 0"),
+        ({"checkpoint_freq": -1}, "checkpoint_freq = -1"),
+        ({"stop": {"loss": "low"}}, r"stop\['loss'\] = 'low'"),
+        ({"stop": {"loss": float("nan")}}, "not a number"),
+        ({"resources_per_trial": {"cpus": 2}}, "resources_per_trial"),
+        ({"mode": "least"}, "mode = 'least'"),
+        ({"scheduler": "asha"}, "scheduler = 'asha'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(tune.TuneError, match=words):
+        tune.run(COUNTER, local_dir=str(tmp_path), verbose=0, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trial_has_the_names_that_its_creators_give(tmp_path: Path) -> None:
+    def name(trial: Trial) -> str:
+        return f"lr{trial.config['lr']}"
+
+    experiment = tune.Experiment(
+        "names", COUNTER, local_dir=str(tmp_path), trial_name_creator=name, trial_dirname_creator=lambda trial: "here"
+    )
+    trial = experiment.make_trial("t1", {"lr": 0.1}, {"lr": 0.1}, "0_lr=0.1")
+    assert str(trial) == "lr0.1"
+    assert trial.logdir == str(tmp_path / "names" / "here")
+    plain = tune.Experiment("names", COUNTER, local_dir=str(tmp_path))
+    assert plain.make_trial("t1", {}, {}, "0_a/b=1").dirname == "Counter_t1_0_a_b=1"
+    escaping = tune.Experiment("names", COUNTER, trial_dirname_creator=lambda trial: "../out")
+    with pytest.raises(tune.TuneError, match="trial_dirname_creator returned"):
+        escaping.make_trial("t1", {}, {}, "")
+
+
+def test_what_is_no_json_is_refused_with_its_place() -> None:
+    check_json({"a": [1, {"b": None}], "c": "d"}, "config")
+    with pytest.raises(tune.TuneError, match="config/a/1 = "):
+        check_json({"a": [1, object()]}, "config")
+    with pytest.raises(tune.TuneError, match="the key 3 is no string"):
+        check_json({"a": {3: 1}}, "config")
