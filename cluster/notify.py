@@ -67,6 +67,11 @@ def watchdog_seconds() -> float | None:
     return int(microseconds) / 1e6 if microseconds.isdigit() and int(microseconds) > 0 else None
 
 
+def period_of(limit: float) -> float:
+    """Returns the time between two heartbeats under that limit on silence."""
+    return min(limit / 3, LONGEST_PERIOD_SECONDS)
+
+
 class Heartbeat:
     """Sends `WATCHDOG=1`, and any problem.
 
@@ -75,7 +80,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         limit = watchdog_seconds()
-        self.period = None if limit is None else min(limit / 3, LONGEST_PERIOD_SECONDS)
+        self.period = None if limit is None else period_of(limit)
         """Seconds between two heartbeats; None if no supervisor expects any."""
         self._beaten = -math.inf
         self._trouble = ""

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_serializer, model_validator
 
+from cluster.notify import period_of as notify_period
 from transport.config import Config, Identifier
 
 RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
@@ -20,6 +21,13 @@ RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]
 
 ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:Class`, with a colon before the class."""
+
+
+LONGEST_PERIOD_SECONDS = 2.0
+"""Longest time between two heartbeats of a worker of a class, even if its role allows a longer one, so that a status is fresh."""
+
+BEATS_IN_THE_LIMIT = 4
+"""Its heartbeats in the silence that the role allows: two may be lost or late, and the worker is still heard in time."""
 
 
 class RestartScope(StrEnum):
@@ -151,6 +159,16 @@ class RoleSpec(Config):
     def most(self) -> int:
         """Most workers."""
         return self.count if self.max_count is None else self.max_count
+
+    @property
+    def heartbeat_seconds(self) -> float | None:
+        """The time between two heartbeats of a worker; None if none is expected."""
+        limit = self.silence_timeout_seconds
+        if limit is None:
+            return None
+        if self.command is not None:
+            return notify_period(limit)
+        return min(LONGEST_PERIOD_SECONDS, limit / BEATS_IN_THE_LIMIT)
 
     @property
     def worker_names(self) -> tuple[str, ...]:

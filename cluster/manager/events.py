@@ -148,6 +148,25 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSuspected:
+    """Two heartbeats of a worker are missing: nothing was heard of it for so many seconds."""
+
+    worker: str
+    incarnation: int
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeard:
+    """A worker that was suspected sent a heartbeat."""
+
+    worker: str
+    incarnation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSilent:
     """A worker missed its heartbeats for so many seconds."""
 
@@ -249,6 +268,8 @@ Event = (
     | EndAnnounced
     | ExtensionRequested
     | WorkerExited
+    | WorkerSuspected
+    | WorkerHeard
     | WorkerSilent
     | ChildrenChecked
     | FailoverDone

@@ -32,9 +32,11 @@ from cluster.manager.events import (
     StopRequested,
     Tick,
     WorkerExited,
+    WorkerHeard,
     WorkerReady,
     WorkerSilent,
     WorkerStarted,
+    WorkerSuspected,
     WorkFinished,
 )
 from cluster.manager.ledger import Ledger
@@ -50,6 +52,7 @@ from cluster.manager.restarts import (
     overdue,
     replace_requested,
     silent,
+    suspect,
 )
 from cluster.manager.scaling import make_room, scale
 from cluster.manager.starting import (
@@ -159,6 +162,8 @@ class PrimeManager:
                 return extension_requested(ledger, event)
             case WorkerExited():
                 return exited(ledger, event)
+            case WorkerSuspected() | WorkerHeard():
+                return suspect(ledger, event)
             case WorkerSilent():
                 return silent(ledger, event)
             case ChildrenChecked():

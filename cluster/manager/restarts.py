@@ -22,7 +22,9 @@ from cluster.manager.events import (
     ReplaceRequested,
     Stop,
     WorkerExited,
+    WorkerHeard,
     WorkerSilent,
+    WorkerSuspected,
 )
 from cluster.manager.ledger import Ledger
 from cluster.manager.placement import allocate, lose_node
@@ -249,6 +251,15 @@ def extension_requested(ledger: Ledger, event: ExtensionRequested) -> list[Instr
         return []
     if (worker.ending or worker.phase in (Phase.STOPPING, Phase.RECYCLING)) and not worker.killed:
         ledger.set_deadline(worker, max(worker.deadline or event.at, event.at + event.seconds))
+    return []
+
+
+def suspect(ledger: Ledger, event: WorkerSuspected | WorkerHeard) -> list[Instruction]:
+    """Notes whether heartbeats of a worker are missing, for people; it is killed only once it is silent."""
+    worker = ledger.current(event.worker, event.incarnation)
+    if worker is not None and worker.phase in WELL:
+        worker.suspected = isinstance(event, WorkerSuspected)
+        ledger.changes[worker.name] = None
     return []
 
 

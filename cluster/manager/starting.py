@@ -67,7 +67,7 @@ def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[
         return []
     worker.incarnation += 1
     worker.unblocked = True
-    worker.launched = worker.ending = worker.killed = False
+    worker.launched = worker.ending = worker.killed = worker.suspected = False
     worker.stuck = worker.node = ""
     worker.pid = 0
     ledger.set_phase(worker, Phase.CREATING, at + ANSWER_SECONDS)

@@ -98,6 +98,8 @@ class WorkerRecord:
     """For a task: whether its work is complete, or never will be since it failed."""
     stuck: str = ""
     """For one that is being killed: what it failed to do, for a person."""
+    suspected: bool = False
+    """Whether two heartbeats of this incarnation are missing."""
     ready_since: float | None = None
     deaths: int = 0
     """In a row."""

@@ -16,11 +16,16 @@ from cluster.manager.events import (
     ReplaceRequested,
     ScaleRequested,
     StopRequested,
+    WorkerHeard,
     WorkerReady,
     WorkerSilent,
+    WorkerSuspected,
 )
 from cluster.manager.manager import PrimeManager
 from cluster.manager.state import WELL, Phase
+
+BEATS_MISSED = 2
+"""A worker is suspected once so many heartbeats are missing."""
 
 REQUESTS_AT_ONCE = 20
 """So many requests of a worker pass at once, and one a second after that."""
@@ -38,6 +43,7 @@ class Tally:
         self._due: dict[str, _Due] = {}
         self._heap: list[tuple[float, str]] = []
         self._requests: dict[str, _Allowance] = {}
+        self._recovered: dict[str, WorkerHeard] = {}
 
     @property
     def deadline(self) -> float | None:
@@ -52,8 +58,14 @@ class Tally:
 
     def heard(self, worker: str, incarnation: int, at: float) -> None:
         """Notes a heartbeat; one of another incarnation, or of a worker that is to end, counts nothing."""
-        if self._timeout(worker, incarnation) is not None:
-            self._listen(worker, incarnation, at)
+        if self._timeout(worker, incarnation) is None:
+            return
+        self._listen(worker, incarnation, at)
+        due = self._due[worker]
+        if due.suspected:
+            due.suspected = False
+            self._look_at(worker, due, at + self._suspicion(worker))
+            self._recovered[worker] = WorkerHeard(worker, incarnation, at)
 
     def follow(self, worker: str, at: float) -> None:
         """Looks at a worker that has changed: listens for it once it is ready, and no more once it ends."""
@@ -64,20 +76,28 @@ class Tally:
         elif record.phase is not Phase.INITIALIZING and (known is None or known.incarnation != record.incarnation):
             self._listen(worker, record.incarnation, at)
 
-    def silent(self, at: float) -> list[WorkerSilent]:
-        """Returns the workers that were not heard of for longer than their role allows, each once."""
-        events: list[WorkerSilent] = []
+    def missed(self, at: float) -> list[WorkerSuspected | WorkerHeard | WorkerSilent]:
+        """Returns the workers of which two heartbeats are missing, or that were not heard of for longer than their role allows.
+
+        Each is returned once; one that was suspected is returned again when it was heard of.
+        """
+        events: list[WorkerSuspected | WorkerHeard | WorkerSilent] = [*self._recovered.values()]
+        self._recovered.clear()
         while (deadline := self.deadline) is not None and deadline <= at:
             worker = heapq.heappop(self._heap)[1]
             due = self._due[worker]
-            timeout = self._timeout(worker, due.incarnation)
+            timeout, suspicion = self._timeout(worker, due.incarnation), self._suspicion(worker)
             if timeout is None:
                 del self._due[worker]
-            elif due.heard + timeout > at:
-                self._look_at(worker, due, due.heard + timeout)
-            else:
+            elif due.heard + timeout <= at:
                 del self._due[worker]
                 events.append(WorkerSilent(worker, due.incarnation, timeout, at))
+            elif due.suspected or due.heard + suspicion > at:
+                self._look_at(worker, due, due.heard + (timeout if due.suspected else suspicion))
+            else:
+                due.suspected = True
+                self._look_at(worker, due, due.heard + timeout)
+                events.append(WorkerSuspected(worker, due.incarnation, suspicion, at))
         return events
 
     def silent_for(self, worker: str, at: float) -> float:
@@ -103,6 +123,10 @@ class Tally:
                 return self._allow(worker, at)
             case ScaleRequested(role, _, at):
                 return self._allow(role, at)
+            case WorkerSuspected(worker, _, _, at):
+                return self._allow(f"silence of {worker}", at)
+            case WorkerHeard(worker):
+                return workers[worker].suspected
             case StopRequested(_, _, by, at) if by:
                 return self._allow(by, at)
         return True
@@ -123,6 +147,12 @@ class Tally:
             return None
         return self._manager.role_of(record).silence_timeout_seconds
 
+    def _suspicion(self, worker: str) -> float:
+        """The silence after which two heartbeats are missing."""
+        role = self._manager.role_of(self._manager.state.workers[worker])
+        limit = role.silence_timeout_seconds or 0.0
+        return min(BEATS_MISSED * (role.heartbeat_seconds or limit), limit)
+
     def _listen(self, worker: str, incarnation: int, at: float) -> None:
         due = self._due.get(worker)
         if due is not None and due.incarnation == incarnation:
@@ -130,8 +160,8 @@ class Tally:
             return
         timeout = self._timeout(worker, incarnation)
         if timeout is not None:
-            due = self._due[worker] = _Due(incarnation, at, at)
-            self._look_at(worker, due, at + timeout)
+            due = self._due[worker] = _Due(incarnation, at, at, self._manager.state.workers[worker].suspected)
+            self._look_at(worker, due, at + (timeout if due.suspected else self._suspicion(worker)))
 
     def _look_at(self, worker: str, due: _Due, at: float) -> None:
         """A heartbeat does not move the entry in the heap: when it comes up, it is put back as far as was heard meanwhile."""
@@ -145,6 +175,7 @@ class _Due:
     heard: float
     looked_at: float
     """The entry of the heap that counts."""
+    suspected: bool
 
 
 @dataclass(slots=True)

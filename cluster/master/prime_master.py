@@ -172,7 +172,7 @@ class PrimeMaster:
         now = self.clock.read()
         found = [arrival for arrival in arrived if arrival is not None]
         found = [*await self._new_guests(found, now), *found]
-        found += [Arrival(event) for event in self.tally.silent(now)]
+        found += [Arrival(event) for event in self.tally.missed(now)]
         if self.manager.deadline is not None and self.manager.deadline <= now:
             found.append(Arrival(Tick(now)))
         return found

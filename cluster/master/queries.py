@@ -75,7 +75,8 @@ def view(master: PrimeMaster, directory: Path, record: WorkerRecord) -> dict[str
         "restarts": record.restarts,
         "last_death": record.last_death,
         "status": beat.status if beat is not None else "",
-        "trouble": beat.trouble if beat is not None else "",
+        "trouble": (beat.trouble if beat is not None else "")
+        or ("suspected: heartbeats are missing" if record.suspected else ""),
         "log": str(log_file(master.spec, directory, record.name)),
     }
 

@@ -9,17 +9,11 @@ from typing import Any
 
 from pydantic import Field
 
-from cluster.spec import MASTER, ImportPath, JobSpec, role_of
+from cluster.spec import LONGEST_PERIOD_SECONDS, MASTER, ImportPath, JobSpec, role_of
 from transport.config import Config
 
 COMMAND = (sys.executable, "-m", "cluster.worker_process")
 """The command of every worker of a class."""
-
-LONGEST_PERIOD_SECONDS = 2.0
-"""Longest time between two heartbeats, even if the role allows a longer one, so that a status is fresh."""
-
-BEATS_IN_THE_LIMIT = 4
-"""Heartbeats in the silence that the role allows: two may be lost or late, and the worker is still heard in time."""
 
 
 class Description(Config):
@@ -63,8 +57,6 @@ def description_of(
     import_path = role.sub_master if rank == MASTER else role.worker
     if import_path is None:
         return {}
-    limit = role.silence_timeout_seconds
-    period = LONGEST_PERIOD_SECONDS if limit is None else min(LONGEST_PERIOD_SECONDS, limit / BEATS_IN_THE_LIMIT)
     description = Description(
         job=job.name,
         role=role.name,
@@ -76,7 +68,7 @@ def description_of(
         config=role.config,
         directory=str(directory),
         task=role.task and rank != MASTER,
-        heartbeat_seconds=period,
+        heartbeat_seconds=role.heartbeat_seconds or LONGEST_PERIOD_SECONDS,
         path=tuple(path),
     )
     return description.model_dump(mode="json")

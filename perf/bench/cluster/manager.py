@@ -119,7 +119,7 @@ class _Deaths:
         for name, incarnation in heard:
             self._heard_at += pause
             self._tally.heard(name, incarnation, self._heard_at)
-            self._tally.silent(self._heard_at)
+            self._tally.missed(self._heard_at)
         return (time.thread_time() - began) / beats
 
     def _next(self) -> Event:

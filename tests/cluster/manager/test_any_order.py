@@ -33,7 +33,9 @@ from cluster.manager.events import (
     ScaleRequested,
     StopRequested,
     Tick,
+    WorkerHeard,
     WorkerSilent,
+    WorkerSuspected,
 )
 from cluster.manager.ledger import Ledger
 from cluster.manager.manager import PrimeManager
@@ -233,6 +235,15 @@ class AnyOrder(RuleBasedStateMachine):
     def fall_silent(self, number: int) -> None:
         if name := self.living(number):
             self.handle(WorkerSilent(name, self.backend.processes[name].incarnation, 15.0, self.backend.now))
+        self.go_on()
+
+    @rule(number=st.integers(0, 7), heard=st.booleans())
+    def miss_heartbeats(self, number: int, heard: bool) -> None:
+        if name := self.living(number):
+            incarnation = self.backend.processes[name].incarnation
+            self.handle(WorkerSuspected(name, incarnation, 4.0, self.backend.now))
+            if heard:
+                self.handle(WorkerHeard(name, incarnation, self.backend.now))
         self.go_on()
 
     @rule(number=st.integers(0, 7), unkillable=st.sampled_from([False, False, True]))

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from cluster.manager.events import ExtensionRequested, ReplaceRequested, StopRequested, WorkerExited, WorkerSilent
+from cluster.manager.events import (
+    ExtensionRequested,
+    ReplaceRequested,
+    StopRequested,
+    WorkerExited,
+    WorkerHeard,
+    WorkerSilent,
+    WorkerSuspected,
+)
 from cluster.manager.tally import REQUESTS_AT_ONCE, Tally
 from tests.cluster.manager.driver import Driver, command, managed
+
+
+def silent(tally: Tally, at: float) -> list[WorkerSilent]:
+    """Those that were silent for too long; who is only suspected is left out."""
+    return [event for event in tally.missed(at) if isinstance(event, WorkerSilent)]
 
 
 def beating() -> tuple[Driver, Tally]:
@@ -22,17 +35,47 @@ def test_a_worker_that_is_not_heard_of_is_silent_once() -> None:
     _, tally = beating()
     for name in ("server-0", "task-0"):
         tally.heard(name, 1, 50.0)
-    assert tally.silent(60.9) == []
+    assert silent(tally, 60.9) == []
     assert tally.silent_for("trainer-0", 60.0) == 59.0
-    assert tally.silent(61.0) == [WorkerSilent("trainer-0", 1, 60.0, 61.0)]
-    assert tally.silent(61.0) == []
+    assert silent(tally, 61.0) == [WorkerSilent("trainer-0", 1, 60.0, 61.0)]
+    assert silent(tally, 61.0) == []
     assert tally.deadline == 110.0, "the others', who were heard of at 50"
+
+
+def test_a_worker_is_suspected_when_two_heartbeats_are_missing_and_until_it_is_heard() -> None:
+    job, tally = beating()
+    for name in ("server-0", "task-0"):
+        tally.heard(name, 1, 6.0)
+    assert tally.deadline == 11.0, "a command that may be silent for 60 s sends one every 5 s"
+    suspected = WorkerSuspected("trainer-0", 1, 10.0, 11.0)
+    assert tally.missed(11.0) == [suspected]
+    assert tally.passes(suspected)
+    assert job.handle(suspected) == []
+    assert job["trainer-0"].suspected
+    assert tally.missed(12.0) == []
+    anew = Tally(job.manager)
+    anew.follow("trainer-0", 12.0)
+    for each in (tally, anew):
+        each.heard("trainer-0", 1, 13.0)
+        each.heard("trainer-0", 1, 14.0)
+        assert each.missed(14.0) == [WorkerHeard("trainer-0", 1, 13.0)]
+        assert each.deadline == 16.0 if each is tally else 23.0
+    job.handle(WorkerHeard("trainer-0", 1, 13.0))
+    assert not job["trainer-0"].suspected
+    assert not tally.passes(WorkerHeard("trainer-0", 1, 13.0))
+    assert WorkerSuspected("trainer-0", 1, 10.0, 24.0) in tally.missed(24.0)
+
+
+def test_a_worker_whose_heartbeats_come_and_go_does_not_fill_the_journal() -> None:
+    _, tally = beating()
+    passed = [tally.passes(WorkerSuspected("trainer-0", 1, 10.0, 2.0)) for _ in range(2 * REQUESTS_AT_ONCE)]
+    assert passed.count(True) == REQUESTS_AT_ONCE
 
 
 def test_a_heartbeat_of_another_incarnation_counts_nothing() -> None:
     _, tally = beating()
     tally.heard("trainer-0", 2, 50.0)
-    assert [event.worker for event in tally.silent(61.0)] == ["server-0", "task-0", "trainer-0"]
+    assert [event.worker for event in silent(tally, 61.0)] == ["server-0", "task-0", "trainer-0"]
 
 
 def test_a_worker_that_leaves_or_is_stopped_need_not_be_heard_of() -> None:
@@ -40,7 +83,7 @@ def test_a_worker_that_leaves_or_is_stopped_need_not_be_heard_of() -> None:
     job.leaves("task-0", 10.0)
     tally.heard("task-0", 1, 20.0)
     job.silent("server-0", 60.0, 30.0)
-    assert [event.worker for event in tally.silent(100.0)] == ["trainer-0"]
+    assert [event.worker for event in silent(tally, 100.0)] == ["trainer-0"]
     assert tally.deadline is None
 
 
@@ -54,8 +97,8 @@ def test_a_worker_is_listened_for_from_its_first_word_on_and_else_from_its_being
     tally.heard("a-0", 1, 10.0)
     job.ready("b-0", 20.0)
     tally.follow("b-0", 20.0)
-    assert [event.worker for event in tally.silent(70.0)] == ["a-0"]
-    assert [event.worker for event in tally.silent(80.0)] == ["b-0"]
+    assert [event.worker for event in silent(tally, 70.0)] == ["a-0"]
+    assert [event.worker for event in silent(tally, 80.0)] == ["b-0"]
 
 
 def test_a_new_incarnation_is_listened_for_anew() -> None:
@@ -66,7 +109,7 @@ def test_a_new_incarnation_is_listened_for_anew() -> None:
     job.ready("trainer-0", 50.0)
     tally.follow("trainer-0", 50.0)
     assert tally.silent_for("trainer-0", 55.0) == 5.0
-    assert [event.worker for event in tally.silent(61.0)] == ["server-0", "task-0"]
+    assert [event.worker for event in silent(tally, 61.0)] == ["server-0", "task-0"]
 
 
 def test_stale_events_and_repeated_requests_do_not_pass() -> None:
