@@ -33,6 +33,8 @@ class DurableExperiment:
         self._journal = None if directory is None else ExperimentJournal(directory)
         self._records: list[bytes] = []
         self._instructions: list[Instruction] = []
+        self._is_broken_off = False
+        """Whether an event was decided, or instructions were carried out, in part only."""
 
     def resumed(
         self, others: Callable[[dict[str, Any]], None], replayed: Callable[[Event, list[Instruction]], None]
@@ -89,9 +91,22 @@ class DurableExperiment:
         journal = self._journal
         return journal is not None and journal.bytes_since_snapshot > max(SMALLEST_JOURNAL, journal.snapshot_bytes)
 
+    def break_off(self) -> None:
+        """Says that not all instructions will be carried out: a resume gives them again, from the journal."""
+        self._is_broken_off = True
+
     def snapshot(self, others: dict[str, Any]) -> None:
-        """Writes the state after the last commit; `others` is the state of what is outside the state machine."""
+        """Writes the state, once all that was decided is carried out; `others` is the state of what is outside the state machine.
+
+        Until then the journal is all that is written: a resume from a snapshot gives none of the instructions before it again.
+        """
         if self._journal is None:
+            return
+        if self._is_broken_off or self._instructions:
+            if self._records and not self._is_broken_off:
+                self._journal.append(self._records)
+                self._records = []
+            self._journal.flush()
             return
         scheduler = type(self.machine.scheduler).__qualname__
         state = {"format": FORMAT, "scheduler": scheduler, "machine": state_of(self.machine), "others": others}
@@ -111,8 +126,10 @@ class DurableExperiment:
         try:
             return self.machine.handle(event)
         except TuneError:
+            self._is_broken_off = True
             raise
         except Exception as error:
+            self._is_broken_off = True
             scheduler = type(self.machine.scheduler).__qualname__
             raise TuneError(
                 f"deciding on {type(event).__name__} with the scheduler {scheduler} failed, so the experiment ends; it can be "

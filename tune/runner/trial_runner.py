@@ -307,8 +307,12 @@ class TrialRunner(Acting):
     def _carry_out(self) -> None:
         """Makes what was decided durable, and acts on it, until nothing more follows."""
         while instructions := self._experiment.commit():
-            for instruction in instructions:
-                self._act(instruction)
+            try:
+                for instruction in instructions:
+                    self._act(instruction)
+            except BaseException:
+                self._experiment.break_off()
+                raise
 
     def _start_trials(self) -> None:
         """Lets the scheduler choose trials for as long as resources are free and it chooses one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials, run_to_
 from tests.tune.runner.test_trial_runner import Listener, lines_of
 from tune.callbacks.defaults import with_default_loggers
 from tune.errors import TuneError
+from tune.executors.executor import Event
+from tune.result import Result
 from tune.runner import trial_runner
 from tune.runner.journal import ExperimentJournal, journal_path, read_records
 from tune.runner.trial_runner import TrialRunner
+from tune.schedulers.scheduler import Trials, TrialScheduler
+from tune.stoppers.stopper import Stopper
+from tune.trial import Trial
 
 pytestmark = pytest.mark.slow  # many runners, one after the other
 
@@ -98,6 +104,54 @@ def test_a_kill_between_the_journal_and_what_follows_loses_nothing(
     runner = runner_at(tmp_path)
     run_to_the_end(runner)
     check_whole(runner)
+
+
+class Breaks(TrialScheduler):
+    """Raises at a result after `broken` is set."""
+
+    broken = False
+
+    def on_trial_result(self, trials: Trials, trial: Trial, result: Result) -> str:
+        if self.broken:
+            raise RuntimeError("a scheduler with a defect")
+        return self.CONTINUE
+
+
+def all_events_of(executor: ScriptedExecutor) -> Callable[[float], Awaitable[Sequence[Event]]]:
+    async def next_events(timeout: float) -> Sequence[Event]:
+        events = list(executor.due)
+        executor.due.clear()
+        return events
+
+    return next_events
+
+
+@pytest.mark.parametrize("what", ["scheduler", "act", "stopper"])
+def test_an_experiment_that_breaks_off_is_resumed_without_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def fail(*given: Any) -> None:
+        raise OSError("a disk with a defect")
+
+    for steps in range(4, 12):
+        place = tmp_path / str(steps)
+        with monkeypatch.context() as patch:
+            executor = ScriptedExecutor()
+            runner = runner_at(place, scheduler=Breaks(), executor=executor)
+            for _ in range(steps):
+                runner.step()
+            patch.setattr(executor, "next_events", all_events_of(executor))
+            if what == "scheduler":
+                patch.setattr(Breaks, "broken", True)
+            elif what == "act":
+                patch.setattr(runner, "_act", fail)
+            else:
+                patch.setattr(Stopper, "__call__", fail)
+            with pytest.raises((TuneError, OSError), match="with a defect"):
+                run_to_the_end(runner)
+        runner = runner_at(place, scheduler=Breaks())
+        run_to_the_end(runner)
+        check_whole(runner)
 
 
 def test_half_a_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
