@@ -108,9 +108,17 @@ def read_journal(run_dir: Path) -> list[Change]:
 
 
 def write_journal(run_dir: Path, changes: Sequence[Change]) -> None:
-    """Replaces the journal. Raises `OSError`."""
+    """Replaces the journal. Raises `OSError`, and `ChangeRefused` for one that could not be read again."""
     content = {"format": FORMAT, "changes": [change.model_dump(mode="json") for change in changes]}
-    write_atomically(run_dir / "control" / JOURNAL, orjson.dumps(content))
+    try:
+        data = orjson.dumps(content)
+    except TypeError as error:  # too deep
+        raise ChangeRefused(f"the change cannot be journalled: {error}") from error
+    if len(data) > MAX_BYTES:
+        raise ChangeRefused(
+            f"the run's changes would have {len(data)} bytes; at most {MAX_BYTES} are journalled. Put them into its file"
+        )
+    write_atomically(run_dir / "control" / JOURNAL, data)
 
 
 def in_force(changes: Iterable[Change], step: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,29 @@ def test_keys_that_may_change_do_and_others_are_named() -> None:
     for bad in ({"sampling.temperature": -1}, {"sampling.warmth": 1}, {"training.learning_rate": math.inf}):
         with pytest.raises(ChangeRefused, match=r"(?i)greater|extra|finite"):
             apply(config, bad)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_a_journal_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    key = "sampling.chat_template_kwargs"
+    for depth in (200, 249, 250, 251, 252, 253):
+        with suppress(ChangeRefused):
+            write_journal(tmp_path, [Change(request_id="deep", step=1, changes={key: nested(depth)})])
+        assert len(read_journal(tmp_path)) == 1
+    with pytest.raises(ChangeRefused, match="cannot be journalled"):
+        write_journal(tmp_path, [Change(request_id="deep", step=1, changes={key: nested(253)})])
+    long = [Change(request_id=f"n{n}", step=1, changes={key: {"a": "x" * 60_000}}) for n in range(18)]
+    write_journal(tmp_path, long[:17])
+    with pytest.raises(ChangeRefused, match="at most 1048576"):
+        write_journal(tmp_path, long)
+    assert read_journal(tmp_path) == long[:17]
 
 
 def test_the_journal_gives_each_step_its_values(tmp_path: Path) -> None:
