@@ -143,7 +143,7 @@ def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
             Figure(
                 "what that is beyond adapters and optimizers, over the base",
                 (after.resident - before.resident - further) / base,
-                "x", 0.1, timed=False,
+                "x", 0.1 * (len(states) - 1) / (RUNS - 1), timed=False,
             ),
         ],
     )  # fmt: skip
