@@ -74,9 +74,12 @@ class FileExperiment:
         """Returns its runner. Raises `UserError`."""
         config, file = self.config, self._file
         scheduler, search = scheduler_of(config, file), search_of(config, file)
-        scheduler.set_search_properties(config.metric, config.mode)
-        search.set_search_properties(config.metric, config.mode, self.experiment.config)
-        search.add_configurations([self.experiment])
+        try:
+            scheduler.set_search_properties(config.metric, config.mode)
+            search.set_search_properties(config.metric, config.mode, self.experiment.config)
+            search.add_configurations([self.experiment])
+        except TuneError as error:
+            raise UserError(f"{file}: {error}") from None
         defaults = importlib.import_module("tune.callbacks.defaults").with_default_loggers(callbacks)
         try:
             return TrialRunner(
@@ -177,7 +180,10 @@ class FileExperiment:
                 f"{self._file}: trainable = {self.config.trainable!r}: expected an import path 'module:name'"
             )
         if importlib.util.find_spec(module.partition(".")[0]) is None:
-            raise UserError(f"{self._file}: trainable = {self.config.trainable!r}: there is no module {module!r}")
+            raise UserError(
+                f"{self._file}: trainable = {self.config.trainable!r}: there is no module {module!r}; install it, or put its "
+                f"directory on PYTHONPATH, such as: PYTHONPATH=. counterpoint tune {self._file}"
+            )
 
 
 async def run_to_end(runner: TrialRunner, stop: asyncio.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 Result = dict[str, Any]
@@ -24,6 +25,14 @@ TRIAL_ID = "trial_id"
 EXPERIMENT_TAG = "experiment_tag"
 SHOULD_CHECKPOINT = "should_checkpoint"
 """Set by a trainable in a result to ask for a checkpoint now."""
+
+
+_ABOUT_THE_TRIAL = {"config", "date", "hostname", "node_ip", "pid", "timestamp", DONE, TRIAL_ID, EXPERIMENT_TAG}
+_COUNTED = {
+    TRAINING_ITERATION, TIME_TOTAL_S, TIME_THIS_ITER_S, TIMESTEPS_TOTAL, TIMESTEPS_THIS_ITER, EPISODES_TOTAL, EPISODES_THIS_ITER,
+    "time_since_restore", "timesteps_since_restore", "iterations_since_restore",
+}  # fmt: skip
+"""What each result has, whatever the trainable reports."""
 
 
 def lookup(result: Result, metric: str) -> Any:
@@ -50,3 +59,11 @@ def flattened(result: Result) -> Result:
         else:
             flat[key] = value
     return flat
+
+
+def what_it_has(result: Result, metric: str) -> str:
+    """Says for an error which metrics a result has instead of the one that is missing, and which is nearest to that."""
+    names = [name for name in flattened(result) if name.partition("/")[0] not in _ABOUT_THE_TRIAL]
+    near = difflib.get_close_matches(metric, names, n=1)
+    listed = ", ".join(sorted(name for name in names if name not in _COUNTED)) or "no metric of its own"
+    return f"the nearest is {near[0]!r}; it has {listed}" if near else f"it has {listed}"

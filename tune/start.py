@@ -15,7 +15,7 @@ from typing import Any
 
 from tune.callbacks.callback import Callback
 from tune.callbacks.defaults import with_default_loggers
-from tune.errors import TuneError
+from tune.errors import TuneError, in_one_line
 from tune.executors.executor import TrialExecutor
 from tune.experiment import Experiment
 from tune.resources import Resources
@@ -206,7 +206,7 @@ def _run(
     asyncio.run(_to_the_end(runner))
     failed = [trial for trial in runner.get_trials() if trial.status == Trial.ERROR]
     if failed and raise_on_failed_trial:
-        shown = "\n".join(f"  {trial}: {trial.error_file}" for trial in failed[:10])
+        shown = "\n".join(f"  {trial}: {in_one_line(trial.error_msg)}; see {trial.error_file}" for trial in failed[:10])
         more = f"\n  and {len(failed) - 10} more" if len(failed) > 10 else ""
         raise TuneError(f"{len(failed)} of {len(runner.get_trials())} trials failed:\n{shown}{more}")
     return runner.get_trials()

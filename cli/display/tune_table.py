@@ -19,6 +19,7 @@ from rich.text import Text
 
 from job.number_format import duration, number
 from tune.callbacks.callback import Callback
+from tune.errors import in_one_line
 from tune.result import TIME_TOTAL_S, TRAINING_ITERATION, Result, lookup
 from tune.trial import Trial
 
@@ -87,7 +88,7 @@ def table_of(rows: Sequence[Row], title: str, metric: str, mode: str, note: str 
     below = [Text(f"... and {left_out} more", "dim")] if left_out else []
     if (best := best_of(rows, metric, mode)) is not None:
         below.append(Text(f"best: {describe(best, metric)}", "bold"))
-    errors = [Text(f"{row.trial_id}: {_first_line(row.error)}", "red") for row in shown if row.error]
+    errors = [Text(f"{row.trial_id}: {in_one_line(row.error)}", "red") for row in shown if row.error]
     return Group(table, *below, *errors)
 
 
@@ -164,11 +165,11 @@ class LiveTable(Callback):
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Prints why a trial is started again."""
-        self._say(trial, f"failed, and is started again: {_first_line(trial.error_msg)}")
+        self._say(trial, f"failed, and is started again: {in_one_line(trial.error_msg)}")
 
     def on_trial_fail(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Prints why a trial has failed for good."""
-        self._say(trial, f"failed: {_first_line(trial.error_msg)}; see {trial.error_file}")
+        self._say(trial, f"failed: {in_one_line(trial.error_msg)}; see {trial.error_file}")
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Prints the whole table once more."""
@@ -223,7 +224,3 @@ def _value(value: Any) -> str:
 def _number(result: Result, metric: str) -> float | None:
     value = lookup(result, metric)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]

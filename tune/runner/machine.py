@@ -26,7 +26,7 @@ from typing import Any
 
 from tune.checkpoint import Checkpoint
 from tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
-from tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION, Result, lookup
+from tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION, Result, lookup, what_it_has
 from tune.runner.events import (
     ATTEMPT_EVENTS,
     CannotRun,
@@ -381,7 +381,7 @@ class ExperimentMachine(Transfers):
             if lookup(result, metric) is None and not result.get(DONE):
                 return (
                     f"{trial}: the result of iteration {result[TRAINING_ITERATION]} has no {metric!r}, which the scheduler, the "
-                    f"search algorithm or a stopping criterion needs; it has {', '.join(sorted(result))}"
+                    f"search algorithm or a stopping criterion needs; {what_it_has(result, metric)}"
                 )
         return None
 

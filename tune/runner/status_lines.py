@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tune.callbacks.callback import Callback
+from tune.errors import in_one_line
 from tune.result import TRAINING_ITERATION, Result, lookup
 from tune.trial import Trial
 
@@ -44,8 +45,7 @@ class StatusLines(Callback):
     def on_trial_fail(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """A line, unless silence is asked for."""
         if self._verbose >= 1:
-            reason = (trial.error_msg or "").strip().splitlines()
-            _say(f"{trial} failed, see {trial.error_file}: {reason[-1] if reason else 'no reason given'}")
+            _say(f"{trial} failed, see {trial.error_file}: {in_one_line(trial.error_msg) or 'no reason given'}")
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """The last line of status."""

@@ -138,6 +138,10 @@ def report(_metric: Any = None, **metrics: Any) -> None:
 
     Outside a trial it only logs them, so that a function can be tried without a tuner.
     """
+    if isinstance(_metric, dict):
+        raise TuneError(
+            f"tune.report got a dict, {sorted(map(str, _metric))}; write tune.report(**metrics), or name=value for each"
+        )
     if _metric is not None:
         metrics["_metric"] = _metric
     if _current is None:

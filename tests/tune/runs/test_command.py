@@ -136,6 +136,25 @@ def test_an_error_names_file_key_and_what_is_allowed(
     assert str(command.file) in error or "/nowhere" in error
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"trainable": "nowhere:x"}, "PYTHONPATH=. counterpoint tune"),
+        ({"search": {"kind": "optuna"}, "space": {"x": {"grid_search": [1]}, "y": {"uniform": [0, 1]}}}, "grid x"),
+    ],
+)
+def test_a_trainable_without_a_job_is_checked_before_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str
+) -> None:
+    file = tmp_path / "tune.toml"
+    settings = {"name": "exp", "local_dir": str(tmp_path), "trainable": "tests.tune.executors.trainables:reports"}
+    file.write_text(tomli_w.dumps({"executor": "local", **settings, **change}))
+    assert main(["tune", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
 def test_a_dry_run_prints_a_file_that_loads_to_the_same(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", command.write(), "--dry-run", "--num_samples", "5"]) == 0
     again = command.file.with_name("again.toml")

@@ -180,6 +180,11 @@ def test_only_the_functions_own_thread_reports(tmp_path: Path) -> None:
     it.stop()
 
 
+def test_a_dict_that_is_reported_as_one_value_is_refused() -> None:
+    with pytest.raises(TuneError, match=r"\['loss'\]; write tune.report\(\*\*metrics\)"):
+        tune.report({"loss": 1.0})
+
+
 def test_a_function_that_takes_no_checkpoint_cannot_be_restored(tmp_path: Path) -> None:
     counts = function_trainable(trainables.counts, tmp_path)
     counts.train()
