@@ -118,7 +118,8 @@ class RunTrialExecutor(TrialExecutor):
         if checkpoint is None or checkpoint.trial_id == trial.trial_id:
             return None
         has_begun = (config.run_dir / "control").exists()
-        return read_saved(checkpoint.path), note_copy(Path(trial.logdir), checkpoint, anew, at_start=not has_begun)
+        note = note_copy(Path(trial.logdir), checkpoint, trial.config, anew, at_start=not has_begun)
+        return read_saved(checkpoint.path), note
 
     def continue_training(self, trial: Trial) -> None:
         """Lets the next result be delivered."""
@@ -155,7 +156,8 @@ class RunTrialExecutor(TrialExecutor):
                 return False
             source = note = None
             if checkpoint is not None:
-                source, note = read_saved(checkpoint.path), note_copy(Path(trial.logdir), checkpoint, anew=True)
+                source = read_saved(checkpoint.path)
+                note = note_copy(Path(trial.logdir), checkpoint, config, anew=True)
             attempt.exploit(source, note, changes)
         except (UserError, TuneError, OSError) as error:
             logger.warning("trial %s cannot be reset in place: %s", trial.trial_id, error)

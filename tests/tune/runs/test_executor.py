@@ -169,6 +169,28 @@ def test_a_copy_is_made_once_though_the_tuner_was_killed(job: PretendedJob) -> N
     assert results(job, loser, 2) == [3, 4]
 
 
+def test_a_paused_trial_copies_the_same_checkpoint_again(job: PretendedJob) -> None:
+    """The winner waits, while the loser falls behind a second time."""
+    for name in "ab":
+        job.direct(name, "allowed", "1")
+    winner, loser = job.trial("a"), job.trial("b")
+    for trial in (winner, loser):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    assert results(job, loser, 1) == [1]
+    checkpoint = job.checkpoint(winner, 1)
+    job.executor.save(winner, checkpoint)
+    job.until(Saved, winner)
+    copied = job.output / "run_exp.b/control/copied.txt"
+    for attempt, rate, copies in ((2, 0.2, 1), (3, 0.3, 2), (4, 0.3, 2)):  # the last, after a kill, is no new one
+        job.executor.pause_trial(loser)
+        job.until(Stopped, loser)
+        loser.config = {"training": {"learning_rate": rate}}
+        job.executor.start_trial(loser, attempt, checkpoint)
+        job.until(Started, loser)
+        assert copied.read_text().count("\n") == copies
+
+
 def test_a_new_start_has_its_values_whatever_was_changed_in_place(job: PretendedJob) -> None:
     job.direct("a", "allowed", "1")
     trial = job.trial("a", training={"learning_rate": 0.1})
