@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -99,7 +100,8 @@ def write_request(run_dir: Path, request: SaveRequest | CopyRequest | ChangeRequ
 
 def withdraw_request(run_dir: Path, request_id: str) -> None:
     """Removes a request that waits. One that was taken up already is carried out all the same."""
-    _request_path(run_dir, request_id).unlink(missing_ok=True)
+    with suppress(IsADirectoryError):  # it is no request, as its answer says, and stands in no other's way
+        _request_path(run_dir, request_id).unlink(missing_ok=True)
 
 
 def waiting_requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from run.changes import (
     write_journal,
 )
 from run.config import RunConfig
+from run.requests import Answer, SaveRequest, waiting_requests, write_answer, write_request
 from tests.orchestrator.daemons import assert_whole, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
@@ -89,6 +91,17 @@ def test_a_journal_that_could_not_be_read_again_is_not_written(tmp_path: Path) -
     with pytest.raises(ChangeRefused, match="at most 1048576"):
         write_journal(tmp_path, long)
     assert read_journal(tmp_path) == long[:17]
+
+
+def test_what_is_no_request_stands_in_no_others_way(tmp_path: Path) -> None:
+    (tmp_path / "control" / "requests" / "a.json").mkdir(parents=True)
+    os.mkfifo(tmp_path / "control" / "requests" / "b.json")
+    write_request(tmp_path, SaveRequest(request_id="c"))
+    for expected in (["a", "b", "c"], []):
+        found = [request_id for request_id, _ in waiting_requests(tmp_path, ("save",))]
+        assert found == expected
+        for request_id in found:
+            write_answer(tmp_path, Answer(request_id=request_id, outcome="done"))
 
 
 def test_the_journal_gives_each_step_its_values(tmp_path: Path) -> None:
