@@ -171,6 +171,9 @@ def _resources(given: Resources | Mapping[str, Any] | None) -> Resources:
     try:
         return Resources(**(given or {}))
     except ValueError as error:
+        if unknown := [name for name in given or {} if name not in Resources.model_fields]:
+            names = ", ".join(Resources.model_fields)
+            raise TuneError(f"resources_per_trial: there is no {unknown[0]!r}; expected some of {names}") from None
         raise TuneError(f"resources_per_trial = {given!r}: {error}") from None
 
 

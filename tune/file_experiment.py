@@ -58,7 +58,10 @@ class FileExperiment:
         """Returns the experiment of a directory. Raises `UserError` if there is none."""
         file = directory / FILE
         if not file.exists():
-            raise UserError(f"{directory}: there is no experiment ({FILE} is missing)")
+            raise UserError(
+                f"{directory}: there is no experiment of a file ({FILE} is missing); one that a script has begun with tune.run "
+                "goes on by the same script, with resume='AUTO'"
+            )
         found = cls(load(TuneConfig, file, []), file)
         if found.directory != directory.absolute():
             raise UserError(f"{directory}: its {FILE} is of the experiment in {found.directory}; was it moved?")

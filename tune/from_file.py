@@ -5,6 +5,7 @@ Errors name the file and the key, as everywhere (`transport/configuration/explai
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ def space_of(table: Table, where: str, above: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
             space[key] = value
         elif _domain_of(value) is None:
+            _check_spelling(value, f"{where}: {path}")
             space[key] = space_of(value, where, f"{path}.")
         else:
             space[key] = _domain(value, f"{where}: {path}")
@@ -136,6 +138,16 @@ def _domain_of(table: Table) -> str | None:
         if name in (*DOMAINS, *LISTS, FUNCTION):
             return str(name)
     return None
+
+
+def _check_spelling(table: Table, where: str) -> None:
+    """Raises `UserError` for a table that is almost a domain: taken for a plain value, it would reach each trial as a dict."""
+    name, given = next(iter(table.items())) if len(table) == 1 else ("", None)
+    if isinstance(given, list) and (near := difflib.get_close_matches(name, (*DOMAINS, *LISTS), n=1, cutoff=0.8)):
+        raise UserError(
+            f"{where}.{name} = {given!r}: there is no domain {name!r}; the nearest is {near[0]}. What is meant as it is "
+            "belongs in [run]"
+        )
 
 
 def _domain(table: Table, where: str) -> Any:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,17 @@ from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, read_json
 from tune.config import TuneConfig
 from tune.file_experiment import FILE
-from tune.result import TRAINING_ITERATION, lookup
+from tune.result import DEFAULT_METRIC, TRAINING_ITERATION, lookup
+from tune.runner.trial_files import STATE_FILE, read_runner_state
 from tune.runs.exploit import read_note
 from tune.trial import Trial
 
 USAGE = """usage: counterpoint tune status DIRECTORY [--json] [--watch]
 
-DIRECTORY is the experiment's.
+DIRECTORY is the experiment's, of `counterpoint tune` or of `tune.run`.
   --json    an object with a list of trials
   --watch   until every trial has ended"""
 
-STATE_FILE = "experiment_state.json"
 MAX_BYTES = 2**30
 REFRESH_SECONDS = 2.0
 
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> int:
     if given.directory is None or unknown:
         print(USAGE)
         return 0 if unknown in (["-h"], ["--help"]) else 2
-    config = _config(given.directory)
+    config = _shown(given.directory)
     if given.json:
         print(
             json.dumps(
@@ -85,13 +86,27 @@ def _row(trial: dict[str, Any]) -> Row:
     )
 
 
-def _config(directory: Path) -> TuneConfig:
-    if not (directory / FILE).exists():
-        raise UserError(f"{directory}: there is no experiment ({FILE} is missing)")
-    return load(TuneConfig, directory / FILE, [])
+@dataclass(frozen=True)
+class Shown:
+    """What an experiment is called, and by what its trials are compared."""
+
+    name: str
+    metric: str
+    mode: str
 
 
-def _as_json(row: Row, config: TuneConfig) -> dict[str, Any]:
+def _shown(directory: Path) -> Shown:
+    """Of `counterpoint tune`, its file says it; of `tune.run`, its state."""
+    if (directory / FILE).exists():
+        config = load(TuneConfig, directory / FILE, [])
+        return Shown(config.name, config.metric, config.mode)
+    if not (directory / STATE_FILE).exists():
+        raise UserError(f"{directory}: there is no experiment ({FILE} is missing, and {STATE_FILE}, too)")
+    runner = read_runner_state(directory)
+    return Shown(directory.absolute().name, runner.get("metric") or DEFAULT_METRIC, runner.get("mode") or "max")
+
+
+def _as_json(row: Row, config: Shown) -> dict[str, Any]:
     return {
         "trial_id": row.trial_id,
         "status": row.status,
@@ -104,7 +119,7 @@ def _as_json(row: Row, config: TuneConfig) -> dict[str, Any]:
     }
 
 
-def _watch(directory: Path, config: TuneConfig, console: Console) -> None:
+def _watch(directory: Path, config: Shown, console: Console) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             found = rows(directory)

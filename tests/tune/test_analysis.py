@@ -15,7 +15,7 @@ from tune.analysis import Analysis
 from tune.callbacks.json_logger import JsonLoggerCallback
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
-from tune.runner.trial_files import write_state
+from tune.runner.trial_files import read_runner_state, write_state
 from tune.trial import Trial
 
 LOSSES = {
@@ -168,7 +168,9 @@ def quadratic(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_an_experiment_is_run_logged_searched_stopped_and_analysed(tmp_path: Path) -> None:
+def test_an_experiment_is_run_logged_searched_stopped_and_analysed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All parts together, with processes of their own."""
     analysis = tune.run(
         quadratic,
@@ -181,6 +183,9 @@ def test_an_experiment_is_run_logged_searched_stopped_and_analysed(tmp_path: Pat
         search_alg=tune.ConcurrencyLimiter(tune.OptunaSearch(sampler="random", seed=3), 2),
         local_dir=str(tmp_path),
     )
+    assert f"results in {tmp_path / 'quadratic'}" in capsys.readouterr().err
+    compared = read_runner_state(tmp_path / "quadratic")
+    assert (compared["metric"], compared["mode"]) == ("loss", "min")
     again = Analysis(tmp_path / "quadratic", default_metric="loss", default_mode="min")
     for each in (analysis, again):
         assert each.stats()["statuses"] == {"TERMINATED": 4}

@@ -45,6 +45,12 @@ def test_a_space_is_read_with_its_domains() -> None:
     ]
 
 
+def test_a_domain_that_is_misspelt_is_told_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"here: net.lr.logunifrm = .*the nearest is loguniform"):
+        space_of({"net": {"lr": {"logunifrm": [1e-4, 1e-2]}}}, "here")
+    assert space_of({"net": {"lr": {"unit": [1, 2]}}}, "here") == {"net": {"lr": {"unit": [1, 2]}}}
+
+
 def test_a_value_may_come_of_a_function() -> None:
     space = space_of({"seed": {"sample_from": "os:getcwd"}}, "here")
     assert isinstance(space["seed"], spaces.Function)

@@ -59,7 +59,7 @@ def test_several_experiments_run_as_one_and_errors_are_raised_at_the_end(tmp_pat
         ({"checkpoint_freq": -1}, "checkpoint_freq = -1"),
         ({"stop": {"loss": "low"}}, r"stop\['loss'\] = 'low'"),
         ({"stop": {"loss": float("nan")}}, "not a number"),
-        ({"resources_per_trial": {"cpus": 2}}, "resources_per_trial"),
+        ({"resources_per_trial": {"cpus": 2}}, "resources_per_trial: there is no 'cpus'; expected some of cpu, gpu"),
         ({"mode": "least"}, "mode = 'least'"),
         ({"scheduler": "asha"}, "scheduler = 'asha'"),
     ],

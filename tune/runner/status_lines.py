@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tune.callbacks.callback import Callback
@@ -20,9 +21,14 @@ SECONDS = 10.0
 class StatusLines(Callback):
     """Writes to standard error."""
 
-    def __init__(self, verbose: int, metric: str | None) -> None:
-        self._verbose, self._metric = verbose, metric
+    def __init__(self, verbose: int, metric: str | None, directory: Path | None = None) -> None:
+        self._verbose, self._metric, self._directory = verbose, metric, directory
         self._due = time.monotonic() + SECONDS
+
+    def setup(self, *arguments: Any, **info: Any) -> None:
+        """Where the results will be."""
+        if self._verbose >= 1 and self._directory is not None:
+            _say(f"results in {self._directory}")
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """A line of status, if it is time."""

@@ -99,8 +99,9 @@ class TrialRunner(Acting):
         self.scheduler = scheduler or TrialScheduler()
         self.stopper = stopper or Stopper()
         self.trial_executor = trial_executor
-        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), StatusLines(int(verbose), metric)])
         self.directory = None if local_checkpoint_dir is None else Path(local_checkpoint_dir).expanduser().absolute()
+        status = StatusLines(int(verbose), metric, self.directory)
+        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), status])
         self.iteration = 0
         self._fail_fast = fail_fast
         self._period = CHECKPOINT_SECONDS if checkpoint_period is None else checkpoint_period
@@ -178,7 +179,8 @@ class TrialRunner(Acting):
         else:
             self._experiment.flush()
         shown = {"iteration": self.iteration, "stopping": self.stopped_because, "stopper": self.stopper.state()}
-        write_state(self.directory, self.get_trials(), shown)
+        compared = {"metric": self.scheduler.metric, "mode": self.scheduler.mode}
+        write_state(self.directory, self.get_trials(), shown | compared)
         if self._remote is not None and not self._files.locked() and not force:
             self._in_background(self._send)
         done = time.monotonic()

@@ -20,6 +20,8 @@ from tests.support.polling import wait_until
 from tests.tune.runs.conftest import BASE, PretendedJob
 from tune.config import TuneConfig
 from tune.file_experiment import FileExperiment
+from tune.runner.trial_files import write_state
+from tune.trial import Trial
 
 DEADLINE_SECONDS = 120.0
 
@@ -162,6 +164,18 @@ def test_a_dry_run_prints_a_file_that_loads_to_the_same(command: Command, capsys
     config = load(TuneConfig, again, [])
     assert config.num_samples == 5
     assert FileExperiment(config, again).directory == command.directory
+
+
+def test_the_status_of_an_experiment_that_a_script_began(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [{"loss": loss, "training_iteration": 2} for loss in (0.25, 0.125)]
+    trials = [Trial("run", {"x": 1.0}, f"t{number}", local_dir=str(tmp_path)) for number in (1, 2)]
+    for trial, result in zip(trials, results, strict=True):
+        trial.last_result = result
+    write_state(tmp_path, trials, {"metric": "loss", "mode": "min"})
+    assert main(["tune", "status", str(tmp_path)]) == 0
+    assert "best: t2: loss 0.125 after 2" in capsys.readouterr().out
+    assert main(["tune", "resume", str(tmp_path)]) == 2
+    assert "resume='AUTO'" in capsys.readouterr().err
 
 
 def test_a_directory_without_an_experiment_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
