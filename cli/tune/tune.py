@@ -23,11 +23,12 @@ from cli.display.tune_table import LiveTable
 from cli.tune import status
 from job.configuration.layers import forget_environment
 from transport.errors import Obstructed, UserError
+from transport.files.lock import holder_of
 from transport.process.stop_requests import StopRequests
 from tune.config import TuneConfig
 from tune.errors import TuneError
 from tune.file_experiment import FileExperiment, run_to_end
-from tune.runner.journal import holds_experiment
+from tune.runner.journal import LOCK_NAME, holds_experiment
 from tune.trial import Trial
 
 USAGE = """usage: counterpoint tune resume DIRECTORY"""
@@ -131,6 +132,11 @@ async def _run_until_signal(begin: Callable[[asyncio.Event], Coroutine[Any, Any,
 
 
 def _move_aside(directory: Path) -> None:
+    """Renames an experiment's directory. Raises `UserError` if a runner is at work in it: it would go on, beside the new one."""
+    if (holder := holder_of(directory / LOCK_NAME)) is not None:
+        raise UserError(
+            f"{directory}: process {holder.pid} on {holder.host} runs this experiment; stop it before --fresh"
+        )
     if directory.exists():
         number = 1
         while (aside := directory.with_name(f"{directory.name}.{number}")).exists():

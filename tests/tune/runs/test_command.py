@@ -18,8 +18,10 @@ from cli.main import main
 from job.configuration.load import load
 from tests.support.polling import wait_until
 from tests.tune.runs.conftest import BASE, PretendedJob
+from transport.files.lock import take_lock
 from tune.config import TuneConfig
 from tune.file_experiment import FileExperiment
+from tune.runner.journal import LOCK_NAME
 from tune.runner.trial_files import write_state
 from tune.trial import Trial
 
@@ -75,6 +77,16 @@ def command(job: PretendedJob, tmp_path: Path) -> Iterator[Command]:
         process.kill()
         process.wait()
     wait_until(lambda: not job.orchestrators(), "the end of the orchestrators")
+
+
+def test_an_experiment_that_runs_is_not_moved_aside(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = take_lock(command.directory / LOCK_NAME, "")
+    try:
+        assert main(["tune", command.write(), "--fresh"]) == 2
+    finally:
+        os.close(lock)
+    assert f"process {os.getpid()} on" in capsys.readouterr().err
+    assert [path.name for path in command.directory.parent.iterdir()] == ["exp"]
 
 
 @pytest.mark.slow
