@@ -125,8 +125,9 @@ class RayTrialExecutor(ProcessTrialExecutor):
         needs = trial.resources.totals()
         if not self.has_resources(trial):
             raise TuneError(f"trial {trial} needs {needs}, which is not free now: {self.resource_string()}")
+        process = _RayProcess(f"trial {trial}", needs)
         self._held[trial.trial_id] = needs
-        return _RayProcess(f"trial {trial}", needs), {}
+        return process, {}
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
         self._held.pop(attempt.trial_id, None)
