@@ -30,6 +30,11 @@ class StatusLines(Callback):
         if self._verbose >= 1 and self._directory is not None:
             _say(f"results in {self._directory}")
 
+    def say_resumed(self, trials: Sequence[Trial]) -> None:
+        """That this goes on with an experiment, with the states that its trials were in."""
+        if self._verbose >= 1:
+            _say(f"goes on with {_counts(trials)}")
+
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """A line of status, if it is time."""
         if self._verbose >= 1 and time.monotonic() >= self._due:

@@ -52,6 +52,9 @@ WAIT_SECONDS = 0.5
 CHECKPOINT_SECONDS = 10.0
 """Between two flushes of the journal to the disk, and between two writings of the state file."""
 
+FIRST_STATE_SECONDS = 1.0
+"""After which the state file is there for whoever looks at an experiment that has just begun."""
+
 SHARE_OF_CHECKPOINTS = 0.05
 """Of the time, at most, is spent on that."""
 
@@ -100,8 +103,8 @@ class TrialRunner(Acting):
         self.stopper = stopper or Stopper()
         self.trial_executor = trial_executor
         self.directory = None if local_checkpoint_dir is None else Path(local_checkpoint_dir).expanduser().absolute()
-        status = StatusLines(int(verbose), metric, self.directory)
-        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), status])
+        self._status = StatusLines(int(verbose), metric, self.directory)
+        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), self._status])
         self.iteration = 0
         self._fail_fast = fail_fast
         self._period = CHECKPOINT_SECONDS if checkpoint_period is None else checkpoint_period
@@ -126,7 +129,7 @@ class TrialRunner(Acting):
         """The needs for which resources were free when a trial was last to start."""
         self._could_run: set[str] = set()
         """The needs that can be met some time."""
-        self._checkpoint_due = time.monotonic() + self._period
+        self._checkpoint_due = time.monotonic() + min(self._period, FIRST_STATE_SECONDS)
         self._search_backlog = BACKLOG
         self._saving_search = False
         try:
@@ -194,6 +197,8 @@ class TrialRunner(Acting):
         self._restore_search()
         self._heard = self._machine.search.told
         self._set_up()
+        if resumed:
+            self._status.say_resumed(self.get_trials())
         if not self._machine.is_finished() or self._errored_again or not self._machine.table.trials:
             self._decide(Opened(self._errored_again))
 

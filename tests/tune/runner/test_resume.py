@@ -15,7 +15,7 @@ from tune.callbacks.defaults import with_default_loggers
 from tune.errors import TuneError
 from tune.executors.executor import Event
 from tune.result import Result
-from tune.runner import trial_runner
+from tune.runner import trial_files, trial_runner
 from tune.runner.journal import ExperimentJournal, journal_path, read_records
 from tune.runner.trial_runner import TrialRunner
 from tune.schedulers.scheduler import Trials, TrialScheduler
@@ -200,6 +200,18 @@ def test_two_runners_never_act_on_one_experiment(tmp_path: Path, monkeypatch: py
     with pytest.raises(TuneError, match=f"process {os.getpid()} on .* runs this experiment"):
         runner_at(tmp_path)
     run_to_the_end(runner)
+
+
+def test_a_resume_says_so_and_another_can_see_it_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_to_the_end(runner_at(tmp_path, scripts=[[1]], verbose=1))
+    assert "goes on" not in capsys.readouterr().err
+    again = runner_at(tmp_path, scripts=[[1]], verbose=1, checkpoint_period=3600.0)
+    assert "goes on with 1 trials: 1 TERMINATED" in capsys.readouterr().err
+    (tmp_path / trial_files.STATE_FILE).unlink()
+    again._checkpoint_due -= trial_runner.FIRST_STATE_SECONDS
+    again.checkpoint()
+    assert (tmp_path / trial_files.STATE_FILE).exists()
+    abandon(again)
 
 
 def test_a_new_experiment_does_not_begin_over_another(tmp_path: Path) -> None:
