@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from cli.display.console import console_for, lasting
 from cli.display.tune_table import Row, table_of
 from job.configuration.load import load
+from job.number_format import duration
 from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, read_json
 from tune.config import TuneConfig
@@ -33,6 +34,8 @@ DIRECTORY is the experiment's, of `counterpoint tune` or of `tune.run`.
 
 MAX_BYTES = 2**30
 REFRESH_SECONDS = 2.0
+SILENT_SECONDS = 60.0
+"""After which an experiment that has not ended is said to be silent: its state is written every ten seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -56,7 +59,7 @@ def main(arguments: list[str]) -> int:
     console = console_for(lasting(sys.stdout), pipe_width=140, markup=False)
     if given.watch:
         _watch(given.directory, config, console)
-    console.print(table_of(rows(given.directory), config.name, config.metric, config.mode), soft_wrap=True)
+    console.print(_table(given.directory, rows(given.directory), config), soft_wrap=True)
     return 0
 
 
@@ -123,7 +126,20 @@ def _watch(directory: Path, config: Shown, console: Console) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             found = rows(directory)
-            live.update(table_of(found, config.name, config.metric, config.mode), refresh=True)
-            if found and all(row.status in (Trial.TERMINATED, Trial.ERROR) for row in found):
+            live.update(_table(directory, found, config), refresh=True)
+            if found and _have_ended(found):
                 return
             time.sleep(REFRESH_SECONDS)
+
+
+def _table(directory: Path, found: list[Row], config: Shown) -> Group:
+    note = ""
+    if found and not _have_ended(found):
+        silent = time.time() - (directory / STATE_FILE).stat().st_mtime
+        if silent > SILENT_SECONDS:
+            note = f"; nothing was written for {duration(silent)}: if its tuner has ended, resume it"
+    return table_of(found, config.name, config.metric, config.mode, note)
+
+
+def _have_ended(found: list[Row]) -> bool:
+    return all(row.status in (Trial.TERMINATED, Trial.ERROR) for row in found)

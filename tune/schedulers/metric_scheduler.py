@@ -5,14 +5,17 @@ Inside a scheduler a higher score is better, whatever the mode, and NaN is worse
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from typing import Any
 
 from tune.errors import TuneError
-from tune.result import Result, lookup
+from tune.result import DONE, Result, lookup, what_it_has
 from tune.schedulers.scheduler import Trials, TrialScheduler
 from tune.trial import Trial
+
+logger = logging.getLogger(__name__)
 
 
 class MetricScheduler(TrialScheduler):
@@ -24,6 +27,9 @@ class MetricScheduler(TrialScheduler):
         self.time_attr = time_attr
         self.metric = metric
         self.mode = mode
+
+    _warned = False
+    """Whether it was said that results lack the time; not part of the state, so each process says it once."""
 
     @property
     def name(self) -> str:
@@ -46,6 +52,10 @@ class MetricScheduler(TrialScheduler):
     def observed(self, result: Result) -> tuple[float, float] | None:
         """The time and the score of a result; None if it lacks one of them, or one is no number."""
         time, value = lookup(result, self.time_attr), lookup(result, self.metric or "")
+        if time is None and not result.get(DONE) and not self._warned:
+            self._warned = True
+            has = what_it_has(result, self.time_attr)
+            logger.warning("%s: results without %r (time_attr) are passed over; %s", self.name, self.time_attr, has)
         if not isinstance(time, int | float) or not isinstance(value, int | float):
             return None
         return time, float(value) if self.mode == "max" else -float(value)

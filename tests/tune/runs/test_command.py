@@ -22,7 +22,7 @@ from transport.files.lock import take_lock
 from tune.config import TuneConfig
 from tune.file_experiment import FileExperiment
 from tune.runner.journal import LOCK_NAME
-from tune.runner.trial_files import write_state
+from tune.runner.trial_files import STATE_FILE, write_state
 from tune.trial import Trial
 
 DEADLINE_SECONDS = 120.0
@@ -185,7 +185,12 @@ def test_the_status_of_an_experiment_that_a_script_began(tmp_path: Path, capsys:
         trial.last_result = result
     write_state(tmp_path, trials, {"metric": "loss", "mode": "min"})
     assert main(["tune", "status", str(tmp_path)]) == 0
-    assert "best: t2: loss 0.125 after 2" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "best: t2: loss 0.125 after 2" in output
+    assert "nothing was written" not in output
+    os.utime(tmp_path / STATE_FILE, (0, 0))
+    assert main(["tune", "status", str(tmp_path)]) == 0
+    assert "nothing was written for" in capsys.readouterr().out
     assert main(["tune", "resume", str(tmp_path)]) == 2
     assert "resume='AUTO'" in capsys.readouterr().err
 

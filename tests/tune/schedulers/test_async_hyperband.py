@@ -99,3 +99,14 @@ def test_metric_and_mode_come_from_the_scheduler_or_from_the_experiment_but_not_
     assert scheduler.metric == "_metric"
     assert not scheduler.set_search_properties(None, "max")
     assert not asha().set_search_properties("loss", None)
+
+
+def test_results_without_the_time_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = asha(time_attr="epochs")
+    for _ in range(2):
+        assert scheduler.observed({"score": 1.0, "epoch": 3, "training_iteration": 3}) is None
+    assert scheduler.observed({"score": 1.0, "epochs": 3}) == (3, 1.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "AsyncHyperBandScheduler: results without 'epochs' (time_attr) are passed over; the nearest is 'epoch'; "
+        "it has epoch, score"
+    ]
