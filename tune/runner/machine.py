@@ -378,11 +378,15 @@ class ExperimentMachine(Transfers):
     def _missing(self, trial: Trial, result: Result) -> str | None:
         """Why nobody could decide on this result; None if all can."""
         for metric in (*self.required_metrics, *trial.stopping_criterion):
-            if lookup(result, metric) is None and not result.get(DONE):
+            value = lookup(result, metric)
+            if value is None and not result.get(DONE):
                 return (
                     f"{trial}: the result of iteration {result[TRAINING_ITERATION]} has no {metric!r}, which the scheduler, the "
                     f"search algorithm or a stopping criterion needs; {what_it_has(result, metric)}"
                 )
+            if value is not None and not isinstance(value, int | float):
+                kind = type(value).__name__
+                return f"{trial}: {metric!r} of iteration {result[TRAINING_ITERATION]} is a {kind}; expected a number"
         return None
 
     @staticmethod

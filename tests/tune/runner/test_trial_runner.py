@@ -119,7 +119,9 @@ def test_a_trial_fails_for_good_beyond_max_failures_and_the_others_go_on(tmp_pat
     assert text.count("it died at 1") == 3
 
 
-@pytest.mark.parametrize(("step", "words"), [("nothing", "has no 'value'"), ("odd", "is no data")])
+@pytest.mark.parametrize(
+    ("step", "words"), [("nothing", "has no 'value'"), ("odd", "is no data"), ("much", "a str; expected a number")]
+)
 def test_a_result_that_cannot_be_used_is_a_failure_of_its_trial_alone(tmp_path: Path, step: str, words: str) -> None:
     trials, _ = run(tmp_path, [[1, step], [1, 2]], metric="value")
     assert [trial.status for trial in trials.values()] == ["ERROR", "TERMINATED"]
