@@ -90,18 +90,24 @@ class Callbacks:
     def notify(self, method: str, **arguments: Any) -> None:
         """Calls a method of `Callback` of each, with the arguments by name."""
         for index, callback in enumerate(self.callbacks):
-            try:
-                getattr(callback, method)(**arguments)
-            except Exception:
-                if (index, method) not in self._told:
-                    self._told.add((index, method))
-                    logger.exception("%s.%s failed; it will not be logged again", type(callback).__qualname__, method)
+            self._call(index, callback, method, **arguments)
 
     def state(self) -> dict[str, Any]:
-        """The states of all, in their order."""
-        return {"callbacks": [callback.state() for callback in self.callbacks]}
+        """The states of all, in their order; empty for one that raises."""
+        return {
+            "callbacks": [self._call(index, callback, "state") or {} for index, callback in enumerate(self.callbacks)]
+        }
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` returned; the callbacks must be the same, in the same order."""
-        for callback, saved in zip(self.callbacks, state["callbacks"], strict=False):
-            callback.restore_state(saved)
+        for index, (callback, saved) in enumerate(zip(self.callbacks, state["callbacks"], strict=False)):
+            self._call(index, callback, "restore_state", saved)
+
+    def _call(self, index: int, callback: Callback, method: str, *given: Any, **arguments: Any) -> Any:
+        try:
+            return getattr(callback, method)(*given, **arguments)
+        except Exception:
+            if (index, method) not in self._told:
+                self._told.add((index, method))
+                logger.exception("%s.%s failed; it will not be logged again", type(callback).__qualname__, method)
+            return None

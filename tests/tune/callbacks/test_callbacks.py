@@ -33,6 +33,12 @@ class Raising(Callback):
     def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: Any, **info: Any) -> None:
         raise ValueError("broken")
 
+    def state(self) -> dict[str, Any]:
+        raise ValueError("broken")
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        raise ValueError(f"broken by {state}")
+
 
 def test_one_that_raises_is_logged_once_and_the_others_hear(caplog: pytest.LogCaptureFixture) -> None:
     counting = Counting()
@@ -65,3 +71,12 @@ def test_states_go_to_their_own() -> None:
     counting = Counting()
     Callbacks([Callback(), counting]).restore_state(before.state())
     assert counting.results == 1
+
+
+def test_one_without_a_state_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    before = Callbacks([Raising(), Counting()])
+    before.notify("on_trial_result", iteration=0, trials=[], trial=Trial("a"), result={})
+    counting = Counting()
+    Callbacks([Raising(), counting]).restore_state(before.state())
+    assert counting.results == 1
+    assert "Raising.state failed; it will not be logged again" in caplog.messages
