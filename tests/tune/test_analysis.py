@@ -183,7 +183,9 @@ def test_an_experiment_is_run_logged_searched_stopped_and_analysed(
         search_alg=tune.ConcurrencyLimiter(tune.OptunaSearch(sampler="random", seed=3), 2),
         local_dir=str(tmp_path),
     )
-    assert f"results in {tmp_path / 'quadratic'}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"results in {tmp_path / 'quadratic'}" in said
+    assert f"4 trials: 4 TERMINATED; best loss = {analysis.best_result['loss']:.6g}, {analysis.best_trial}" in said
     compared = read_runner_state(tmp_path / "quadratic")
     assert (compared["metric"], compared["mode"]) == ("loss", "min")
     again = Analysis(tmp_path / "quadratic", default_metric="loss", default_mode="min")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -21,8 +22,10 @@ SECONDS = 10.0
 class StatusLines(Callback):
     """Writes to standard error."""
 
-    def __init__(self, verbose: int, metric: str | None, directory: Path | None = None) -> None:
-        self._verbose, self._metric, self._directory = verbose, metric, directory
+    def __init__(
+        self, verbose: int, metric: str | None, directory: Path | None = None, mode: str | None = None
+    ) -> None:
+        self._verbose, self._metric, self._directory, self._mode = verbose, metric, directory, mode
         self._due = time.monotonic() + SECONDS
 
     def setup(self, *arguments: Any, **info: Any) -> None:
@@ -39,7 +42,7 @@ class StatusLines(Callback):
         """A line of status, if it is time."""
         if self._verbose >= 1 and time.monotonic() >= self._due:
             self._due = time.monotonic() + SECONDS
-            _say(_counts(trials))
+            _say(f"{_counts(trials)}{self._best(trials)}")
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Result, **info: Any
@@ -61,7 +64,18 @@ class StatusLines(Callback):
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """The last line of status."""
         if self._verbose >= 1:
-            _say(_counts(trials))
+            _say(f"{_counts(trials)}{self._best(trials)}")
+
+    def _best(self, trials: Sequence[Trial]) -> str:
+        """The best of the last results, of those that are finite numbers."""
+        if self._metric is None or self._mode is None:
+            return ""
+        values = [(lookup(trial.last_result, self._metric), trial) for trial in trials]
+        known = [(value, trial) for value, trial in values if isinstance(value, int | float) and math.isfinite(value)]
+        if not known:
+            return ""
+        value, trial = (min if self._mode == "min" else max)(known, key=lambda one: one[0])
+        return f"; best {self._metric} = {value:.6g}, {trial}"
 
     def _value(self, result: Result) -> str:
         return "" if self._metric is None else f", {self._metric} = {lookup(result, self._metric)}"

@@ -103,7 +103,7 @@ class TrialRunner(Acting):
         self.stopper = stopper or Stopper()
         self.trial_executor = trial_executor
         self.directory = None if local_checkpoint_dir is None else Path(local_checkpoint_dir).expanduser().absolute()
-        self._status = StatusLines(int(verbose), metric, self.directory)
+        self._status = StatusLines(int(verbose), metric, self.directory, self.scheduler.mode)
         self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), self._status])
         self.iteration = 0
         self._fail_fast = fail_fast
