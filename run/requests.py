@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from transport.config import IDENTIFIER_PATTERN, Config, Identifier
 from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_json
+from transport.printable import printable
 
 MAX_BYTES = 2**16
 """Of a request or an answer."""
@@ -151,7 +152,7 @@ def write_answer(run_dir: Path, answer: Answer) -> None:
     path = _answer_path(run_dir, answer.request_id)
     (run_dir / "control").stat()
     path.parent.mkdir(exist_ok=True)
-    text = orjson.dumps(answer.model_copy(update={"reason": answer.reason[:4000]}).model_dump(mode="json"))
+    text = orjson.dumps(answer.model_copy(update={"reason": printable(answer.reason)[:4000]}).model_dump(mode="json"))
     write_atomically(path, text)
     withdraw_request(run_dir, answer.request_id)
 

@@ -31,7 +31,7 @@ from run.changes import (
     write_journal,
 )
 from run.config import RunConfig
-from run.requests import Answer, SaveRequest, waiting_requests, write_answer, write_request
+from run.requests import Answer, SaveRequest, read_answer, waiting_requests, write_answer, write_request
 from tests.orchestrator.daemons import assert_whole, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
@@ -102,6 +102,12 @@ def test_what_is_no_request_stands_in_no_others_way(tmp_path: Path) -> None:
         assert found == expected
         for request_id in found:
             write_answer(tmp_path, Answer(request_id=request_id, outcome="done"))
+
+
+def test_an_answer_quotes_nothing_that_could_steer_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "control").mkdir()
+    write_answer(tmp_path, Answer(request_id="r", outcome="refused", reason="no run '\x1b[2J'"))
+    assert read_answer(tmp_path, "r") == Answer(request_id="r", outcome="refused", reason="no run '\\x1b[2J'")
 
 
 def test_the_journal_gives_each_step_its_values(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from trainer.runs.copies import Copy, CopyRefused
 from trainer.runs.record import Occupancy
 from trainer.runs.run import Run
 from transport.files.atomic import published_steps
+from transport.printable import printable
 
 logger = logging.getLogger(__name__)
 
@@ -155,5 +156,5 @@ class Requests:
 
     def _log(self, run: Occupancy, answer: Answer) -> None:
         at = "" if answer.step is None else f" at step {answer.step}"
-        because = f": {answer.reason}" if answer.reason else ""
+        because = f": {printable(answer.reason)}" if answer.reason else ""
         logger.info("request %s to run %s is %s%s%s", answer.request_id, run.run_id, answer.outcome, at, because)
