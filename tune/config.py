@@ -192,7 +192,7 @@ class TuneConfig(Config):
     a list."""
 
     metric: str = "reward/mean"
-    """What is compared."""
+    """What is compared. The default is that of runs; a trainable has its own."""
 
     mode: Mode = "max"
     """Whether the metric is to be large or small."""
@@ -218,8 +218,9 @@ class TuneConfig(Config):
     max_concurrent: int | None = Field(default=None, ge=1)
     """Most trials at once. Unset: as many as there are resources for."""
 
-    max_failures: int = Field(default=2, ge=-1)
-    """How often a trial is started again after a failure; -1 for without end."""
+    max_failures: int | None = Field(default=None, ge=-1)
+    """How often a trial is started again after a failure; -1 for without end. Unset: 2 for runs, whose job may lose processes,
+    else 0, since a trainable that raises will most likely raise again."""
 
     fail_fast: bool = False
     """Whether the first failed trial ends the experiment."""
@@ -232,6 +233,13 @@ class TuneConfig(Config):
 
     keep_checkpoints: int | None = Field(default=2, ge=1)
     """So many of a trial's checkpoints are kept."""
+
+    @property
+    def failures_allowed(self) -> int:
+        """`max_failures`, or its default for this executor."""
+        if self.max_failures is not None:
+            return self.max_failures
+        return 2 if self.executor == "runs" else 0
 
     @model_validator(mode="after")
     def _says_what_runs(self) -> TuneConfig:
@@ -246,6 +254,10 @@ class TuneConfig(Config):
                 )
         elif self.trainable is None:
             raise ValueError(f"executor = {self.executor!r} needs trainable = 'module:name'")
+        elif "metric" not in self.model_fields_set:
+            raise ValueError(
+                f"executor = {self.executor!r} needs metric = 'the name of a number that the trainable reports'"
+            )
         elif self.job is not None:
             raise ValueError(f"[job] has no meaning with executor = {self.executor!r}; use executor = 'runs'")
         return self

@@ -129,7 +129,7 @@ class FileExperiment:
                 checkpoint_freq=config.checkpoint_freq,
                 checkpoint_at_end=config.checkpoint_at_end,
                 keep_checkpoints_num=config.keep_checkpoints,
-                max_failures=config.max_failures,
+                max_failures=config.failures_allowed,
             )
         except TuneError as error:
             raise UserError(f"{self._file}: {error}") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from transport.errors import UserError
 from tune.config import TuneConfig
@@ -17,7 +18,7 @@ FILE = Path("tune.toml")
 
 
 def config(**values: Any) -> TuneConfig:
-    return TuneConfig.model_validate({"name": "x", "trainable": "some:thing", **values})
+    return TuneConfig.model_validate({"name": "x", "trainable": "some:thing", "metric": "score", **values})
 
 
 def test_a_space_is_read_with_its_domains() -> None:
@@ -96,6 +97,14 @@ def test_pbt_changes_what_the_space_draws_unless_it_is_told() -> None:
 @pytest.mark.parametrize("given", [{}, {"kind": "optuna", "sampler": "random"}, {"kind": "optuna", "repeat": 2}])
 def test_each_search_can_be_named(given: dict[str, Any]) -> None:
     assert search_of(config(search=given, max_concurrent=2), FILE) is not None
+
+
+def test_a_trainable_names_its_own_metric_and_is_not_tried_again() -> None:
+    with pytest.raises(ValidationError, match="executor = 'local' needs metric"):
+        TuneConfig.model_validate({"name": "x", "trainable": "some:thing"})
+    runs = TuneConfig.model_validate({"name": "x", "executor": "runs", "job": {"join": "somewhere"}})
+    assert (runs.metric, runs.failures_allowed) == ("reward/mean", 2)
+    assert (config().failures_allowed, config(max_failures=1).failures_allowed) == (0, 1)
 
 
 def test_stoppers_are_combined() -> None:

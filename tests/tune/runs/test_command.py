@@ -162,6 +162,7 @@ def test_a_trainable_without_a_job_is_checked_before_it_runs(
 ) -> None:
     file = tmp_path / "tune.toml"
     settings = {"name": "exp", "local_dir": str(tmp_path), "trainable": "tests.tune.executors.trainables:reports"}
+    settings["metric"] = "score"
     file.write_text(tomli_w.dumps({"executor": "local", **settings, **change}))
     assert main(["tune", str(file)]) == 2
     error = capsys.readouterr().err
