@@ -120,6 +120,7 @@ class _Audit:
             "step": newest,
             "total_tokens": sum(batch.tokens for batch in covered),
             "total_samples": sum(len(batch.rollout_ids) for batch in covered),
+            "schedule_offset": 0,  # no run of the job is another's copy
         }
         if progress != wanted:
             self._fault(PROGRESS, f"{progress}; the batches have {wanted}")

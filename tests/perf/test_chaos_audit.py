@@ -74,7 +74,7 @@ class Directories:
         self.updates(STEPS)
 
     def progress(self, tokens: int, samples: int) -> None:
-        progress = {"step": STEPS, "total_tokens": tokens, "total_samples": samples}
+        progress = {"step": STEPS, "total_tokens": tokens, "total_samples": samples, "schedule_offset": 0}
         (self.trainer / "state.json").write_text(json.dumps({"progress": progress}))
 
     def updates(self, count: int) -> None:
