@@ -206,13 +206,13 @@ class SupervisedJob:
     def _report(self) -> None:
         """Shows and records what has changed."""
         with self._files:
-            last = self._last
-            while self._unseen:
-                last = self._unseen.popleft()
-                self._show(last.workers, [])
+            unseen = [self._unseen.popleft() for _ in range(len(self._unseen))]
+            last = unseen[-1] if unseen else self._last
             progress = ", ".join(f"{history.run_id} step {history.progress}" for history in self.histories.values())
             self._notifications.report(last.job, last.states(), progress or "no run")
-            self._write_files(last)
+            self._write_files(last)  # first: what cannot be shown must not keep it from those who look from outside
+            for earlier in unseen[:-1]:
+                self._show(earlier.workers, [])
             self._show(last.workers, self._read_new_steps())
 
     def _write_files(self, snapshot: Snapshot) -> None:
