@@ -75,9 +75,9 @@ class DisturbedJob:
             return None
 
     def worker(self, name: str) -> WorkerStatus | None:
-        """Returns a worker's state; None while the job has no master."""
+        """Returns a worker's state; None while the job has no master, or one that does not act yet."""
         status = self.status()
-        return None if status is None else next(one for one in status.workers if one.worker == name)
+        return None if status is None else next((one for one in status.workers if one.worker == name), None)
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
         """Waits for a condition while the job runs. Raises `DemoError`."""

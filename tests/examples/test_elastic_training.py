@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from cluster import JobHandle, JobSpec, load_spec, submit
+from cluster import JobSpec, load_spec, submit
 from cluster.elastic.ranks import alone
+from tests.support.job_workers import send
 from tests.support.polling import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic_training"
@@ -44,26 +44,6 @@ def wait_for_step(training: Path, ranks: int, what: str) -> None:
     wait_until(
         lambda: any(line["ranks"] == ranks for line in steps_of(training)[before:]), f"a step {what}", seconds=120
     )
-
-
-def send(handle: JobHandle, worker: str, number: signal.Signals) -> None:
-    """Signals the worker's process and waits for its next incarnation to run."""
-
-    def one() -> tuple[str, int, int]:
-        (found,) = (status for status in handle.status().workers if status.worker == worker)
-        return found.stage, found.incarnation, found.pid
-
-    incarnation = pid = 0
-
-    def runs() -> bool:
-        nonlocal incarnation, pid
-        stage, incarnation, pid = one()
-        return stage == "RUNNING" and pid > 0
-
-    wait_until(runs, f"{worker} to run", seconds=120)
-    os.kill(pid, number)
-    goes_on = f"{worker} after incarnation {incarnation} got {number.name}"
-    wait_until(lambda: one()[1] > incarnation and one()[0] == "RUNNING", goes_on, seconds=120)
 
 
 def ranks_of(training: Path) -> set[str]:

@@ -12,8 +12,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from cluster import JobHandle, WorkerStatus, load_spec, submit
+from cluster import JobHandle, load_spec, submit
 from examples.pipeline import letters
+from tests.support.job_workers import running
 from tests.support.polling import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -64,23 +65,6 @@ def committed(directory: Path) -> tuple[list[tuple[str, int]], letters.Table]:
     return sorted(names), table
 
 
-def worker_of(handle: JobHandle, name: str) -> WorkerStatus:
-    (found,) = (status for status in handle.status().workers if status.worker == name)
-    return found
-
-
-def running(handle: JobHandle, name: str) -> WorkerStatus:
-    """Returns a worker's status once that says that it runs."""
-    seen: list[WorkerStatus] = []
-
-    def runs() -> bool:
-        seen.append(worker_of(handle, name))
-        return seen[-1].stage == "RUNNING" and seen[-1].pid > 0
-
-    wait_until(runs, f"{name} to run", DEADLINE_SECONDS)
-    return seen[-1]
-
-
 def kill_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random) -> None:
     """Kills a worker of each role, in any order and while records pass; returns once all of them run again."""
     victims: list[str] = [chance.choice(role.worker_names) for role in handle.spec.roles]
@@ -98,12 +82,8 @@ def kill_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random) 
         os.kill(found.pid, signal.SIGKILL)
         killed[victim] = found.incarnation
 
-    def runs_again(worker: str) -> bool:
-        now = worker_of(handle, worker)
-        return now.incarnation > killed[worker] and now.stage == "RUNNING"
-
     for victim in victims:
-        wait_until(lambda victim=victim: runs_again(victim), f"{victim} to run again", DEADLINE_SECONDS)  # type: ignore[misc]
+        running(handle, victim, after=killed[victim])
 
 
 @pytest.mark.slow

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cluster import JobHandle, JobSpec, load_spec, submit
+from cluster import JobSpec, load_spec, submit
 from examples.ppo.cartpole import CartPoles
 from perf.demos.paced_trainer import ALLOWED
+from tests.support.job_workers import send
 from tests.support.polling import wait_until
 
 JOB = Path(__file__).parents[2] / "examples" / "ppo" / "job.toml"
@@ -29,26 +28,6 @@ def wait_for_iteration(directory: Path, iteration: int) -> None:
     wait_until(lambda: len(lines_of(directory)) >= iteration, f"iteration {iteration}", seconds=120)
 
 
-def kill(handle: JobHandle, worker: str) -> None:
-    """Kills the worker's process and waits for its next incarnation to run."""
-
-    def one() -> tuple[str, int, int]:
-        (found,) = (status for status in handle.status().workers if status.worker == worker)
-        return found.stage, found.incarnation, found.pid
-
-    incarnation = pid = 0
-
-    def runs() -> bool:
-        nonlocal incarnation, pid
-        stage, incarnation, pid = one()
-        return stage in ("RUNNING", "FINISH") and pid > 0
-
-    wait_until(runs, f"{worker} to run", seconds=120)
-    os.kill(pid, signal.SIGKILL)
-    goes_on = f"{worker} after incarnation {incarnation} was killed"
-    wait_until(lambda: one()[1] > incarnation and one()[0] in ("RUNNING", "FINISH"), goes_on, seconds=120)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_reward_rises_although_every_role_dies_twice(tmp_path: Path) -> None:
@@ -59,7 +38,7 @@ def test_the_reward_rises_although_every_role_dies_twice(tmp_path: Path) -> None
     try:
         for turn, worker in enumerate(("rollout-1", "critic-0", "actor-0", "trainer-0") * 2, start=1):
             (directory / ALLOWED).write_text(str(2 * turn))
-            kill(handle, worker)
+            send(handle, worker, stages=("RUNNING", "FINISH"))
             wait_for_iteration(directory, 2 * turn)
         (directory / ALLOWED).write_text("1000")
         outcome = handle.wait(timeout=240)
