@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from environments.chat import Chat
+from environments.chat import Chat, Tool
+from environments.config import SamplingOverrides
 from transport.records import Rollout, Turn
 
 
@@ -25,20 +27,64 @@ class Example:
     info: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model wrote."""
+
+    id: str
+    """Unique in the rollout."""
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a turn says, as text and calls of tools."""
+
+    content: str
+    """Its text, without the calls and the reasoning."""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    malformed: str = ""
+    """What is wrong with the calls, for the model to read; empty if nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentContext:
+    """Where an environment runs. `start` receives it."""
+
+    name: str
+    """The environment's name in the run."""
+    directory: Path
+    """A directory of its own, below that of the run. It may not exist yet."""
+    model: Path
+    """The model's directory, with tokenizer and chat template."""
+    seed: int
+    """The run's."""
+
+
 class Model(Protocol):
     """The policy, as a rollout uses it. One instance a rollout; it records every turn in order."""
 
     chat: Chat
     """Renders and extends conversations as token ids; never re-tokenizes a completion."""
 
-    async def generate(self, prompt_ids: Sequence[int]) -> Turn:
-        """Makes one model call with the run's sampling parameters, and appends it to the rollout's turns."""
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        """Makes one model call and appends it to the rollout's turns.
+
+        `sampling` overrides the environment's sampling parameters.
+        """
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        """Returns what a turn says. Calls of `tools` are parsed as the model's template writes them."""
 
 
 class Environment(Protocol):
     """The protocol. Subclassing is not needed.
 
-    `environments.registry` checks a class when it loads it.
+    `environments.registry` checks a class when it loads it. An environment that holds resources (processes, sockets) may also
+    have `async def start(self, context: EnvironmentContext)`, called once on the event loop before the first rollout, and
+    `async def close(self)`, called after the last one, also if `start` failed.
     """
 
     group_scoring: bool

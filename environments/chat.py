@@ -31,6 +31,9 @@ from transport.records import Turn
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`, and whatever else the model's template reads."""
 
+Tool = Mapping[str, Any]
+"""`{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
+
 # Stands for a completion when the template is rendered to find the text after one. Templates trim and split the assistant's
 # text, so it has no white space and no angle brackets.
 _COMPLETION = "counterpoint:completion"
@@ -88,14 +91,14 @@ class Chat:
         chat.__dict__.pop("_closing_ids", None)  # they depend on the variables
         return chat
 
-    def start(self, messages: Sequence[Message]) -> list[int]:
+    def start(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the prompt ids that open a conversation, up to where the assistant is to write.
 
-        Raises `ValueError` when the template refuses the messages.
+        Raises `ValueError` when the template refuses the messages, or does not read `tools` that are given.
         """
-        return self.encode(self._render(messages, add_generation_prompt=True))
+        return self.encode(self._render(messages, tools, add_generation_prompt=True))
 
-    def extend(self, turn: Turn, messages: Sequence[Message]) -> array[int]:
+    def extend(self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> array[int]:
         """Returns the prompt ids of the next turn, as an array of int32.
 
         They are `turn`'s prompt and completion token for token, then the tokens that the template puts between that
@@ -103,7 +106,7 @@ class Chat:
         turn, as does one that a stop string ended; one that ended with a stop token keeps its own. Raises `ValueError` when
         the template refuses the messages or cannot extend a conversation token for token.
         """
-        following = self.encode(self._after_completion(messages, add_generation_prompt=True))
+        following = self.encode(self._after_completion(messages, tools, add_generation_prompt=True))
         written = len(self._closing_ids)
         if tuple(following[:written]) != self._closing_ids:
             raise ValueError(
@@ -134,12 +137,17 @@ class Chat:
         """
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool) -> str:
+        if tools and "tools" not in self._template_variables:
+            raise ValueError(
+                f"{self._directory}: its chat template does not read `tools`, so the model cannot be given any"
+            )
+        given: dict[str, Any] = {"tools": list(tools)} if tools else {}
         try:
             return self._template.render(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **self._template_kwargs},
+                **{**self._special_tokens, **self._template_kwargs, **given},
             )
         except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -147,8 +155,10 @@ class Chat:
                 f"{self._directory}: its chat template refuses messages of roles [{roles}]: {error}"
             ) from error
 
-    def _after_completion(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        rendered = self._render([*_BEFORE, *messages], add_generation_prompt=add_generation_prompt)
+    def _after_completion(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool
+    ) -> str:
+        rendered = self._render([*_BEFORE, *messages], tools, add_generation_prompt=add_generation_prompt)
         _, found, following = rendered.partition(_COMPLETION)
         if not found:
             raise ValueError(

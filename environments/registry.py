@@ -17,9 +17,9 @@ from environments.config import EnvironmentConfig
 from environments.import_path import import_advice
 
 BUILT_IN = {
-    "closest-number": "environments.closest_number:ClosestNumber",
-    "guess-number": "environments.guess_number:GuessNumber",
-    "reverse-text": "environments.reverse_text:ReverseText",
+    "closest-number": "environments.tasks.closest_number:ClosestNumber",
+    "guess-number": "environments.tasks.guess_number:GuessNumber",
+    "reverse-text": "environments.tasks.reverse_text:ReverseText",
 }
 """Import paths by kind. The modules load only when asked for."""
 

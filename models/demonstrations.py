@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from environments.base import Environment, Example
-from environments.chat import Chat
-from environments.guess_number import GuessNumber
-from environments.reverse_text import ReverseText
+from environments.base import Environment, Example, Reply
+from environments.chat import Chat, Tool
+from environments.config import SamplingOverrides
+from environments.tasks.guess_number import GuessNumber
+from environments.tasks.reverse_text import ReverseText
 from transport.records import Turn
 
 Player = Callable[[list[str]], str]
@@ -43,7 +44,7 @@ class _Performance:
         self._answers: list[str] = []
         self.turns: list[Turn] = []
 
-    async def generate(self, prompt_ids: Sequence[int]) -> Turn:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         answer = self._player(self._answers)
         self._answers.append(answer)
         completion = [*self.chat.encode(answer), self.chat.stop_token_ids[0]]
@@ -56,6 +57,9 @@ class _Performance:
         )
         self.turns.append(turn)
         return turn
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        return Reply(self.chat.decode(turn.completion_ids.tolist()))
 
     def demonstration(self) -> Demonstration:
         """Returns the conversation so far; the last turn's prompt contains every earlier turn, token for token."""

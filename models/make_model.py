@@ -35,8 +35,8 @@ _WAIT_REPORT_SECONDS = 10.0
 
 _DETERMINING_MODULES = (
     "environments.chat",
-    "environments.guess_number",
-    "environments.reverse_text",
+    "environments.tasks.guess_number",
+    "environments.tasks.reverse_text",
     "models.demonstrations",
     "models.tiny_models",
     "models.tiny_tokenizer",

@@ -18,7 +18,9 @@ from typing import Any
 import uvloop
 
 from cluster.notify import notify
+from environments.base import EnvironmentContext
 from environments.chat import Chat
+from environments.lifecycle import started
 from environments.mix import ExampleMix
 from environments.registry import load_environment
 from inference.base import InferenceError
@@ -195,6 +197,7 @@ class Daemon:
             )
             self._on_ready()
             return
+        await self._start_environments(loaded, resources)
         with awaiting("the first healthy inference server", self._pool.describe_sources()):
             await self._pool.start()
         ready = await self._sender.wait_ready(config.trainer_timeout_seconds)
@@ -275,6 +278,17 @@ class Daemon:
             logger.info("resuming after step %d", checkpoint.step)
         if config.resume:
             self._decisions.of_run(Decision.RESUMED, newest_step)
+
+    async def _start_environments(self, loaded: Loaded, resources: AsyncExitStack) -> None:
+        """Starts the environments that hold resources; `resources` closes them. Raises `ConfigurationError`."""
+        config = self._config
+        for name, environment in loaded.environments.items():
+            directory = config.run_dir / "environments" / name
+            context = EnvironmentContext(name, directory, Path(config.model), config.seed)
+            try:
+                await resources.enter_async_context(started(environment.environment, context))
+            except ValueError as error:
+                raise ConfigurationError(str(error)) from error
 
     def _changes(self, chat: Chat) -> Changes:
         """Returns what takes up changes of the configuration from now on."""

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
-from environments.base import Environment
-from environments.chat import Chat
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.base import Environment, Reply
+from environments.chat import Chat, Tool
+from environments.config import EnvironmentConfig, SamplingConfig, SamplingOverrides
 from inference.base import InferenceError, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.rollouts.describe_error import describe_error
@@ -60,6 +60,15 @@ def sampling_parameters(config: SamplingConfig, chat: Chat) -> SamplingParameter
     )
 
 
+def _overridden(parameters: SamplingParameters, overrides: SamplingOverrides | None) -> SamplingParameters:
+    if overrides is None:
+        return parameters
+    given = overrides.model_dump(exclude={"chat_template_kwargs"}, exclude_none=True)
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"])
+    return replace(parameters, **given)
+
+
 class PolicyModel:
     """The `environments.base.Model` of one rollout. Appends every turn to `rollout.turns`; calls may overlap."""
 
@@ -75,11 +84,12 @@ class PolicyModel:
         self._cancelled_after = 0.0
         """The longest time that a call had waited for its answer when it was cancelled, in seconds."""
 
-    async def generate(self, prompt_ids: Sequence[int]) -> Turn:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.
 
-        Raises `ValueError` for an empty prompt or an answer whose routing does not join that of earlier turns,
-        `InferenceError` when no server answers, `RuntimeError` once the rollout has ended.
+        `sampling` overrides them for this call; its `chat_template_kwargs` have no effect here. Raises `ValueError` for an empty
+        prompt or an answer whose routing does not join that of earlier turns, `InferenceError` when no server answers,
+        `RuntimeError` once the rollout has ended.
         """
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if prompt.ndim != 1 or not prompt.size:
@@ -87,11 +97,17 @@ class PolicyModel:
                 f"a prompt must be a flat, non-empty sequence of token ids; this one has shape {prompt.shape}"
             )
         self._check_open()
-        completion = await self._completion(prompt)
+        completion = await self._completion(prompt, _overridden(self._sampling, sampling))
         self._check_open()
         turn = self._branches.add(completion).turns[-1]
         self._rollout.turns.append(turn)
         return turn
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        """See `environments.base.Model`."""
+        if tools:
+            raise NotImplementedError("calls of tools are not parsed yet")
+        return Reply(self.chat.decode(turn.completion_ids.tolist()))
 
     def close(self) -> None:
         """Ends the rollout's calls and sets its branches, which are thus built once.
@@ -105,14 +121,14 @@ class PolicyModel:
         if self._has_ended:
             raise RuntimeError(f"rollout {self._rollout.rollout_id} has ended; it takes no further turn")
 
-    async def _completion(self, prompt: Int32Array) -> Turn:
+    async def _completion(self, prompt: Int32Array, sampling: SamplingParameters) -> Turn:
         began = time.monotonic()
         self._unanswered = False
         try:
             with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
                 return await self._pool.generate(
                     prompt,
-                    self._sampling,
+                    sampling,
                     affinity=self._rollout.rollout_id,
                     routed_experts_start=self._branches.rows_held(prompt),
                 )

@@ -125,7 +125,7 @@ def test_bad_input_is_refused_before_anything_is_written(job_file: Path, tmp_pat
 
 
 MY_TASKS = """
-from environments.guess_number import GuessNumber as Sums
+from environments.tasks.guess_number import GuessNumber as Sums
 from orchestrator.step.advantages import group_mean as advantage
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from environments.base import Environment
-from environments.chat import Chat
+from environments.base import Environment, Reply
+from environments.chat import Chat, Tool
+from environments.config import SamplingOverrides
 from tests.support.rollouts import make_turn
 from transport.records import Rollout, Turn
 
@@ -19,10 +20,13 @@ class ScriptedModel:
         self._answers = iter(answers)
         self.turns: list[Turn] = []
 
-    async def generate(self, prompt_ids: Sequence[int]) -> Turn:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         completion = [*self.chat.encode(next(self._answers)), self.chat.stop_token_ids[0]]
         self.turns.append(make_turn(prompt_ids, completion))
         return self.turns[-1]
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        return Reply(self.chat.decode(turn.completion_ids.tolist()))
 
 
 async def play(environment: Environment, index: int, chat: Chat, *answers: str) -> Rollout:

@@ -11,8 +11,8 @@ import pytest
 
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
-from environments.guess_number import GuessNumber
 from environments.registry import BUILT_IN, load_environment
+from environments.tasks.guess_number import GuessNumber
 from tests.environments.scripted import play
 
 GOOD = """
@@ -71,7 +71,7 @@ async def test_the_documentation_s_example_works(write_module: Any, chat: Chat) 
         ("revers-text", "'revers-text' is not known; did you mean 'reverse-text'? Built in are"),
         ("zzz", "Built in are closest-number, guess-number, reverse-text"),
         ("no_such_module_here:Task", "importing 'no_such_module_here' failed: ModuleNotFoundError"),
-        ("environments.guess_number:GuesNumber", "no class 'GuesNumber'; did you mean 'GuessNumber'?"),
+        ("environments.tasks.guess_number:GuesNumber", "no class 'GuesNumber'; did you mean 'GuessNumber'?"),
         (":Task", "failed: ValueError"),
     ],
 )

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import models.make_model
 import models.warm_up
-from environments.base import Environment
-from environments.chat import Chat
-from environments.guess_number import GuessNumber
-from environments.reverse_text import ReverseText
+from environments.base import Environment, Reply
+from environments.chat import Chat, Tool
+from environments.config import SamplingOverrides
+from environments.tasks.guess_number import GuessNumber
+from environments.tasks.reverse_text import ReverseText
 from models.demonstrations import Demonstrator
 from models.make_model import make_model, resolve_model
 from transport.files.atomic import STABLE
@@ -82,7 +83,7 @@ class _SampledModel:
         self._generator = generator
 
     @torch.no_grad()
-    async def generate(self, prompt_ids: Sequence[int]) -> Turn:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         written: list[int] = []
         while len(written) < 12 and not (written and written[-1] in self.chat.stop_token_ids):
             logits = self._model(input_ids=torch.tensor([[*prompt_ids, *written]]), use_cache=False).logits[0, -1]
@@ -90,6 +91,9 @@ class _SampledModel:
         return Turn(
             np.array(prompt_ids, np.int32), np.array(written, np.int32), np.zeros(len(written), np.float32), 0, "stop"
         )
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        return Reply(self.chat.decode(turn.completion_ids.tolist()))
 
 
 @pytest.mark.slow

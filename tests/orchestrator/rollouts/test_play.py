@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import orjson
 import pytest
 
 from environments.chat import Chat
-from environments.config import EnvironmentConfig
+from environments.config import EnvironmentConfig, SamplingOverrides
 from inference.base import InferenceError, RequestRefused, SamplingParameters
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.rollouts.rollout_file import rollout_buffers
@@ -30,11 +31,13 @@ class CountingPool:
 
     def __init__(self) -> None:
         self.starts: list[int] = []
+        self.samplings: list[SamplingParameters] = []
 
     async def generate(
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
     ) -> Turn:
         self.starts.append(routed_experts_start)
+        self.samplings.append(sampling)
         return make_turn(prompt_ids.tolist(), [100 + len(self.starts), 1], start=routed_experts_start)
 
 
@@ -52,6 +55,13 @@ async def test_only_the_routing_that_is_missing_is_asked_for() -> None:
     await model.generate([*tokens, 7])
     assert pool.starts == [0, len(tokens) - 1, 0, 0]
     assert len(rollout.turns) == 4
+
+
+async def test_a_call_may_be_sampled_otherwise() -> None:
+    model, pool, _ = make_model()
+    await model.generate([1, 2], SamplingOverrides(max_tokens=3, stop=["x"]))
+    await model.generate([1, 2])
+    assert pool.samplings == [replace(SAMPLING, max_tokens=3, stop=("x",)), SAMPLING]
 
 
 @pytest.mark.parametrize("prompt", [[], [[1, 2]]])

@@ -1,0 +1,1 @@
+"""Built-in tasks, small enough for a CPU."""
