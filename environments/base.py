@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from environments.chat import Chat, Tool
-from environments.config import SamplingOverrides
+from environments.config import SamplingConfig, SamplingOverrides
 from transport.records import Rollout, Turn
 
 
@@ -68,6 +68,10 @@ class Model(Protocol):
 
     chat: Chat
     """Renders and extends conversations as token ids; never re-tokenizes a completion."""
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How a call is sampled that overrides nothing: the run's `[sampling]` with the environment's."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Makes one model call and appends it to the rollout's turns.

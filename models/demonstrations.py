@@ -17,7 +17,7 @@ import numpy as np
 
 from environments.base import Environment, Example, Reply
 from environments.chat import Chat, Tool
-from environments.config import SamplingOverrides
+from environments.config import SamplingConfig, SamplingOverrides
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
 from transport.records import Turn
@@ -43,6 +43,7 @@ class _Performance:
         self._player = player
         self._answers: list[str] = []
         self.turns: list[Turn] = []
+        self.sampling = SamplingConfig()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         answer = self._player(self._answers)

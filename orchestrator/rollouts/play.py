@@ -30,6 +30,9 @@ _WAITED_SHARE = 0.5
 failed, not the environment."""
 
 
+_SAMPLED = ("temperature", "max_tokens", "top_p", "top_k", "min_p")
+
+
 class GeneratingPool(Protocol):
     """The part of `inference.pool.pool.InferencePool` that a rollout uses."""
 
@@ -83,6 +86,13 @@ class PolicyModel:
         """A call failed because it got no answer."""
         self._cancelled_after = 0.0
         """The longest time that a call had waited for its answer when it was cancelled, in seconds."""
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """See `environments.base.Model`. The variables of the template are the chat's."""
+        return SamplingConfig(
+            **{name: getattr(self._sampling, name) for name in _SAMPLED}, stop=list(self._sampling.stop)
+        )
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.

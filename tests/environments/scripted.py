@@ -7,7 +7,7 @@ from typing import Any
 
 from environments.base import Environment, Reply
 from environments.chat import Chat, Tool
-from environments.config import SamplingOverrides
+from environments.config import SamplingConfig, SamplingOverrides
 from tests.support.rollouts import make_turn
 from transport.records import Rollout, Turn
 
@@ -19,6 +19,7 @@ class ScriptedModel:
         self.chat = chat
         self._answers = iter(answers)
         self.turns: list[Turn] = []
+        self.sampling = SamplingConfig()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         completion = [*self.chat.encode(next(self._answers)), self.chat.stop_token_ids[0]]

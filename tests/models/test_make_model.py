@@ -17,7 +17,7 @@ import models.make_model
 import models.warm_up
 from environments.base import Environment, Reply
 from environments.chat import Chat, Tool
-from environments.config import SamplingOverrides
+from environments.config import SamplingConfig, SamplingOverrides
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
 from models.demonstrations import Demonstrator
@@ -81,6 +81,7 @@ class _SampledModel:
         self.chat = chat
         self._model = model
         self._generator = generator
+        self.sampling = SamplingConfig()
 
     @torch.no_grad()
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:

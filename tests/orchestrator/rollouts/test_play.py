@@ -64,6 +64,11 @@ async def test_a_call_may_be_sampled_otherwise() -> None:
     assert pool.samplings == [replace(SAMPLING, max_tokens=3, stop=("x",)), SAMPLING]
 
 
+async def test_an_environment_sees_how_its_calls_are_sampled() -> None:
+    sampling = make_model()[0].sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (1.0, 8, [])
+
+
 @pytest.mark.parametrize("prompt", [[], [[1, 2]]])
 async def test_a_prompt_that_is_none(prompt: Any) -> None:
     model, pool, _ = make_model()
