@@ -24,7 +24,6 @@ from cli.cluster.stop_job_on_signals import StopJobOnSignals
 from cli.cluster.wait import await_end
 from cli.display.console import lasting
 from cli.display.sweep_table import print_changes, print_table, show_live, sweep_console
-from cluster import launch
 from cluster.errors import ClusterError
 from job.check import check_imports
 from job.configuration.layers import forget_environment
@@ -35,6 +34,7 @@ from job.sweep.submit_workers import GivenSweep, check_workers, submit_workers
 from job.sweep.targets import SweepConfig, targets_of
 from job.sweep.worker import check_store, run_worker
 from transport.errors import UserError
+from transport.process import launch
 
 
 def main(arguments: list[str]) -> int:

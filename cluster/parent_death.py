@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import suppress
 
-from cluster.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker, live_processes
+from transport.process.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker, live_processes
 
 
 def bind_worker_to_parent() -> None:

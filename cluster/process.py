@@ -1,4 +1,4 @@
-"""One worker as an operating-system process, under its guardian (`cluster.launch`): starts, signals and reads it.
+"""One worker as an operating-system process, under its guardian (`transport.process.launch`): starts, signals and reads it.
 
 Children are started with `posix_spawn`, in a process group of their own, so that a Ctrl-C on the terminal reaches only the
 supervisor, which then stops them in order. The guardian ends them when the supervisor dies.
@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster import launch
 from cluster.notify import NotifySocket
 from transport.files.untrusted import UntrustedFileError, open_regular
+from transport.process import launch
+from transport.process.launch import guarded
 
 SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 """For the supervisor itself when systemd runs it; a worker gets its own."""
@@ -31,14 +32,6 @@ LONGEST_PID = 9
 """Digits."""
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
-
-
-def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0) -> list[str]:
-    """Returns the command that runs `command` under a guardian which dies with this process.
-
-    With a fence this process must send each guardian `launch.SIGNAL_OF_LIFE` more often than that.
-    """
-    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), str(nice), f"{fence_seconds:g}", *command]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from typing import Any
 from cluster.backends.ray_cluster import RayCluster
 from cluster.errors import BackendError
 from cluster.exit_codes import describe_exit
-from cluster.process import guarded
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
 from job.sections import ServersConfig
 from run.config import RunConfig
 from transport.errors import Obstructed, UserError
+from transport.process.launch import guarded
 from transport.process.permanent_errors import is_permanent
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.process import SYSTEMD_VARIABLES, guarded
+from cluster.process import SYSTEMD_VARIABLES
 from transport.errors import UserError
+from transport.process.launch import guarded
 
 
 def resolve_model(name: str) -> Path:

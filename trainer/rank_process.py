@@ -13,11 +13,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-from cluster.launch import die_with_parent
 from cluster.notify import notify, notify_ready
 from trainer.config import TrainerConfig
 from trainer.ranks import is_follower
 from trainer.train import train
+from transport.process.launch import die_with_parent
 
 BAD_CONFIGURATION = 2
 """Exit code."""

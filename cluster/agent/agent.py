@@ -22,13 +22,13 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from cluster import launch
 from cluster.agent import instructions, protocol
 from cluster.agent.frames import MalformedMessageError, pack, unpack
 from cluster.agent.owned_process import OwnedProcess
 from cluster.agent.settings import AgentSettings
 from cluster.agent.table import Table
 from cluster.backends.base import WorkerOrder
+from transport.process import launch
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from cluster.agent.agent import Agent
 from cluster.agent.protocol import MARK, MAX_MESSAGE
 from cluster.agent.remains import kill_marked, start_of
 from cluster.agent.settings import AgentEndpoint, AgentSettings, read_endpoint
-from cluster.launch import die_with_parent
 from transport.files.atomic import write_atomically
 from transport.files.lock import take_lock
 from transport.loopback import is_loopback
+from transport.process.launch import die_with_parent
 from transport.wires.endpoint import IPC, socket_path
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from cluster.agent.protocol import MARK
-from cluster.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
+from transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
 
 
 def start_of(pid: int) -> float | None:

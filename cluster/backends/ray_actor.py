@@ -1,8 +1,8 @@
 """The actor that stands for one worker on Ray: it runs the worker's agent as a child process, and nothing else.
 
 The agent is the same process as on one machine, and so is the worker below it; neither torch nor vLLM is in the actor. The agent
-runs below a guardian (`cluster/launch.py`): whatever ends the actor kills the agent and all that is below it. The actor ends with
-its agent. Ray never starts it again; the PrimeManager decides. `cluster/backends/ray_cluster.py` creates it.
+runs below a guardian (`transport/process/launch.py`): whatever ends the actor kills the agent and all that is below it. The
+actor ends with its agent. Ray never starts it again; the PrimeManager decides. `cluster/backends/ray_cluster.py` creates it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-import cluster.launch
+import transport.process.launch
 from cluster.agent.protocol import MARK
 from cluster.agent.settings import MAX_ENDPOINT_BYTES, AgentEndpoint, AgentSettings
 from cluster.backends.ray_places import node_name
@@ -64,7 +64,7 @@ class AgentActor:
         ray.actor.exit_actor()
 
     def _run(self) -> None:
-        code = cluster.launch.COMMAND_NOT_STARTED
+        code = transport.process.launch.COMMAND_NOT_STARTED
         try:
             with _start(self._settings) as process:
                 assert process.stdout is not None
@@ -109,7 +109,15 @@ class AgentActor:
 def _start(settings: AgentSettings) -> subprocess.Popen[bytes]:
     """Starts an agent below a guardian."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    guardian = [sys.executable, "-I", "-S", cluster.launch.__file__, str(os.getpid()), "0", "0"]  # nice, and no fence
+    guardian = [
+        sys.executable,
+        "-I",
+        "-S",
+        transport.process.launch.__file__,
+        str(os.getpid()),
+        "0",
+        "0",
+    ]  # nice, and no fence
     marking = ["env", f"{MARK}={settings.mark}"]  # not the guardian: an agent first kills all others with its mark
     with open(os.open(settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         return subprocess.Popen(

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, kill_guarded, listen
-from cluster.process import guarded
+from transport.process.launch import guarded
 
 LONGEST_ANSWER = 65536
 """Bytes."""

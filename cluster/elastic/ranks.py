@@ -1,7 +1,7 @@
 """Starts the ranks of one node as a child process that runs torch's elastic agent (`torch_agent`), and says how they fare.
 
-The child runs under a guardian (`cluster.launch`), so that no rank is left when it ends, or when this process dies. This module
-does not import torch. `elastic_worker` uses it for each round; a process that is alone on its node uses `alone`.
+The child runs under a guardian (`transport.process.launch`), so that no rank is left when it ends, or when this process dies.
+This module does not import torch. `elastic_worker` uses it for each round; a process that is alone on its node uses `alone`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from cluster.agent.protocol import CONTROL_FD
-from cluster.process import SYSTEMD_VARIABLES, guarded
+from cluster.process import SYSTEMD_VARIABLES
+from transport.process.launch import guarded
 
 LOOPBACK = "127.0.0.1"
 

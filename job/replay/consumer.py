@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from cluster.process import guarded
 from transport.arrays import AnyArray
 from transport.config import TransportConfig
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.messages import Acknowledged, Bye, Commit, Hello, Ready
+from transport.process.launch import guarded
 from transport.records import Batch
 from transport.wires.open import open_receiver
 

@@ -1,7 +1,7 @@
 """Runs the process of a claimed target to its end, or ends it if the claim is lost or the worker is stopped.
 
-The process has a guardian (`cluster/launch.py`), so that it dies with its worker however that dies. A worker that takes over the
-target resumes from its checkpoints. `job/sweep/worker.py` claims the targets.
+The process has a guardian (`transport/process/launch.py`), so that it dies with its worker however that dies. A worker that
+takes over the target resumes from its checkpoints. `job/sweep/worker.py` claims the targets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 import tomli_w
 
-from cluster import launch
 from cluster.exit_codes import ASKED_TO_END, describe_exit
 from cluster.manager.stopping import KILL_GRACE_SECONDS
 from cluster.process import Command, Process, last_lines
@@ -28,6 +27,7 @@ from job.sweep.targets import Target
 from sweep.lease import MARGIN
 from sweep.lock import Claim
 from transport.files.atomic import write_atomically
+from transport.process import launch
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from cluster.process import guarded
 from perf.bench.command import Size
 from perf.figures import Case
+from transport.process.launch import guarded
 
 CASES = {
     "step": "the step boundary, beside an idle loop, a copy of its bytes and the plain path",

@@ -21,10 +21,10 @@ from typing import Any
 
 import tomli_w
 
-from cluster.launch import descendants
-from cluster.process import guarded, last_lines
+from cluster.process import last_lines
 from perf.chaos import batch_copies
 from perf.chaos.witness import Witness
+from transport.process.launch import descendants, guarded
 
 LOOK_SECONDS = 0.1
 """Between two reads by the witness; a step takes several times as long."""

@@ -40,7 +40,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cluster.process import guarded
+from transport.process.launch import guarded
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB, GUEST = CONFIGS / "demo-multi.toml", CONFIGS / "roles" / "guest.toml"

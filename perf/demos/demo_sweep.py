@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster.process import guarded, last_lines
+from cluster.process import last_lines
 from job.configuration.load import load
 from job.directory import is_running
 from job.sweep.rows import Row, rows_reader_of
 from job.sweep.targets import SweepConfig, targets_of
+from transport.process.launch import guarded
 
 FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
 OUTPUT = Path("outputs/demo-sweep")

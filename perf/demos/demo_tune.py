@@ -31,10 +31,11 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from cluster.process import guarded, last_lines
+from cluster.process import last_lines
 from job.directory import is_running
 from job.processes_file import read_workers
 from perf.demos.population_picture import TrialCurve, draw
+from transport.process.launch import guarded
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB, TUNE = CONFIGS / "demo-tune-job.toml", CONFIGS / "demo-tune.toml"

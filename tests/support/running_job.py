@@ -122,7 +122,9 @@ class RunningJob:
     def pid_of(self, words: str) -> int:
         """Returns the id of the one process, other than a guardian, whose command line has `words`."""
         pids = [
-            pid for pid, command in self.processes().items() if words in command and "cluster/launch.py" not in command
+            pid
+            for pid, command in self.processes().items()
+            if words in command and "transport/process/launch.py" not in command
         ]
         assert len(pids) == 1, f"processes with {words!r}: {pids} of {self.processes()}"
         return pids[0]

@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster.launch import descendants
 from cluster.notify import NotifySocket
 from tests.support.polling import until
 from tests.trainer.conftest import make_batch, make_run_config
@@ -38,6 +37,7 @@ from trainer.ranks import _buckets
 from trainer.train import EVICTED
 from transport.files.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Ready
+from transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
 

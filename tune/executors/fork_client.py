@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cluster.process import SYSTEMD_VARIABLES, guarded
+from cluster.process import SYSTEMD_VARIABLES
+from transport.process.launch import guarded
 from tune.executors.fork_server import MAX_PACKET, command
 
 END_SECONDS = 20.0

@@ -1,7 +1,8 @@
 """A process that has imported a trainable's module, and forks a process for each of its trials in milliseconds.
 
-It runs below a guardian (`cluster.launch`), which ends everything here when the executor dies. Each trial has a *minder*, forked
-from here, and the trial's own process, forked from the minder. The minder inherits whatever the trial leaves behind, and kills
+It runs below a guardian (`transport.process.launch`), which ends everything here when the executor dies. Each trial has a
+*minder*, forked from here, and the trial's own process, forked from the minder. The minder inherits whatever the trial
+leaves behind, and kills
 it; its exit code is the trial's. So when `exited` is sent, nothing of the trial is left.
 
     executor -- guardian -- fork server -- minder -- trial -- what the trial starts
@@ -26,7 +27,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-from cluster.launch import become_subreaper, die_with_parent, kill_all, kill_descendants, orphans, reap
+from transport.process.launch import become_subreaper, die_with_parent, kill_all, kill_descendants, orphans, reap
 from tune.executors.trial_process import run_trial
 from tune.registry import load_module
 

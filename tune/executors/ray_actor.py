@@ -1,7 +1,8 @@
 """The actor that stands for one trial on Ray: it runs the trial's process as a child, passes messages on, and nothing else.
 
-The process is the same as on one machine (`tune/executors/trial_process.py`), below a guardian (`cluster/launch.py`): whatever
-ends the actor kills it and all that it started. Ray never starts either again; the experiment decides. The user's code is not in
+The process is the same as on one machine (`tune/executors/trial_process.py`), below a guardian
+(`transport/process/launch.py`): whatever ends the actor kills it and all that it started. Ray never starts either again; the
+experiment decides. The user's code is not in
 the actor, and is not pickled: the process imports it.
 """
 
@@ -15,7 +16,7 @@ import subprocess
 import threading
 
 from cluster.exit_codes import describe_exit
-from cluster.process import guarded
+from transport.process.launch import guarded
 from tune.executors.frames import BadFrame, encode, receive
 from tune.executors.trial_process import command
 

@@ -1,7 +1,7 @@
 """Executes a command that is killed with the process that started it: `python -m tune.runs.tied_command PARENT COMMAND...`.
 
-A guardian (`cluster/launch.py`) would also kill what is below the command. Here the command is `counterpoint run`, and its roles
-are to outlive it for the lease of their agent, so that `counterpoint run --resume` takes them over.
+A guardian (`transport/process/launch.py`) would also kill what is below the command. Here the command is `counterpoint run`,
+and its roles are to outlive it for the lease of their agent, so that `counterpoint run --resume` takes them over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from cluster.launch import die_with_parent
+from transport.process.launch import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL, int(sys.argv[1]))

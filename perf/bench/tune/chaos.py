@@ -26,10 +26,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.process import guarded
 from perf.chaos.tune.audit import FAULTS, Findings, audit
 from perf.chaos.tune.experiment import HEARD, NAME
 from perf.figures import Case, Figure
+from transport.process.launch import guarded
 from tune.runner.journal import holds_experiment
 
 SCHEDULERS = ("fifo", "asha", "pbt")

@@ -148,7 +148,7 @@ class ClusterJob:
         """Returns all processes of the job."""
         found = marked(self.mark)
         if self.ray is not None:  # Ray starts what is between its nodes and the workers, and has one job
-            ours = ("AgentActor", "cluster.agent", "cluster/launch.py")
+            ours = ("AgentActor", "cluster.agent", "transport/process/launch.py")
             found += [pid for pid in self.ray.all_processes() if any(part in command_line(pid) for part in ours)]
         return sorted(set(found))
 

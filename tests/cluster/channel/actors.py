@@ -17,7 +17,7 @@ from cluster.channel.consumer import ChannelConsumer
 from cluster.channel.exactly_once import CommitFile
 from cluster.channel.host import ChannelHost
 from cluster.channel.producer import ChannelProducer
-from cluster.launch import die_with_parent
+from transport.process.launch import die_with_parent
 
 RECORDS = 200
 DEADLINE_SECONDS = 60.0

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cluster.elastic.ranks import LOOPBACK, RanksOrder, RanksProcess, alone, interfaces, listen, python_command
-from cluster.launch import descendants
 from tests.support.polling import wait_until
+from transport.process.launch import descendants
 
 WRITE = """
 import json, os, sys

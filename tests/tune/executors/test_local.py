@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.launch import descendants
 from tests.support.polling import wait_until
 from tests.tune.executors.contract import *  # noqa: F403
 from tests.tune.executors.driver import Driver, content, is_alive, parent_of
+from transport.process.launch import descendants
 from tune.executors.attempt import Deadlines
 from tune.executors.executor import Completed, Failed, Reported, Started, Stopped
 from tune.executors.local import LocalTrialExecutor

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import launch
+from transport.process import launch
 
 GUARDIAN, WORKER, ORPHAN, ITS_CHILD, NEWCOMER = 101, 102, 103, 104, 105
 
@@ -60,7 +60,7 @@ def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp
     """Who may kill whom is injected: only root could start a process of another user."""
     guardian = """
     import os, sys
-    from cluster import launch
+    from transport.process import launch
     kill = os.kill
     def refuse(pid, number):
         if os.path.exists(sys.argv[1]) and pid == int(open(sys.argv[1]).read()):
@@ -91,7 +91,7 @@ def test_exit_codes_are_known_where_the_caller_ignores_the_death_of_children() -
     """As a shell after `trap '' CHLD` does: what it starts inherits that, and then the kernel reaps by itself."""
     program = textwrap.dedent("""
         import os, signal
-        from cluster import launch
+        from transport.process import launch
 
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         launch.become_subreaper()

@@ -5,7 +5,8 @@ library, so that it costs some 10 MB and a few milliseconds. It starts the comma
 It passes SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any reason, it
 kills the command and everything below it. When the command ends, the guardian also kills all processes that the command
 left: as a *subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the command's, or
-128 + the signal that ended the command. `cluster.process` is the other end.
+128 + the signal that ended the command. `cluster.process` is the other end for a worker of a job, `environments.workers` for a
+worker of an environment.
 
 With a `FENCE` above 0 it also kills everything when the supervisor has not sent `SIGNAL_OF_LIFE` for so many seconds: a
 supervisor that is stopped, or whose machine slept, may have been replaced meanwhile.
@@ -36,6 +37,14 @@ WAKE_SECONDS = 5.0
 
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
+
+
+def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0) -> list[str]:
+    """Returns the command that runs `command` under a guardian which dies with this process.
+
+    With a fence this process must send each guardian `SIGNAL_OF_LIFE` more often than that.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(nice), f"{fence_seconds:g}", *command]
 
 
 def _prctl(option: int, argument: int) -> None:
