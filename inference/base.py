@@ -100,6 +100,8 @@ class Completion:
     routed_experts: RoutingArray | None
     """Rows `routed_experts_start ... prompt + completion - 2`, `[rows, layers, top_k]`, or None where the model has no
     experts."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not prefilled, since the prefix cache had them; None if the server does not say."""
 
     def check(self, request: GenerateRequest) -> None:
         """Raises `ServerFailure`, naming the field, if this cannot be an answer to `request`."""
@@ -115,6 +117,8 @@ class Completion:
         if not np.isfinite(self.log_probabilities).all():
             at = int(np.flatnonzero(~np.isfinite(self.log_probabilities))[0])
             raise ServerFailure(f"the log-probability of completion token {at} is {self.log_probabilities[at]}")
+        if self.cached_tokens is not None and not 0 <= self.cached_tokens <= len(request.prompt_ids):
+            raise ServerFailure(f"{self.cached_tokens} of the prompt's {len(request.prompt_ids)} tokens were cached")
         if int(self.token_ids.min()) < 0:
             raise ServerFailure(f"token id {int(self.token_ids.min())} came back: ids are not negative")
         if self.routed_experts is not None:

@@ -120,9 +120,10 @@ def encode_completion(completion: Completion) -> bytes:
     }
     if completion.routed_experts is not None:
         arrays["routed_experts"] = completion.routed_experts
-    return b"".join(
-        as_bytes_view(buffer) for buffer in pack_arrays({"finish_reason": completion.finish_reason}, arrays)
-    )
+    header: dict[str, Any] = {"finish_reason": completion.finish_reason}
+    if completion.cached_tokens is not None:
+        header["cached_tokens"] = completion.cached_tokens
+    return b"".join(as_bytes_view(buffer) for buffer in pack_arrays(header, arrays))
 
 
 def decode_completion(body: bytes | memoryview) -> Completion:
@@ -141,4 +142,7 @@ def decode_completion(body: bytes | memoryview) -> Completion:
         raise ServerFailure(
             f"the response is malformed: routed_experts is {experts.dtype}, uint8 or uint16 is expected"
         )
-    return Completion(token_ids, log_probabilities, str(header.get("finish_reason")), experts)
+    cached = header.get("cached_tokens")
+    if cached is not None and type(cached) is not int:
+        raise ServerFailure("the response is malformed: cached_tokens is not an integer")
+    return Completion(token_ids, log_probabilities, str(header.get("finish_reason")), experts, cached)

@@ -41,6 +41,8 @@ class Turn:
     server: str = ""
     temperature: float = 1.0
     """The divisor of the logits at sampling. 1 in a file that was written before this was recorded."""
+    cached_tokens: int | None = None
+    """Tokens of its prompt that the server's prefix cache had; None if the server did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Rollout:
     """One attempt at an example: its turns in order of time, and a reward or an error."""
 
     rollout_id: str
+    """`GROUP-INDEX`, where the group is its `group_id`."""
     group_id: int
     environment: str
     example_index: int

@@ -168,11 +168,20 @@ class OpenAIClient:
                 log_probabilities=np.asarray(choice["logprobs"]["token_logprobs"], dtype=np.float32),
                 finish_reason=str(choice["finish_reason"]),
                 routed_experts=None if experts is None else _decode_routing(experts),
+                cached_tokens=_cached_tokens(content),
             )
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise ServerFailure(
                 f"{self.url} answered without token ids or log-probabilities: {error!r}; a stock vLLM from 0.30 on is expected"
             ) from error
+
+
+def _cached_tokens(content: dict[str, Any]) -> int | None:
+    """Returns what a server tells that was started with vLLM's `--enable-prompt-tokens-details`."""
+    match content.get("usage"):
+        case {"prompt_tokens_details": {"cached_tokens": int(cached)}}:
+            return cached
+    return None
 
 
 def _decode_routing(encoded: Any) -> RoutingArray:

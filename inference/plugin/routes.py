@@ -132,6 +132,7 @@ class CounterpointRoutes:
             log_probabilities=np.asarray(choice.logprobs.logprobs, dtype=np.float32)[choice.logprobs.start_indices],
             finish_reason=str(choice.finish_reason),
             routed_experts=choice.routed_experts,
+            cached_tokens=outputs[0].num_cached_tokens,
         )
         return Response(wire.encode_completion(completion), media_type="application/octet-stream")
 

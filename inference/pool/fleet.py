@@ -19,7 +19,11 @@ FAILURES_IN_A_ROW = 3
 connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
 
 REMEMBERED_AFFINITIES = 65_536
-"""Rollouts whose server is remembered; the least recently used one is dropped first."""
+"""Rollouts and groups whose server is remembered; the least recently used one is dropped first."""
+
+GROUP_LEAD = 16
+"""Requests by which a group's server may be ahead of the least loaded one. The group's next rollout then goes to that one, which
+prefills the prompt a second time: that costs less than servers that idle beside one with a large group."""
 
 
 class State(StrEnum):
@@ -93,21 +97,33 @@ class Fleet:
     def acquire(self, affinity: str, avoid: Server | None = None) -> Server | None:
         """Takes a place for a request, or returns None if no server has one.
 
-        The server that last served this affinity holds its prefix, so it is preferred while it has room; else the least
-        loaded is taken, the first among equals. `avoid` has just failed this request and is taken only if no other has room.
+        `affinity` is the id of a rollout, `GROUP-INDEX`, or any other name. The server that last served this affinity holds its
+        prefix, so it is preferred while it has room. The first request of a rollout goes where the one before it of its group
+        went, which holds their prompt, unless that server is full or `GROUP_LEAD` ahead. Else the least loaded is taken, the
+        first among equals. `avoid` has just failed this request and is taken only if no other has room.
         """
         chosen = self._affinities.get(affinity)
+        group, dash, _ = affinity.rpartition("-")
+        first_of_rollout = bool(dash) and chosen is None
         if chosen is None or chosen is avoid or not self._has_room(chosen):
             candidates = [server for server in self.servers if self._has_room(server)]
             if not candidates:
                 return None
             chosen = min(candidates, key=lambda server: (server is avoid, server.in_flight))
-        self._affinities[affinity] = chosen
+            holder = self._affinities.get(group + dash) if first_of_rollout else None
+            if holder in candidates and holder is not avoid and holder.in_flight < chosen.in_flight + GROUP_LEAD:
+                chosen = holder
+        self._remember(affinity, chosen)
+        if first_of_rollout:
+            self._remember(group + dash, chosen)
+        chosen.in_flight += 1
+        return chosen
+
+    def _remember(self, affinity: str, server: Server) -> None:
+        self._affinities[affinity] = server
         self._affinities.move_to_end(affinity)
         if len(self._affinities) > REMEMBERED_AFFINITIES:
             self._affinities.popitem(last=False)
-        chosen.in_flight += 1
-        return chosen
 
     def _has_room(self, server: Server) -> bool:
         return server.state is State.SERVING and not server.drain_reason and server.in_flight < server.cap

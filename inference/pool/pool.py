@@ -179,9 +179,9 @@ class InferencePool:
     ) -> Turn:
         """One model call. `prompt_ids` is `[tokens]`; `affinity` names the rollout, whose turns share a server and its prefix.
 
-        Routing is returned from token `routed_experts_start` on. Cancelling the call ends it at the server. Raises
-        `RequestRefused` for a request that no server will ever serve, and `InferenceError` when the retries or
-        `request_timeout_seconds` are used up.
+        The rollouts of a group begin at one server, too (`Fleet.acquire`). Routing is returned from token `routed_experts_start`
+        on. Cancelling the call ends it at the server. Raises `RequestRefused` for a request that no server will ever serve, and
+        `InferenceError` when the retries or `request_timeout_seconds` are used up.
         """
         request = GenerateRequest(self._model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start)
         last: ServerFailure | None = None
@@ -350,4 +350,5 @@ def _as_turn(request: GenerateRequest, completion: Completion, version: int, url
         routed_experts_start=request.routed_experts_start,
         server=url,
         temperature=request.sampling.temperature,
+        cached_tokens=completion.cached_tokens,
     )

@@ -57,6 +57,7 @@ _TURN_TYPES = {
     "routed_experts_start": int,
     "server": str,
     "temperature": float | int,
+    "cached_tokens": int | None,
 }
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 

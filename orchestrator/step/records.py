@@ -41,6 +41,7 @@ def rollout_record(
         "turns": [
             {
                 "prompt_tokens": len(turn.prompt_ids),
+                "cached_tokens": turn.cached_tokens,
                 "completion_tokens": len(turn.completion_ids),
                 "policy_version": turn.policy_version,
                 "finish_reason": turn.finish_reason,

@@ -25,6 +25,7 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
         "batch/tokens": len(batch.token_ids_T),
         "batch/bytes": batch.nbytes,
         **_reward_metrics(_completed(rollouts)),
+        **_cache_metrics(rollouts),
     }
 
 
@@ -42,6 +43,13 @@ def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
         "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
         **count_failures(rollouts),
     }
+
+
+def _cache_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns the share of prompt tokens that servers had cached, of those turns whose server says so; nothing without any."""
+    turns = [turn for rollout in rollouts for turn in rollout.turns if turn.cached_tokens is not None]
+    prompt = sum(len(turn.prompt_ids) for turn in turns)
+    return {"inference/cache_hit_share": sum(turn.cached_tokens or 0 for turn in turns) / prompt} if prompt else {}
 
 
 def _completed(rollouts: Sequence[Rollout]) -> list[Rollout]:

@@ -126,6 +126,29 @@ async def test_turns_return_only_the_routing_that_the_caller_lacks(moe_server: S
     assert (np.sort(joined, axis=-1) == expected).all()
 
 
+async def test_a_group_is_prefilled_once_with_the_routing_of_every_token(moe_server: ServerProcess) -> None:
+    """Also where all its requests are prefilled in one step of the engine; and nothing is shared with older weights."""
+    prompt = np.tile(PROMPT, 7)[:300].astype(np.int32)
+    rollouts = 8
+    async with pool_at(moe_server) as pool:
+        for version in (0, 1):
+            await pool.update_weights(update_to(moe_server, version))
+            calls = [
+                pool.generate(prompt, replace(GREEDY, temperature=1.0), affinity=f"7-{index}")
+                for index in range(rollouts)
+            ]
+            turns = await asyncio.gather(*calls)
+            cached = sorted(turn.cached_tokens or 0 for turn in turns)
+            block = cached[-1]
+            assert block >= 128, "full blocks of the prompt are shared"
+            assert cached == [0] + [block] * (rollouts - 1)
+            for turn in turns:
+                assert disagreement(moe_server, version, turn, prompt, 1.0).max() < TOLERANCE
+                assert turn.routed_experts is not None
+                expected = routing(moe_server.models[version], np.concatenate([prompt, turn.completion_ids]))[:-1]
+                assert (np.sort(turn.routed_experts, axis=-1) == expected).all()
+
+
 async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server), HttpSessions(PoolConfig()) as connections:
         for start in (0, 30):

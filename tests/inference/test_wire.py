@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import numpy as np
 import pytest
@@ -112,6 +114,12 @@ def test_a_response_arrives_as_views_of_its_bytes(dtype: str) -> None:
     assert not received.routed_experts.flags.owndata
 
 
+@pytest.mark.parametrize("cached", [None, 0, 2])
+def test_a_response_says_how_much_of_its_prompt_was_cached(cached: int | None) -> None:
+    received = wire.decode_completion(wire.encode_completion(replace(completion(), cached_tokens=cached)))
+    assert received.cached_tokens == cached
+
+
 REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ()))
 
 
@@ -129,6 +137,7 @@ def test_an_answer_that_fits_its_request_passes() -> None:
         ({"token_ids": np.array([1, -2, 3], dtype=np.int32)}, "token id -2"),
         ({"routed_experts": np.zeros((5, 2, 2), dtype=np.uint8)}, "4 rows of"),
         ({"routed_experts": np.zeros((4, 2), dtype=np.uint8)}, "4 rows of"),
+        ({"cached_tokens": 3}, "3 of the prompt's 2 tokens were cached"),
     ],
 )
 def test_an_answer_that_cannot_be_one_is_a_failure_of_the_server(change: dict[str, object], complaint: str) -> None:

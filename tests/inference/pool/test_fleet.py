@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.pool.fleet import FAILURES_IN_A_ROW, Fleet, State
+from inference.pool.fleet import FAILURES_IN_A_ROW, GROUP_LEAD, Fleet, State
 
 
 def serving_fleet(count: int, limit: int = 2) -> Fleet:
@@ -36,6 +38,51 @@ def test_a_full_server_is_not_chosen_for_affinity() -> None:
     assert fleet.acquire("a") is fleet.servers[0]
     assert fleet.acquire("a") is fleet.servers[1]
     assert fleet.acquire("a") is None
+
+
+def test_the_rollouts_of_a_group_begin_at_one_server_and_groups_alternate() -> None:
+    fleet = serving_fleet(2, limit=256)
+    for group in range(4):
+        chosen = {fleet.acquire(f"{group}-{index}") for index in range(8)}
+        assert chosen == {fleet.servers[group % 2]}
+    assert [server.in_flight for server in fleet.servers] == [16, 16]
+
+
+def test_a_group_begins_elsewhere_where_its_server_is_full() -> None:
+    fleet = serving_fleet(2, limit=4)
+    chosen = [fleet.acquire(f"7-{index}") for index in range(9)]
+    assert chosen == [fleet.servers[0]] * 4 + [fleet.servers[1]] * 4 + [None]
+
+
+def test_a_large_group_leaves_no_server_idle() -> None:
+    fleet = serving_fleet(4, limit=256)
+    chosen = [fleet.acquire(f"7-{index}") for index in range(128)]
+    in_flight = [server.in_flight for server in fleet.servers]
+    assert sum(in_flight) == 128
+    assert max(in_flight) - min(in_flight) <= GROUP_LEAD
+    assert sum(a is not b for a, b in pairwise(chosen)) <= 128 / GROUP_LEAD, "few servers prefill"
+
+
+def test_a_later_turn_stays_where_its_rollout_is_and_moves_no_group() -> None:
+    fleet = serving_fleet(2, limit=2)
+    assert fleet.acquire("7-0") is fleet.acquire("7-1") is fleet.servers[0]
+    moved = fleet.acquire("7-0")
+    assert moved is fleet.servers[1], "its own server is full"
+    fleet.release(fleet.servers[0])
+    assert fleet.acquire("7-2") is fleet.servers[0], "where the group's prompt was prefilled"
+    fleet.release(moved)
+    assert fleet.acquire("7-0") is moved
+
+
+def test_a_group_leaves_a_server_that_failed_it() -> None:
+    fleet = serving_fleet(2, limit=256)
+    failed = fleet.acquire("7-0")
+    assert fleet.acquire("7-0", avoid=failed) is fleet.servers[1]
+    assert failed is not None
+    fleet.take_out(failed, "gone")
+    assert fleet.acquire("7-1") is fleet.servers[1]
+    fleet.begin_serving(failed, 0, "again")
+    assert fleet.acquire("7-2") is fleet.servers[1]
 
 
 def test_the_server_that_failed_is_avoided_where_another_has_room() -> None:
