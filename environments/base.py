@@ -76,7 +76,8 @@ class Model(Protocol):
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Makes one model call and appends it to the rollout's turns.
 
-        `sampling` overrides the environment's sampling parameters.
+        `sampling` overrides the environment's sampling parameters. Every token of the completion is trained, unless
+        `Turn.leave_untrained` excludes it, here or while the rollout or its group is scored.
         """
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:

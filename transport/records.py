@@ -43,6 +43,29 @@ class Turn:
     """The divisor of the logits at sampling. 1 in a file that was written before this was recorded."""
     cached_tokens: int | None = None
     """Tokens of its prompt that the server's prefix cache had; None if the server did not say."""
+    untrained: bytearray | bytes = field(default_factory=bytearray)
+    """Empty where every completion token is trained, else one byte for each: 1 where it must not be. Set by `leave_untrained`;
+    `bytes` once the rollout's group is finalized."""
+
+    def leave_untrained(self, start: int = 0, stop: int | None = None) -> None:
+        """Excludes the completion tokens `start..stop - 1` (as in a slice; all by default) from training, until the rollout ends.
+
+        They stay part of the sample, as tokens that the model reads. Raises `TypeError` once the rollout's group is finalized.
+        """
+        if isinstance(self.untrained, bytes):
+            raise TypeError("this turn is finalized or from a file: what is trained of it cannot be changed any more")
+        tokens = len(self.completion_ids)
+        first, last, _ = slice(start, stop).indices(tokens)
+        if first >= last:
+            return
+        if not self.untrained:
+            self.untrained.extend(bytes(tokens))
+        self.untrained[first:last] = b"\x01" * (last - first)
+
+    @property
+    def trained_tokens(self) -> int:
+        """The number of completion tokens that are trained."""
+        return len(self.completion_ids) - self.untrained.count(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ def print_rollout(console: Console, where: str, record: RolloutRecord) -> None:
         how = (
             f"{turn.get('completion_tokens')} tokens, {turn.get('finish_reason')}, policy {turn.get('policy_version')}"
         )
+        if untrained := turn.get("untrained_tokens"):
+            how += f", {untrained} tokens untrained"
         _print_text(console, f"{title}, {name}: {how}", turn.get("completion"), "green")
 
 

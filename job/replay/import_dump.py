@@ -133,11 +133,10 @@ class ImportedRollouts:
             return None
         where = f"{where}.tokens"
         fields = self._dictionary(outer["tokens"], "tokens", where)
-        if isinstance(mask := fields.get("completion_mask"), list | tuple) and not all(mask):
-            self.left_out["completion_mask with zeros"] += 1
         prompt_ids = _token_ids(fields.get("prompt_ids"), f"{where}.prompt_ids")
         completion_ids = _token_ids(fields.get("completion_ids"), f"{where}.completion_ids")
         log_probabilities = _log_probabilities(fields.get("completion_logprobs"), f"{where}.completion_logprobs")
+        untrained = _untrained(fields.get("completion_mask"), len(completion_ids), f"{where}.completion_mask")
         tokens = len(prompt_ids) + len(completion_ids)
         routed_experts, start = self._routing(fields.get("routed_experts"), tokens, f"{where}.routed_experts")
         arrays = (prompt_ids, completion_ids, log_probabilities, routed_experts)
@@ -150,6 +149,7 @@ class ImportedRollouts:
             finish_reason="length" if fields.get("is_truncated") or outer.get("is_truncated") else "stop",
             routed_experts=routed_experts,
             routed_experts_start=start,
+            untrained=untrained,
         )
 
     def _routing(self, value: object, tokens: int, where: str) -> tuple[RoutingArray | None, int]:
@@ -242,6 +242,17 @@ def _token_ids(value: object, where: str) -> Int32Array:
             f"{where} is an array of {found.dtype} and shape {found.shape}; expected [tokens] of int32"
         )
     return found.astype(np.int32)
+
+
+def _untrained(mask: object, tokens: int, where: str) -> bytes:
+    """Returns `Turn.untrained` of a mask that is 0 where a completion token is not trained; None trains all."""
+    if mask is None:
+        return b""
+    if isinstance(mask, PickledArray) and mask.value.ndim == 1:
+        mask = mask.value.tolist()
+    if not isinstance(mask, list | tuple) or len(mask) != tokens:
+        raise UnreadableError(f"{where} is not a list of {tokens} values, one for each completion token")
+    return b"" if all(mask) else bytes(not trained for trained in mask)
 
 
 def _log_probabilities(value: object, where: str) -> Float32Array:

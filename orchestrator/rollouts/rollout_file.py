@@ -58,6 +58,7 @@ _TURN_TYPES = {
     "server": str,
     "temperature": float | int,
     "cached_tokens": int | None,
+    "untrained": bytes | bytearray,
 }
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -146,8 +147,11 @@ def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray
 
 
 def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in _ARRAYS}
+    apart = (*_ARRAYS, "untrained")
+    plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in apart}
     arrays = {name: array for name in _ARRAYS if (array := getattr(turn, name)) is not None}
+    if turn.untrained:  # of turns that are trained as a whole, nothing: as before there was a mask
+        arrays["untrained"] = np.frombuffer(bytes(turn.untrained), np.uint8)
     start = None if tokens is None else _start_within(tokens, turn)
     if start is not None:
         plain["tokens"] = [start, len(arrays.pop("prompt_ids")), len(arrays.pop("completion_ids"))]
@@ -174,6 +178,12 @@ def _turn(header: dict[str, Any], arrays: dict[str, AnyArray], tokens: AnyArray 
             raise ValueError(f"a turn is of tokens {start} to {stop}; the rollout has {held}")
         fields["prompt_ids"] = tokens[start : start + prompt]
         fields["completion_ids"] = tokens[start + prompt : stop]
+    if (untrained := fields.pop("untrained", None)) is not None:
+        fields["untrained"] = untrained.tobytes()
+        if len(fields["untrained"]) != len(fields["completion_ids"]):
+            raise ValueError(
+                f"untrained has {untrained.nbytes} bytes for {len(fields['completion_ids'])} completion_ids"
+            )
     return _typed(Turn(**fields), _TURN_TYPES)
 
 

@@ -7,7 +7,7 @@ samples with `merge_rollout` and joins these with `assemble_batch`, in a worker 
 
 **Which branch a turn extends.** The longest one of the turn's temperature that is a prefix, token for token, of its prompt; of
 equally long ones the first opened. So a sample has one temperature, and is trained at it. Only a turn's completion is trained by
-that turn, so no token is trained twice.
+that turn, so no token is trained twice. What the environment left untrained of it (`Turn.untrained`) is not.
 
 **Routed experts.** Position i's row is decided by tokens 0..i alone, and the last token of a turn has none, since it was never
 fed back. A branch of n tokens therefore holds rows 0..n-2, and the turn that extends it brings row n-1 and those after it; rows
@@ -44,6 +44,8 @@ from transport.records import (
 
 _INT32_BYTES = 4
 _FLOAT32_BYTES = 4
+_OPPOSITE = b"\x01" + bytes(255)
+"""Translates a turn's `untrained` to its loss mask."""
 _END_BYTES = 64
 """Bytes at the end of a branch that are compared before the whole."""
 
@@ -252,7 +254,7 @@ def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
 
 
 def merge_rollout(rollout: Rollout) -> list[Sample]:
-    """Returns the samples of a finalized rollout, in the order of their first turns; none for a branch without a completion.
+    """Returns the samples of a finalized rollout, in the order of their first turns; none for a branch without a trained token.
 
     A sample's policy version is that of its oldest turn; its advantage is the rollout's on every trained token and 0 elsewhere.
     Routed experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap, which `finalize.py` rules out.
@@ -263,7 +265,7 @@ def merge_rollout(rollout: Rollout) -> list[Sample]:
     return [
         _sample(rollout, branch)
         for branch in rollout.branches or ()
-        if any(len(turn.completion_ids) for turn in branch.turns)
+        if any(turn.trained_tokens for turn in branch.turns)
     ]
 
 
@@ -290,17 +292,20 @@ def _columns(branch: Branch) -> tuple[UInt8Array, Float32Array]:
     """
     length = len(branch.token_ids_T)
     zeros, ones = bytes(length * _FLOAT32_BYTES), b"\x01" * length
-    mask: list[bytes] = []
+    mask: list[bytes | bytearray] = []
     values: list[bytes | memoryview] = []
     end = 0
     for turn in branch.turns:
         begin, before = len(turn.prompt_ids), end
         end = begin + len(turn.completion_ids)
-        mask += [zeros[: begin - before], ones[: end - begin]]
-        values += [
-            zeros[: (begin - before) * _FLOAT32_BYTES],
-            np.ascontiguousarray(turn.log_probabilities, np.float32).data,
-        ]
+        log_probabilities = np.ascontiguousarray(turn.log_probabilities, np.float32)
+        if turn.untrained:
+            trained = turn.untrained.translate(_OPPOSITE)
+            log_probabilities = np.where(np.frombuffer(trained, np.bool_), log_probabilities, np.float32(0))
+        else:
+            trained = ones[: end - begin]
+        mask += [zeros[: begin - before], trained]
+        values += [zeros[: (begin - before) * _FLOAT32_BYTES], log_probabilities.data]
     return np.frombuffer(b"".join(mask), np.uint8), np.frombuffer(b"".join(values), np.float32)
 
 

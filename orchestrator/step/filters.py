@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
-from transport.records import Int32Array, Int64Array, Rollout
+from transport.records import Float32Array, Int32Array, Int64Array, Rollout, Turn
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio: odd and without a pattern."""
@@ -22,11 +23,16 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 IMPROBABLE = 0.75
 """A token is improbable below this share of a uniform guess's log-probability."""
 
+UNTRAINED = "untrained"
+"""What `filtered_by` and the counts name where no token of a rollout is to be trained."""
+
 FilterCounts = Counter[tuple[str, str]]
 """Number of rollouts that each filter caught, by `(filter kind, environment)`."""
 
+_Values = TypeVar("_Values", Int32Array, Float32Array)
+
 _Owned = tuple[int, Int32Array]
-"""The position of a rollout in its group, and one of its completions."""
+"""The position of a rollout in its group, and one of its completions, without what is not trained."""
 
 _TOKENS_AT_ONCE = 2**17
 """Tokens that are compared in one go, in a dozen arrays of 1 MB each. Each step of the comparison releases the GIL, which takes
@@ -39,11 +45,15 @@ ZERO = 1e-9
 def apply_filters(filters: Sequence[FilterConfig], rollouts: Sequence[Rollout]) -> FilterCounts:
     """Sets `filtered_by` of each rollout to the first enforcing filter that catches it, else None; returns the counts.
 
-    Every filter checks every rollout, so that its count does not depend on the order or the modes of the filters.
+    Every filter checks every rollout, so that its count does not depend on the order or the modes of the filters. A rollout that
+    its environment left untrained as a whole is filtered by `UNTRAINED`, whatever is configured: no sample comes of it.
     """
     counts: FilterCounts = Counter()
     for rollout in rollouts:
         rollout.filtered_by = None
+        if not any(turn.trained_tokens for turn in rollout.turns):
+            rollout.filtered_by = UNTRAINED
+            counts[UNTRAINED, rollout.environment] += 1
     for config in filters:
         for rollout, caught in zip(rollouts, _caught(config, rollouts), strict=True):
             if caught:
@@ -79,16 +89,21 @@ def with_vocabulary(filters: Sequence[FilterConfig], vocabulary: int) -> list[Fi
 
 
 def is_gibberish(config: GibberishFilter, rollout: Rollout) -> bool:
-    """Whether more than `share_above` of the rollout's completion tokens were improbable when sampled.
+    """Whether more than `share_above` of the rollout's trained tokens were improbable when sampled.
 
     The threshold must be set (`with_vocabulary`).
     """
     assert config.log_probability_below is not None
     if not rollout.turns:
         return False
-    log_probabilities_T = np.concatenate([turn.log_probabilities for turn in rollout.turns])
+    log_probabilities_T = np.concatenate([_trained(turn, turn.log_probabilities) for turn in rollout.turns])
     improbable = np.count_nonzero(log_probabilities_T < config.log_probability_below)
     return bool(improbable > config.share_above * len(log_probabilities_T))
+
+
+def _trained(turn: Turn, values: _Values) -> _Values:
+    """Returns the values, one for each completion token, of the trained tokens: what is not trained does no harm."""
+    return values[np.frombuffer(turn.untrained, np.uint8) == 0] if turn.untrained else values
 
 
 def are_repetitive(config: RepetitionFilter, rollouts: Sequence[Rollout]) -> list[bool]:
@@ -100,10 +115,10 @@ def are_repetitive(config: RepetitionFilter, rollouts: Sequence[Rollout]) -> lis
     shortest = max(1, config.minimum) + config.ngram - 1
     caught = [False] * len(rollouts)
     every = [
-        (index, turn.completion_ids)
+        (index, _trained(turn, turn.completion_ids))
         for index, rollout in enumerate(rollouts)
         for turn in rollout.turns
-        if len(turn.completion_ids) >= shortest
+        if turn.trained_tokens >= shortest
     ]
     for some in _in_portions(every):
         for index in _repetitive_owners(config, some):

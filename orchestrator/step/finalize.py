@@ -67,7 +67,12 @@ class Finalizer:
 
 def _own(rollout: Rollout) -> Rollout:
     """Returns a copy that the environment cannot change, its state encoded. A state that cannot be saved fails the rollout."""
-    own = replace(rollout, turns=list(rollout.turns), tokens=None)
+    turns = {id(turn): replace(turn, untrained=bytes(turn.untrained)) for turn in rollout.turns}
+    own = replace(rollout, turns=[turns[id(turn)] for turn in rollout.turns], tokens=None)
+    if rollout.branches is not None:  # of the same turns
+        own.branches = tuple(
+            replace(branch, turns=tuple(turns[id(turn)] for turn in branch.turns)) for branch in rollout.branches
+        )
     try:
         own.saved = saved_state(own)
     except StateError as error:
@@ -171,6 +176,11 @@ def _fault_of_form(turn: Turn) -> str | None:
         return "prompt_ids is empty; expected at least one token"
     if turn.log_probabilities.shape != turn.completion_ids.shape:
         return f"{turn.log_probabilities.size} log_probabilities for {turn.completion_ids.size} completion_ids; expected one each"
+    if len(turn.untrained) not in (0, turn.completion_ids.size) or turn.untrained.translate(None, b"\0\1"):
+        return (
+            f"untrained has {len(turn.untrained)} bytes for {turn.completion_ids.size} completion_ids; expected none, or a 0 or "
+            "1 each, as leave_untrained sets them"
+        )
     return None
 
 

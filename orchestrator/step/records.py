@@ -43,6 +43,7 @@ def rollout_record(
                 "prompt_tokens": len(turn.prompt_ids),
                 "cached_tokens": turn.cached_tokens,
                 "completion_tokens": len(turn.completion_ids),
+                "untrained_tokens": turn.untrained.count(1),
                 "policy_version": turn.policy_version,
                 "finish_reason": turn.finish_reason,
                 "server": turn.server,

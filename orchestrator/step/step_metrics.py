@@ -41,6 +41,7 @@ def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
         "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
         "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
         "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
+        "tokens/untrained": sum(turn.untrained.count(1) for turn in turns),
         **count_failures(rollouts),
     }
 

@@ -154,3 +154,19 @@ def test_token_export_lists_every_trained_token(dense_directory: Path, tmp_path:
         assert line["token_id"] == batch.token_ids_T[span][trained].tolist()
         assert line["inference_log_probability"] == pytest.approx(batch.log_probabilities_T[span][trained].tolist())
         assert len(line["trainer_log_probability"]) == len(line["masked"]) == len(trained)
+
+
+def test_a_token_that_the_mask_leaves_out_has_no_gradient(dense_directory: Path, tmp_path: Path) -> None:
+    """Whatever its advantage and log-probability would be, and as in a sample that never trained it."""
+    batch = make_batch()
+    left_out = np.flatnonzero(batch.loss_mask_T)[::2]
+    weights = []
+    for index, (advantage, log_probability) in enumerate([(0.0, 0.0), (1000.0, -3.0)]):
+        columns = {name: getattr(batch, name).copy() for name in ("loss_mask_T", "advantages_T", "log_probabilities_T")}
+        for name, value in zip(columns, (0, advantage, log_probability), strict=True):
+            columns[name][left_out] = value
+        lone = make_lone_run(tmp_path / str(index), dense_directory)
+        metrics = lone.train(replace(batch, **columns))
+        assert metrics["tokens/trained"] == int(batch.loss_mask_T.sum()) - len(left_out)
+        weights.append(lone.weights())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -173,9 +173,11 @@ def test_tokens_may_be_arrays(tmp_path: Path) -> None:
         prompt_ids=np.array([1, 2]),
         completion_ids=np.array([3], np.int32),
         completion_logprobs=np.array([-1.0]),
+        completion_mask=np.array([False]),
     )
     _, (rollout,) = imported(tmp_path / "some.pkl", [make_output(trajectory=[step])])
     assert rollout.error is None
+    assert rollout.turns[0].untrained == b"\1"
     assert find_fault(rollout) is None
 
 
@@ -197,10 +199,9 @@ def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
     ]
     outputs = [make_output(trajectory=steps, gadget=[1]), make_output(gadget={})]
     source, rollouts = imported(tmp_path / "some.pkl", outputs)
-    assert len(rollouts[0].turns) == 2
+    assert [bytes(turn.untrained) for turn in rollouts[0].turns] == [b"\0\1", b""]
     assert dict(source.left_out) == {
         "rollout.gadget": 2, "step.surprise": 1, "step without tokens": 1, "tokens.novelty": 1, "tokens.temperature": 1,
-        "completion_mask with zeros": 1,
     }  # fmt: skip
 
 

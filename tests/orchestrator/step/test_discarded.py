@@ -72,7 +72,7 @@ def test_every_rollout_is_counted_whether_recorded_or_not() -> None:
     assert whole["rollouts/completed"] == whole["rollouts/filtered"] == 4 * groups
     assert whole["rollouts/unrecorded"] == 10 * BATCH
     assert set(whole) == {"step", "rollouts/unrecorded", "rollouts/completed", "rollouts/failed", "rollouts/inference_failed",
-                          "rollouts/filtered", "tokens/prompt", "tokens/completion"}  # fmt: skip
+                          "rollouts/filtered", "tokens/prompt", "tokens/completion", "tokens/untrained"}  # fmt: skip
 
 
 def test_a_resume_goes_on_counting() -> None:
