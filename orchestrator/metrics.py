@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from orchestrator.run_directory import ConfigurationError
+from orchestrator.step.environment_metrics import split_name
 from transport.files.json_lines import lines_from_end, replace_end
 from transport.process.permanent_errors import is_permanent
 
@@ -112,11 +113,19 @@ class PrometheusEndpoint(Collector):
                 for kind, count in kinds.items():
                     gauge.add_metric([self._run_id, environment, kind], count)
             yield gauge
+        # One gauge with labels: two names of an environment could become one name of Prometheus.
+        means = GaugeMetricFamily(
+            "counterpoint_environment_mean", "metrics of rollouts", labels=["run", "environment", "metric"]
+        )
         for name, value in self._line.items():
-            if isinstance(value, int | float) and not name.startswith(PREFIX):
+            if (split := split_name(name)) is not None:
+                means.add_metric([self._run_id, *split], value)
+            elif isinstance(value, int | float) and not name.startswith(PREFIX):
                 gauge = GaugeMetricFamily(f"counterpoint_{re.sub(r'[^A-Za-z0-9_]', '_', name)}", name, labels=["run"])
                 gauge.add_metric([self._run_id], value)
                 yield gauge
+        if means.samples:
+            yield means
 
     def __enter__(self) -> PrometheusEndpoint:
         registry = CollectorRegistry()

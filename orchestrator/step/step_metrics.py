@@ -11,12 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.rollouts.failures import count_failures
+from orchestrator.step.environment_metrics import environment_metrics
 from transport.records import Batch, Rollout
 
 
 def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float | int]:
     """Returns the metrics of the step that ships `batch`, by name. Reads every turn: call it in a thread."""
     staleness = [batch.step - sample.policy_version for sample in batch.samples]
+    completed = _completed(rollouts)
     return {
         **additive_metrics(rollouts),
         "staleness/mean": float(np.mean(staleness)),
@@ -24,8 +26,9 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
         "batch/samples": len(batch.samples),
         "batch/tokens": len(batch.token_ids_T),
         "batch/bytes": batch.nbytes,
-        **_reward_metrics(_completed(rollouts)),
+        **_reward_metrics(completed),
         **_cache_metrics(rollouts),
+        **environment_metrics(completed),
     }
 
 

@@ -106,11 +106,14 @@ def test_repair_says_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_prometheus_serves_the_newest_line() -> None:
     with PrometheusEndpoint(0, "run-a") as endpoint:
         endpoint.publish({"step": 1, "reward/mean": 0.25})
-        endpoint.publish({"step": 2, "reward/mean": 0.5, "event_loop_lag/p99": 0.01})
+        line = {"step": 2, "reward/mean": 0.5, "event_loop_lag/p99": 0.01}
+        endpoint.publish(line | {"environment/toy/a.b/mean": 0.5, "environment/toy/a_b/mean": 0.25})
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=60) as response:
             text = response.read().decode()
     assert 'counterpoint_reward_mean{run="run-a"} 0.5' in text
     assert 'counterpoint_event_loop_lag_p99{run="run-a"} 0.01' in text
+    for metric, value in (("a.b", 0.5), ("a_b", 0.25)):
+        assert f'counterpoint_environment_mean{{environment="toy",metric="{metric}",run="run-a"}} {value}' in text
 
 
 def test_a_step_is_one_line_with_the_slowest_phase_first(caplog: pytest.LogCaptureFixture) -> None:
