@@ -91,6 +91,11 @@ class Chat:
         chat.__dict__.pop("_closing_ids", None)  # they depend on the variables
         return chat
 
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """The further variables that its template gets."""
+        return self._template_kwargs
+
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the prompt ids that open a conversation, up to where the assistant is to write.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +127,27 @@ class Completion:
             if self.routed_experts.ndim != 3 or len(self.routed_experts) != rows:
                 shape = self.routed_experts.shape
                 raise ServerFailure(f"routed experts have the shape {shape}; {rows} rows of [layers, top_k] were due")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedText:
+    """What a completion says, as a server's parsers read it."""
+
+    content: str
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """The name and the arguments, as JSON, of each call of a tool. Nothing of it is checked."""
+    malformed: str = ""
+    """Why calls could not be read; empty if there is nothing amiss."""
+
+    @classmethod
+    def from_answer(cls, answer: dict[str, Any], url: str) -> ParsedText:
+        """Reads the answer of `plugin.routes.parse`. Raises `ServerFailure` for anything else."""
+        try:
+            calls = tuple((str(call["name"]), str(call["arguments"])) for call in answer["calls"])
+            return cls(str(answer["content"]), str(answer["reasoning"]), calls, str(answer["malformed"]))
+        except (KeyError, TypeError) as error:
+            raise ServerFailure(f"{url} answered a parse without its fields: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,15 @@ class InferenceConfig(Config):
     lora: LoraServingConfig | None = None
     """Serve LoRA adapters. Unset: full weights are updated."""
 
+    tool_parser: str | None = None
+    """How calls of tools are read from what the model wrote: a name that vLLM knows (`--tool-call-parser`), such as `hermes`
+    (Qwen2.5, Qwen3, the built-in models), `qwen3_xml`, `llama3_json`, `mistral` or `deepseek_v31`. Needed by environments with
+    tools."""
+
+    reasoning_parser: str | None = None
+    """How reasoning is told from the answer: a name that vLLM knows (`--reasoning-parser`), such as `qwen3` or
+    `deepseek_r1`."""
+
     seed: int = 0
     """Seed of the engine's sampling."""
 

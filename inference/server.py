@@ -132,6 +132,10 @@ def server_command(config: InferenceConfig) -> list[str]:
         rank = next(rank for rank in VLLM_LORA_RANKS if rank >= lora.max_rank)
         command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(lora.max_adapters)]
         command += ["--max-cpu-loras", str(max(lora.max_adapters, lora.max_adapters_in_memory))]
+    if config.tool_parser is not None:
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", config.tool_parser]
+    if config.reasoning_parser is not None:
+        command += ["--reasoning-parser", config.reasoning_parser]
     if config.api_key_file is not None:
         command += ["--middleware", "inference.plugin.authentication.RequireToken"]
     return command + config.extra_args

@@ -18,6 +18,7 @@ from transport.files.atomic import as_bytes_view
 GENERATE_PATH = "/counterpoint/v1/generate"
 PROBE_PATH = "/counterpoint/v1/probe"
 UPDATE_PATH = "/counterpoint/v1/update"
+PARSE_PATH = "/counterpoint/v1/parse"
 UNLOAD_PATH = "/counterpoint/v1/unload"
 DRAIN_PATH = "/counterpoint/v1/drain"
 STATUS_PATH = "/counterpoint/v1/status"

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from inference import wire
-from inference.base import Completion, GenerateRequest, HeldWeights, ServerFailure, WeightUpdate
+from inference.base import Completion, GenerateRequest, HeldWeights, ParsedText, ServerFailure, WeightUpdate
 from inference.clients.capacity import Observation
 from inference.clients.http_sessions import HttpSessions, call
 from inference.clients.load_report import read_load
@@ -55,6 +55,9 @@ class ServerClient(Protocol):
 
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
         """Returns the log-probability of each token after the first under `model`, at temperature 1."""
+
+    async def parse(self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any]) -> ParsedText:
+        """Returns what a completion says. `tools` are definitions in OpenAI's form."""
 
     async def unload(self, adapter: str) -> None:
         """Ends the server's requests under `adapter`, and removes its weights."""
@@ -103,6 +106,11 @@ class BinaryClient:
         """See `ServerClient`."""
         answer = await self._administer(wire.PROBE_PATH, {"model": model, "token_ids": token_ids})
         return as_log_probabilities(answer.get("log_probabilities"), self.url)
+
+    async def parse(self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any]) -> ParsedText:
+        """See `ServerClient`."""
+        fields = {"token_ids": token_ids, "tools": tools, "template_kwargs": template_kwargs}
+        return ParsedText.from_answer(await self._administer(wire.PARSE_PATH, fields), self.url)
 
     async def unload(self, adapter: str) -> None:
         """See `ServerClient`."""

@@ -19,7 +19,16 @@ import numpy as np
 import orjson
 import pybase64
 
-from inference.base import Completion, GenerateRequest, HeldWeights, RequestRefused, ServerFailure, WeightUpdate
+from inference.base import (
+    Completion,
+    GenerateRequest,
+    HeldWeights,
+    ParsedText,
+    RequestRefused,
+    ServerFailure,
+    ServerUnreachable,
+    WeightUpdate,
+)
 from inference.clients.capacity import Observation
 from inference.clients.client import Identity, as_log_probabilities, as_object, read_metrics
 from inference.clients.http_sessions import HttpSessions, call
@@ -154,6 +163,34 @@ class OpenAIClient:
                 "expected"
             ) from error
         return as_log_probabilities(values, self.url)
+
+    async def parse(self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any]) -> ParsedText:
+        """See `ServerClient`. It is vLLM's own `derender`, which runs in its API server and has no deadline there."""
+        chat = {"messages": [{"role": "user", "content": ""}], "chat_template_kwargs": template_kwargs}
+        fields = {
+            "generate_response": {"choices": [{"index": 0, "token_ids": token_ids, "finish_reason": "stop"}]},
+            "chat_request": chat | ({"tools": tools} if tools else {}),
+        }
+        url = f"{self.url}/v1/chat/completions/derender"
+        try:
+            answer = as_object(await call(self._connections.admin, url, orjson.dumps(fields)), url)
+        except ServerUnreachable:
+            raise
+        except (RequestRefused, ServerFailure) as error:
+            raise type(error)(
+                f"{error}; a stock server parses calls of tools if it is started with --enable-scale-out "
+                "--enable-auto-tool-choice --tool-call-parser NAME"
+            ) from error
+        try:
+            message = answer["choices"][0]["message"]
+            found = message.get("tool_calls") or []
+            return ParsedText(
+                content=message.get("content") or "",
+                reasoning=message.get("reasoning") or "",
+                calls=tuple((str(each["function"]["name"]), str(each["function"]["arguments"])) for each in found),
+            )
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ServerFailure(f"{url} answered without a message: {error!r}") from error
 
     def _name(self, model: str) -> str:
         return self._adapters[model][-1] if self._adapters.get(model) else model

@@ -1,4 +1,4 @@
-"""Our HTTP routes inside vLLM's API server: generate, probe, update, unload, drain, status.
+"""Our HTTP routes inside vLLM's API server: generate, parse, probe, update, unload, drain, status.
 
 `generate` answers in raw bytes what the JSON routes answer in text and base64. `update` is one transaction, so that a client that
 dies halfway leaves no server paused. The routes reach the engine through `EngineClient`, as vLLM's own do.
@@ -28,6 +28,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from inference import wire
 from inference.base import Completion, GenerateRequest
 from inference.plugin.adapters import UpdateRefused
+from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from inference.plugin.update import Updater
 
 logger = init_logger(__name__)
@@ -58,6 +59,7 @@ class CounterpointRoutes:
         router = APIRouter()
         router.add_api_route(wire.GENERATE_PATH, self.generate, methods=["POST"])
         router.add_api_route(wire.PROBE_PATH, self.probe, methods=["POST"])
+        router.add_api_route(wire.PARSE_PATH, self.parse, methods=["POST"])
         router.add_api_route(wire.UPDATE_PATH, self.update, methods=["POST"])
         router.add_api_route(wire.UNLOAD_PATH, self.unload, methods=["POST"])
         router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
@@ -71,6 +73,10 @@ class CounterpointRoutes:
         self.max_model_len = int(engine_client.model_config.max_model_len)
         self.vocabulary_size = int(engine_client.model_config.get_vocab_size())
         self.updater = Updater(engine_client, self.models)
+        settings = settings_of(engine_client, args)
+        self.parser = None if settings is None else ParserProcess(settings)
+        if self.parser is not None:
+            self.parser_started = asyncio.create_task(self._start_parser(self.parser), name="start of the parsers")
         self.instance = uuid.uuid4().hex
         self.draining = False
 
@@ -89,6 +95,7 @@ class CounterpointRoutes:
                 "draining": self.draining,
                 "version": self.updater.version,
                 "adapters": self.updater.adapters.versions,
+                "parses": self.parser is not None,
             }
         )
 
@@ -160,6 +167,48 @@ class CounterpointRoutes:
             return Response(status_code=HTTPStatus.NO_CONTENT)
         answers = zip(token_ids[1:], (output.outputs[0].logprobs[0] for output in outputs), strict=True)
         return _answer({"log_probabilities": [row[token].logprob for token, row in answers]})
+
+    async def parse(self, raw_request: Request) -> Response:
+        """Answers `{"token_ids", "tools", "template_kwargs"}` with what a completion says, by the parsers of the command line.
+
+        `{"content", "reasoning", "calls": [{"name", "arguments": JSON}], "malformed"}`. 400 if the server has no parser.
+        """
+        try:
+            fields = await _read_json(raw_request, MAX_JSON_BYTES + 8 * self.max_model_len)
+            match fields:
+                case {"token_ids": list(token_ids), "tools": list(tools), "template_kwargs": dict()} if (
+                    all(type(token) is int and 0 <= token < self.vocabulary_size for token in token_ids)
+                    and len(token_ids) <= self.max_model_len
+                ):
+                    pass
+                case _:
+                    raise Refusal(
+                        HTTPStatus.BAD_REQUEST,
+                        "a parse is {token_ids: ids of at most one context, tools: [definitions], template_kwargs: {...}}",
+                    )
+            if self.parser is None:
+                raise Refusal(
+                    HTTPStatus.BAD_REQUEST,
+                    "this server parses no calls of tools: set tool_parser (and reasoning_parser) in [inference]",
+                )
+            if tools and not self.parser.reads_calls:
+                raise Refusal(
+                    HTTPStatus.BAD_REQUEST,
+                    "this server parses reasoning, but no calls of tools: set tool_parser in [inference], too",
+                )
+            return _answer(await self.parser.parse(fields))
+        except Refusal as refusal:
+            return _answer({"error": str(refusal)}, refusal.status)
+        except ParserRefused as refused:
+            return _answer({"error": str(refused)}, HTTPStatus.BAD_REQUEST)
+        except ParserFailed as failed:
+            return _answer({"error": str(failed)}, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    async def _start_parser(self, parser: ParserProcess) -> None:
+        try:
+            await parser.start()
+        except ParserFailed as failed:
+            logger.error("%s", failed)
 
     async def update(self, raw_request: Request) -> Response:
         """Loads published weights: `{"version", "directory", "adapter"}`.
@@ -290,9 +339,9 @@ def _decode(body: bytes) -> GenerateRequest:
         raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-async def _read_json(raw_request: Request) -> Any:
+async def _read_json(raw_request: Request, limit: int = MAX_JSON_BYTES) -> Any:
     try:
-        return orjson.loads(await _read(raw_request, MAX_JSON_BYTES))
+        return orjson.loads(await _read(raw_request, limit))
     except orjson.JSONDecodeError as error:
         raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from error
 

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from inference.base import (
     Completion,
     GenerateRequest,
     InferenceError,
+    ParsedText,
     SamplingParameters,
     ServerFailure,
     ServerStatus,
@@ -28,6 +30,7 @@ from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.per_tick_limiter import PerTickLimiter
+from inference.pool import parse_call
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.server_monitor import ServerMonitor
 from inference.pool.sources import Listing, Sources
@@ -206,6 +209,14 @@ class InferencePool:
             because = last or f"it waited for a server: {self._describe()}"
             raise InferenceError(f"no answer within request_timeout_seconds = {limit:g}: {because}") from last
         raise InferenceError(f"no answer after {self._config.max_retries + 1} attempts; the last: {last}") from last
+
+    async def parse(
+        self, token_ids: list[int], tools: Sequence[Any], template_kwargs: dict[str, Any], *, server: str | None
+    ) -> ParsedText:
+        """Returns what a completion says, read by the parsers of `server` or another one. See `parse_call`."""
+        usable = (State.SERVING, State.LOADING)
+        clients = [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
+        return await parse_call.parse(clients, token_ids, tools, template_kwargs, server)
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.

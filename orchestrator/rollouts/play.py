@@ -12,14 +12,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from environments.base import Environment, Reply
 from environments.chat import Chat, Tool
 from environments.config import EnvironmentConfig, SamplingConfig, SamplingOverrides
-from inference.base import InferenceError, RequestRefused, SamplingParameters
+from environments.tools.calls import read_calls
+from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.rollouts.describe_error import describe_error
 from orchestrator.rollouts.trajectories import OpenBranches
@@ -40,6 +41,16 @@ class GeneratingPool(Protocol):
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
     ) -> Turn:
         """Returns one completion as a turn. Raises `InferenceError`."""
+
+
+@runtime_checkable
+class ParsingPool(Protocol):
+    """A pool whose servers parse, too."""
+
+    async def parse(
+        self, token_ids: list[int], tools: Sequence[Any], template_kwargs: dict[str, Any], *, server: str | None
+    ) -> ParsedText:
+        """Returns what a completion says. Raises `InferenceError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,8 @@ class PolicyModel:
         self._sampling = sampling
         self._branches = OpenBranches()
         self._has_ended = False
+        self._calls = 0
+        """Calls of tools so far."""
         self._unanswered = False
         """A call failed because it got no answer."""
         self._cancelled_after = 0.0
@@ -115,9 +128,22 @@ class PolicyModel:
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
         """See `environments.base.Model`."""
-        if tools:
-            raise NotImplementedError("calls of tools are not parsed yet")
-        return Reply(self.chat.decode(turn.completion_ids.tolist()))
+        token_ids = turn.completion_ids.tolist()
+        if not tools:
+            return Reply(self.chat.decode(token_ids))
+        if token_ids and token_ids[-1] in self.chat.stop_token_ids:
+            token_ids.pop()
+        if not isinstance(self._pool, ParsingPool):
+            raise TypeError(f"{type(self._pool).__name__} generates, but does not parse")
+        with awaiting(f"the calls of tools in rollout {self._rollout.rollout_id}", "inference"):
+            parsed = await self._pool.parse(token_ids, tools, dict(self.chat.template_kwargs), server=turn.server)
+        return read_calls(
+            parsed.calls, tools, self._new_call_id, parsed.content, parsed.reasoning, malformed=parsed.malformed
+        )
+
+    def _new_call_id(self) -> str:
+        self._calls += 1
+        return f"call_{self._calls}"
 
     def close(self) -> None:
         """Ends the rollout's calls and sets its branches, which are thus built once.

@@ -1,0 +1,173 @@
+"""The program that parses completions with vLLM's parsers: one process beside each API server, which `parsing` starts and asks.
+
+A model writes what it likes, and some parsers take exponential time for some texts. In a process of its own that costs no other
+request anything: each text has a bounded CPU time, and the process can be killed. Frames on standard input and output are a
+length (four bytes, little-endian) and JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any, BinaryIO, NoReturn
+
+import orjson
+
+CPU_SECONDS = 1.0
+"""For one text. Real ones take a millisecond per thousand tokens."""
+
+MAX_FRAME_BYTES = 1 << 24
+"""Longest frame: a megabyte of tools and two million tokens as numbers."""
+
+LENGTH = struct.Struct("<I")
+
+_COMMON_MARKS = ("<tool_call>", "</tool_call>", "<function=", "[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>")
+"""What opens a call for most parsers. A parser's own marks are looked up in its attributes."""
+
+
+class _TookTooLong(BaseException):
+    """Not an `Exception`: the parsers catch those."""
+
+
+class TextParser:
+    """Parses one model's completions. `settings` are those of `parsing.ParserProcess`."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.parser import ParserManager
+        from vllm.reasoning import ReasoningParserManager
+        from vllm.tokenizers import get_tokenizer
+        from vllm.tool_parsers import ToolParserManager
+
+        if settings["tool_parser_plugin"]:
+            ToolParserManager.import_tool_parser(settings["tool_parser_plugin"])
+        if settings["reasoning_parser_plugin"]:
+            ReasoningParserManager.import_reasoning_parser(settings["reasoning_parser_plugin"])
+        self._request_type = ChatCompletionRequest
+        self._tokenizer = get_tokenizer(
+            settings["tokenizer"],
+            tokenizer_mode=settings["tokenizer_mode"],
+            trust_remote_code=settings["trust_remote_code"],
+            revision=settings["revision"],
+        )
+        self._parser_type: Any = ParserManager.get_parser(
+            tool_parser_name=settings["tool_parser"],
+            reasoning_parser_name=settings["reasoning_parser"],
+            enable_auto_tools=True,
+            is_harmony=settings["harmony"],
+        )
+
+    def parse(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a request of `routes.parse`."""
+        tools, token_ids = fields["tools"], fields["token_ids"]
+        request = self._request_type(messages=[{"role": "user", "content": ""}], tools=tools or None)
+        parser = self._parser_type(
+            self._tokenizer, request.tools, chat_template_kwargs=dict(fields.get("template_kwargs") or {})
+        )
+        # Some models' marks are special tokens, which the text must then contain.
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+            try:
+                reasoning, content, calls = parser.parse(
+                    text, request, enable_auto_tools=True, model_output_token_ids=token_ids
+                )
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        except _TookTooLong:
+            return self._answer(text, malformed=f"the text took longer than {CPU_SECONDS:g} s to parse")
+        except Exception as error:  # noqa: BLE001 - a parser may fail in any way on text that a model wrote
+            return self._answer(text, malformed=f"{type(error).__name__}: {error}"[:500])
+        found = [{"name": call.name, "arguments": call.arguments} for call in calls or ()]
+        malformed = ""
+        # Some parsers give back what they could not read, others swallow it. Reasoning may mention the marks.
+        answer = text.rpartition(reasoning)[2] if reasoning else text
+        if tools and not found and any(mark in answer for mark in self._marks(parser)):
+            malformed = "a call was begun, but it is not complete or not in the expected format"
+        return self._answer(content or "", reasoning or "", found, malformed)
+
+    def _answer(
+        self, content: str, reasoning: str = "", calls: list[dict[str, Any]] | None = None, malformed: str = ""
+    ) -> dict[str, Any]:
+        return {
+            "content": self._without_special_tokens(content),
+            "reasoning": self._without_special_tokens(reasoning),
+            "calls": calls or [],
+            "malformed": malformed,
+        }
+
+    def _without_special_tokens(self, text: str) -> str:
+        for token in self._tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        return text
+
+    @staticmethod
+    def _marks(parser: Any) -> set[str]:
+        """Returns the strings that open a call, as the tool parser's attributes name them."""
+        tool_parser = parser.tool_parser
+        if tool_parser is None:
+            return set()
+        attributes: dict[str, Any] = {}
+        for cls in reversed(type(tool_parser).__mro__):
+            attributes.update(vars(cls))
+        attributes.update(vars(tool_parser))
+        own = {
+            value
+            for name, value in attributes.items()
+            if isinstance(value, str)
+            and ("start" in name.lower() or name == "bot_token")
+            and len(value.strip()) > 2
+            and not value.strip().isalnum()
+        }
+        return own | set(_COMMON_MARKS)
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Returns the next frame; None at the end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    body = stream.read(length)
+    return body if len(body) == length else None
+
+
+def write_frame(stream: BinaryIO, content: Mapping[str, Any]) -> None:
+    """Writes one frame."""
+    body = orjson.dumps(content)
+    stream.write(LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def _on_alarm(signal_number: int, frame: object) -> NoReturn:
+    raise _TookTooLong
+
+
+def main() -> None:
+    """Answers frames until standard input ends."""
+    # Whatever prints must not end up between the frames.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        parser = TextParser(orjson.loads(sys.argv[1]))
+    except Exception as error:
+        write_frame(answers, {"error": f"{type(error).__name__}: {error}"})
+        raise SystemExit(1) from error
+    # Each malformed call would be logged with its traceback, and models write thousands.
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGVTALRM, _on_alarm)
+    write_frame(answers, {"ready": True})
+    while (body := read_frame(sys.stdin.buffer)) is not None:
+        try:
+            answer = parser.parse(orjson.loads(body))
+        except Exception as error:  # noqa: BLE001 - a request at fault must not end the process
+            answer = {"refused": f"{type(error).__name__}: {error}"[:2000]}
+        write_frame(answers, answer)
+
+
+if __name__ == "__main__":
+    main()
