@@ -37,7 +37,7 @@ class InferenceError(Exception):
     """A request without an answer, or a weight update that no server took. The message is for a person."""
 
 
-class RequestRefused(InferenceError):
+class RequestRefused(InferenceError, ValueError):
     """The server will never serve this request; asking again, or another server, is pointless."""
 
 

@@ -1,0 +1,11 @@
+"""An OpenAI-compatible endpoint for agents that only know a base URL, and agents as processes.
+
+`server.py` serves; `session.py` is one rollout's share of it. `requests.py` and `messages.py` check what an agent sends,
+`json_body.py` how large it is; `conversation.py` turns message histories into prompts without guessing tokens; `responses.py`
+writes the answers. `docs/gateway.md` explains the use.
+"""
+
+from environments.gateway.server import Gateway
+from environments.gateway.session import Limits, Session
+
+__all__ = ["Gateway", "Limits", "Session"]

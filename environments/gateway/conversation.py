@@ -1,0 +1,111 @@
+"""Turns the message histories of a chat API into prompts without guessing tokens.
+
+A chat API has no state: each request repeats the whole history as text. `Conversations` remembers for one rollout which history,
+the assistant's answer included, ended in which turn. A request whose messages begin with such a history continues that turn's
+tokens (`Chat.extend`); the longest known history wins. Any other request, such as one with a shortened history, another system
+prompt or an edited answer, is rendered from its text (`Chat.start`), and so opens a branch of its own. Text prompts of the
+completions API are treated likewise. Only digests of the histories are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from environments.chat import Chat, Message, Tool
+from transport.records import Turn
+
+_DIGEST_BYTES = 16
+_REASONING = "reasoning_content"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The end of a known history."""
+
+    turn: Turn
+    reasoning: str
+    """What its answer reasoned. A client may send it back or leave it out."""
+
+
+class Conversations:
+    """The histories of one rollout, and the turns in which they ended."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._histories: dict[bytes, _Known] = {}
+        self._texts: dict[int, dict[bytes, tuple[Turn, str]]] = {}
+        """By their number of UTF-8 bytes: digests of the texts that ended in a turn, and what the answer left out at the end."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[int]:
+        """Returns the prompt ids of a chat request. `messages` have the form of `messages.template_messages`.
+
+        Raises `ValueError` when the template refuses them.
+        """
+        digests = _digests(messages, tools)
+        for length in range(len(messages), 0, -1):
+            known = self._histories.get(digests[length - 1])
+            if known is None or messages[length - 1].get(_REASONING, known.reasoning) != known.reasoning:
+                continue
+            try:
+                return self._chat.extend(known.turn, messages[length:], tools)
+            except ValueError:
+                break  # a template that cannot continue a turn, or not with these messages: from the text, then
+        return self._chat.start(messages, tools)
+
+    def remember(self, messages: Sequence[Message], tools: Sequence[Tool], answer: Message, turn: Turn) -> None:
+        """Notes that `messages`, followed by the assistant's `answer`, ended in `turn`."""
+        reasoning = str(answer.get(_REASONING, ""))
+        self._histories[_digests([*messages, answer], tools)[-1]] = _Known(turn, reasoning)
+
+    def text_prompt(self, text: str) -> Sequence[int]:
+        """Returns the prompt ids of a text that the model is to continue."""
+        content = text.encode()
+        digest, end, found = blake2b(digest_size=_DIGEST_BYTES), 0, None
+        for length in sorted(self._texts):
+            if length > len(content):
+                break
+            digest.update(content[end:length])
+            end = length
+            if (known := self._texts[length].get(digest.digest())) is not None:
+                found = self._continued(*known, content[length:]) or found
+        return self._chat.encode(text) if found is None else found
+
+    def remember_text(self, text: str, completion: str, cut: str, turn: Turn) -> None:
+        """Notes that a text prompt, the completion as it was returned and the text `cut` from its end ended in `turn`."""
+        content = (text + completion).encode()
+        self._texts.setdefault(len(content), {})[blake2b(content, digest_size=_DIGEST_BYTES).digest()] = turn, cut
+
+    def _continued(self, turn: Turn, cut: str, rest: bytes) -> list[int] | None:
+        """The turn's tokens and then those of `rest`. None if `rest` leaves out text or the end of turn that the turn wrote."""
+        written = turn.completion_ids.tolist()
+        unseen = cut
+        if written and written[-1] in self._chat.stop_token_ids:
+            unseen += self._chat.transcribe([written[-1:]])[0]
+        if not rest.startswith(unseen.encode()):
+            return None
+        return [*turn.prompt_ids.tolist(), *written, *self._chat.encode(rest[len(unseen.encode()) :].decode())]
+
+
+def _digests(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
+    """The digests of the histories that end with each message. Reasoning is left out of them."""
+    digest = blake2b(_canonical(list(tools)), digest_size=_DIGEST_BYTES)
+    found = []
+    for message in messages:
+        content = _canonical(_without_reasoning(message))
+        digest.update(b"%d:" % len(content))
+        digest.update(content)
+        found.append(digest.digest())
+    return found
+
+
+def _without_reasoning(message: Message) -> Mapping[str, Any]:
+    return {name: value for name, value in message.items() if name != _REASONING}
+
+
+def _canonical(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

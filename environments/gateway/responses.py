@@ -1,0 +1,148 @@
+"""Writes the answers of OpenAI's chat and completions APIs, whole and as the events of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from environments.base import Reply
+from environments.chat import Chat, Message
+from transport.records import Turn
+
+MODEL = "policy"
+"""The one model that is served. A request may name any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One turn of an answer."""
+
+    turn: Turn
+    text: str
+    """What the agent reads as its content."""
+    reply: Reply
+
+
+def assistant_message(choice: Choice) -> Message:
+    """The message as OpenAI's API writes it; arguments of calls are JSON as text."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if choice.reply.reasoning:
+        message["reasoning_content"] = choice.reply.reasoning
+    if choice.reply.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+            }
+            for call in choice.reply.calls
+        ]
+    return message
+
+
+def chat_answer(choices: Sequence[Choice], chat: Chat, *, log_probabilities: bool) -> dict[str, Any]:
+    """The answer to a chat request."""
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [
+            {
+                "index": index,
+                "message": assistant_message(choice),
+                "logprobs": {"content": _chat_log_probabilities(choice.turn, chat)} if log_probabilities else None,
+                "finish_reason": "tool_calls" if choice.reply.calls else _finish_reason(choice.turn),
+            }
+            for index, choice in enumerate(choices)
+        ],
+        "usage": _usage(choices, prompts=1),
+    }
+
+
+def completion_answer(
+    choices: Sequence[Choice], chat: Chat, *, prompts: int, log_probabilities: bool
+) -> dict[str, Any]:
+    """The answer to a completions request of so many prompts."""
+    return {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [
+            {
+                "index": index,
+                "text": choice.text,
+                "logprobs": _text_log_probabilities(choice.turn, chat) if log_probabilities else None,
+                "finish_reason": _finish_reason(choice.turn),
+            }
+            for index, choice in enumerate(choices)
+        ],
+        "usage": _usage(choices, prompts),
+    }
+
+
+def events(answer: dict[str, Any], *, include_usage: bool) -> Iterator[bytes]:
+    """The answer as server-sent events: each choice's content whole in one, and its end in another."""
+    is_chat = answer["object"] == "chat.completion"
+    head = {name: answer[name] for name in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk" if is_chat else answer["object"]
+    if include_usage:
+        head["usage"] = None
+    for choice in answer["choices"]:
+        index, end = choice["index"], {"finish_reason": choice["finish_reason"]}
+        if is_chat:
+            delta = dict(choice["message"])
+            if "tool_calls" in delta:
+                delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
+            first = {"index": index, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
+            last = {"index": index, "delta": {}, "logprobs": None, **end}
+        else:
+            first, last = {**choice, "finish_reason": None}, {"index": index, "text": "", "logprobs": None, **end}
+        yield _event({**head, "choices": [first]})
+        yield _event({**head, "choices": [last]})
+    if include_usage:
+        yield _event({**head, "choices": [], "usage": answer["usage"]})
+    yield b"data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _finish_reason(turn: Turn) -> str:
+    return "length" if turn.finish_reason == "length" else "stop"
+
+
+def _usage(choices: Sequence[Choice], prompts: int) -> dict[str, int]:
+    each = len(choices) // prompts
+    read = sum(len(choice.turn.prompt_ids) for choice in choices[::each])
+    written = sum(len(choice.turn.completion_ids) for choice in choices)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _chat_log_probabilities(turn: Turn, chat: Chat) -> list[dict[str, Any]]:
+    values = turn.log_probabilities.tolist()
+    return [
+        {"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, value in zip(_tokens(turn, chat), values, strict=True)
+    ]
+
+
+def _text_log_probabilities(turn: Turn, chat: Chat) -> dict[str, Any]:
+    return {
+        "tokens": _tokens(turn, chat),
+        "token_logprobs": turn.log_probabilities.tolist(),
+        "top_logprobs": None,
+        "text_offset": None,
+    }
+
+
+def _tokens(turn: Turn, chat: Chat) -> list[str]:
+    return chat.transcribe([[token_id] for token_id in turn.completion_ids.tolist()])

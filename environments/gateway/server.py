@@ -1,0 +1,192 @@
+"""The gateway's HTTP server: an OpenAI-compatible endpoint for each rollout, with a URL and a key of its own.
+
+    gateway = Gateway()                                # in the environment's `start`, or its constructor
+    async with gateway.session(model) as session:      # in its `rollout`
+        ...                                            # an agent uses session.base_url and session.api_key
+    session.turns, session.last_reply, session.errors  # what it asked and got
+    await gateway.close()                              # in the environment's `close`
+
+It listens on a free port of loopback, on the event loop of the first session, and starts with it. Every call of an agent is a
+call of `model`, so its turns are the rollout's. The end of a session's block ends its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from environments.base import Model
+from environments.gateway.errors import Refused
+from environments.gateway.json_body import parse_body
+from environments.gateway.responses import MODEL, events
+from environments.gateway.session import Limits, Session
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+HEAD_SECONDS = 75.0
+"""Longest time until the next request's head is complete; then the connection is closed."""
+BODY_SECONDS = 60.0
+"""Longest time until a request's body has arrived."""
+MOST_CONNECTIONS = 8192
+_KEPT_ENDED = 4096
+"""Ended sessions whose agents are told so. Those before are unknown."""
+
+
+class Gateway:
+    """Serves the sessions of one owner, who closes it."""
+
+    def __init__(self, limits: Limits | None = None, *, agent_sampling: bool = False) -> None:
+        """With `agent_sampling` an agent's temperature, top_p, top_k and min_p are used; else they are ignored."""
+        self._limits = limits or Limits()
+        self._agent_sampling = agent_sampling
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        """By the digest of their ids, so that the time of a look-up tells nothing about an id."""
+        self._ended: OrderedDict[bytes, bytes] = OrderedDict()
+        """Digests of the keys of ended sessions."""
+        self._nobodys = secrets.token_bytes(32)
+        """What a key is compared with where the id is unknown."""
+        self._starting = asyncio.Lock()
+        self._runner: web.ServerRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._url = ""
+
+    @asynccontextmanager
+    async def session(self, model: Model) -> AsyncIterator[Session]:
+        """An endpoint whose requests are calls of `model`, during the block."""
+        await self._start()
+        identity, key = secrets.token_urlsafe(18), f"cp-{secrets.token_urlsafe(24)}"
+        session = Session(model, f"{self._url}/{identity}/v1", key, self._limits, agent_sampling=self._agent_sampling)
+        place = _digest(identity)
+        self._sessions[place] = session
+        try:
+            yield session
+        finally:
+            del self._sessions[place]
+            self._ended[place] = _digest(key)
+            if len(self._ended) > _KEPT_ENDED:
+                self._ended.popitem(last=False)
+            await session.end()
+
+    async def close(self) -> None:
+        """Stops serving and closes every connection."""
+        server, self._server = self._server, None
+        runner, self._runner = self._runner, None
+        if server is not None:
+            server.close()
+        if runner is not None:
+            await runner.cleanup()
+        if server is not None:
+            await server.wait_closed()
+
+    async def _start(self) -> None:
+        async with self._starting:
+            if self._server is not None:
+                return
+            handler = web.Server(
+                self._answered, handler_cancellation=True, keepalive_timeout=HEAD_SECONDS, access_log=None
+            )
+            self._runner = web.ServerRunner(handler, shutdown_timeout=1.0)
+            await self._runner.setup()
+            loop = asyncio.get_running_loop()
+
+            def connected() -> asyncio.BaseProtocol:
+                return handler() if len(handler.connections) < MOST_CONNECTIONS else _Full()
+
+            self._server = await loop.create_server(connected, HOST, 0, backlog=1024)
+            port = self._server.sockets[0].getsockname()[1]
+            self._url = f"http://{HOST}:{port}"
+            logger.info("the gateway for agents listens on %s", self._url)
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except Refused as refusal:
+            # What is left of the body is not read, so the connection cannot be used again.
+            response = web.json_response(refusal.body(), status=refusal.status)
+            if not request.content.at_eof():
+                response.force_close()
+            return response
+        except Exception as error:  # a fault of ours costs one request
+            logger.exception("the gateway failed to answer %s %.200s", request.method, request.path)
+            fault = Refused(f"the gateway failed: {type(error).__name__}", status=500)
+            return web.json_response(fault.body(), status=500)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        identity, _, path = request.path.removeprefix("/").partition("/")
+        session = self._authorized(identity, request.headers.get("Authorization", ""))
+        if request.method == "GET" and path == "v1/models":
+            served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
+            return web.json_response({"object": "list", "data": [served]})
+        if path not in ("v1/chat/completions", "v1/completions"):
+            raise Refused(f"there is no {request.method} /{path[:80]} here", status=404)
+        if request.method != "POST":
+            raise Refused(f"{request.method} is not allowed here; POST is", status=405)
+        with session.admitted():
+            fields = parse_body(await _body(request, session.limits.body_bytes))
+            work = session.chat(fields) if path == "v1/chat/completions" else session.complete(fields)
+            answer, asked = await work
+        if not asked.stream:
+            return web.json_response(answer)
+        return await _stream(request, answer, include_usage=asked.include_usage)
+
+    def _authorized(self, identity: str, authorization: str) -> Session:
+        """The session of that id, if the key is its own. Raises `Refused`; it takes as long for every wrong id or key."""
+        place = _digest(identity)
+        session, ended = self._sessions.get(place), self._ended.get(place)
+        expected = _digest(session.api_key) if session else ended or self._nobodys
+        scheme, _, key = authorization.partition(" ")
+        if not hmac.compare_digest(_digest(key.strip()), expected) or scheme.lower() != "bearer":
+            raise Refused("this URL and key are not those of a rollout in progress", status=401, code="invalid_api_key")
+        if session is None or session.has_ended:
+            raise Refused("the rollout has ended", status=410, code="rollout_ended")
+        return session
+
+
+class _Full(asyncio.Protocol):
+    """A connection beyond the limit: closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:
+    """The request's body, if it is plain and no longer than that. Raises `Refused`."""
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise Refused("compressed bodies are not taken", status=415)
+    too_long = Refused(f"the body has more than {most_bytes} bytes", status=413)
+    if (request.content_length or 0) > most_bytes:
+        raise too_long
+    received = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.content.iter_any():
+                received += chunk
+                if len(received) > most_bytes:
+                    raise too_long
+    except TimeoutError:
+        raise Refused(f"the body did not arrive within {BODY_SECONDS:g} s", status=408) from None
+    return bytes(received)
+
+
+async def _stream(request: web.BaseRequest, answer: dict[str, Any], *, include_usage: bool) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for event in events(answer, include_usage=include_usage):
+        await response.write(event)
+    await response.write_eof()
+    return response
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,184 @@
+"""One rollout's share of the gateway: its URL and key, its histories, its limits, and the requests in progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from environments.base import Model, Reply
+from environments.gateway.conversation import Conversations
+from environments.gateway.errors import Refused
+from environments.gateway.messages import template_messages
+from environments.gateway.requests import Asked, ChatRequest, CompletionRequest, chat_request, completion_request
+from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer
+from transport.records import Turn
+
+_KEPT_ERRORS = 8
+_LONGEST_ERROR = 500
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one rollout may ask for."""
+
+    body_bytes: int = 4 * 2**20
+    """Of one request."""
+    requests_at_once: int = 64
+    turns: int = 4096
+    """In all."""
+
+
+class Session:
+    """The endpoint of one rollout. `Gateway.session` makes it."""
+
+    def __init__(self, model: Model, base_url: str, api_key: str, limits: Limits, *, agent_sampling: bool) -> None:
+        self.base_url = base_url
+        """For an agent: `OPENAI_BASE_URL`."""
+        self.api_key = api_key
+        """For an agent: `OPENAI_API_KEY`. A secret."""
+        self.limits = limits
+        self.turns: list[Turn] = []
+        """Those that were answered, in order of their ends."""
+        self.last_reply: Reply | None = None
+        """Of the newest turn."""
+        self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+        """Why the newest refused or failed requests had no answer."""
+        self.has_ended = False
+        self._model = model
+        self._agent_sampling = agent_sampling
+        self._conversations = Conversations(model.chat)
+        self._open = 0
+        self._turns_begun = 0
+        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Counts a request during its block. Raises `Refused` if too many are in progress, and notes every refusal."""
+        try:
+            if self._open >= self.limits.requests_at_once:
+                raise Refused(
+                    f"{self._open} requests of this rollout are in progress; wait for one of them",
+                    status=429,
+                    code="too_many_requests",
+                )
+            self._open += 1
+            try:
+                yield
+            finally:
+                self._open -= 1
+        except Refused as refusal:
+            self.errors.append(f"{refusal.status}: {refusal.message}"[:_LONGEST_ERROR])
+            raise
+
+    async def chat(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
+        """Returns the answer to a chat request, and what was asked. Raises `Refused`."""
+        request = chat_request(fields, self._model.sampling, agent_sampling=self._agent_sampling)
+        return await self._ended_with_session(self._chat(request)), request.asked
+
+    async def complete(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
+        """The same for a completions request."""
+        chat = self._model.chat
+        request = completion_request(fields, self._model.sampling, chat.vocabulary, agent_sampling=self._agent_sampling)
+        return await self._ended_with_session(self._complete(request)), request.asked
+
+    async def end(self) -> None:
+        """Ends the requests in progress; later ones are refused."""
+        self.has_ended = True
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_END_SECONDS)
+
+    async def _ended_with_session(self, work: Any) -> dict[str, Any]:
+        """Awaits `work` in a task that the session's end cancels, and so does the client's disconnection."""
+        task: asyncio.Task[dict[str, Any]] = asyncio.create_task(work, name="a request at the gateway")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.has_ended:
+                raise Refused("the rollout has ended", status=410, code="rollout_ended") from None
+            raise
+
+    async def _chat(self, request: ChatRequest) -> dict[str, Any]:
+        try:
+            prompt = self._conversations.prompt(request.messages, request.tools)
+        except ValueError as error:
+            raise Refused(str(error), parameter="messages") from error
+        choices = await self._choices([prompt], request)
+        for choice in choices:
+            [answer] = template_messages([assistant_message(choice)])
+            self._conversations.remember(request.messages, request.tools, answer, choice.turn)
+        return chat_answer(choices, self._model.chat, log_probabilities=request.asked.log_probabilities)
+
+    async def _complete(self, request: CompletionRequest) -> dict[str, Any]:
+        prompts = [
+            self._conversations.text_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts
+        ]
+        choices = await self._choices(prompts, request)
+        texts = [prompt for prompt in request.prompts for _ in range(request.asked.choices)]
+        for text, choice in zip(texts, choices, strict=True):
+            if isinstance(text, str):
+                cut = self._model.chat.decode(choice.turn.completion_ids.tolist())[len(choice.text) :]
+                self._conversations.remember_text(text, choice.text, cut, choice.turn)
+        asked = request.asked
+        return completion_answer(
+            choices, self._model.chat, prompts=len(prompts), log_probabilities=asked.log_probabilities
+        )
+
+    async def _choices(
+        self, prompts: Sequence[Sequence[int]], request: ChatRequest | CompletionRequest
+    ) -> list[Choice]:
+        """Generates the turns of a request at once; returns them in order."""
+        each = [prompt for prompt in prompts for _ in range(request.asked.choices)]
+        if self._turns_begun + len(each) > self.limits.turns:
+            raise Refused(
+                f"the rollout has had {self._turns_begun} turns; at most {self.limits.turns} are made",
+                status=403,
+                code="too_many_turns",
+            )
+        self._turns_begun += len(each)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._choice(prompt, request)) for prompt in each]
+        except ExceptionGroup as errors:
+            raise _refusal(errors.exceptions[0]) from errors
+        return [task.result() for task in tasks]
+
+    async def _choice(self, prompt: Sequence[int], request: ChatRequest | CompletionRequest) -> Choice:
+        turn = await self._model.generate(prompt, request.asked.overrides)
+        self.turns.append(turn)
+        text = self._model.chat.decode(turn.completion_ids.tolist())
+        if isinstance(request, CompletionRequest):
+            reply = Reply(text)
+        else:
+            reply = await self._model.parse(turn, request.parsed_tools)
+            # Calls that cannot be parsed are text to the agent, as they are at a plain server.
+            text = text if reply.malformed else reply.content
+        self.last_reply = reply
+        return Choice(turn, _cut(text, request.asked.stop), reply)
+
+
+def _cut(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first of the agent's own stop strings, which OpenAI's API leaves out."""
+    places = [place for each in stop if (place := text.find(each)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def _refusal(error: BaseException) -> Refused:
+    """What an agent is told of a failed call. A refused prompt is its own; for the rest it may ask again."""
+    if isinstance(error, Refused):
+        return error
+    text = str(error)[:_LONGEST_ERROR]
+    if isinstance(error, ValueError):
+        return Refused(text, code="context_length_exceeded" if "length" in text or "long" in text else None)
+    if isinstance(error, NotImplementedError):
+        return Refused(text, status=501)
+    return Refused(f"the model did not answer: {type(error).__name__}: {text}", status=503)

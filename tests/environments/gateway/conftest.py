@@ -1,0 +1,16 @@
+"""A gateway with one session of a scripted model, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from environments.gateway import Gateway
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    gateway = Gateway()
+    yield gateway
+    await gateway.close()
