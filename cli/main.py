@@ -22,6 +22,10 @@ COMMANDS = {
     "tune": ("cli.tune.tune", "search over trials, processes or runs of a live job; `tune status`, `tune resume`"),
     "submit": ("cli.cluster.submit", "run a job of roles of your own, from one file; --detach returns at once"),
     "wait": ("cli.cluster.wait", "wait for the end of a submitted job; its exit code is the job's"),
+    "env": (
+        "cli.environment",
+        "`env check` plays an environment alone and says what would break; `env new` writes one",
+    ),
     "replay": ("cli.replay", "run the step boundary over a dump, and measure its phases and the event loop's lag"),
     "attribute": ("cli.attribute", "measure which phases of the step boundary block the event loop"),
     "bench": ("cli.bench", "measure the daemon against its bounds"),

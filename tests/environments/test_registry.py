@@ -12,8 +12,8 @@ import pytest
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
 from environments.registry import BUILT_IN, load_environment
+from environments.scripted import play
 from environments.tasks.guess_number import GuessNumber
-from tests.environments.scripted import play
 
 GOOD = """
 class {name}:

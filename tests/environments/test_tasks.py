@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from environments.base import Environment
 from environments.chat import Chat
+from environments.scripted import play
 from environments.tasks.closest_number import ClosestNumber
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
-from tests.environments.scripted import play
 
 BUILT_IN: list[Environment] = [ReverseText(examples=20), GuessNumber(), ClosestNumber(examples=20)]
 

@@ -1,0 +1,280 @@
+"""Plays an environment as an orchestrator does, several rounds of it, and records what happens.
+
+It uses the orchestrator's own parts, so a rollout fails here for the same reasons and with the same words as in training.
+`job/environment_check/findings.py` says what it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from environments.base import Environment, EnvironmentContext, Example, Model
+from environments.chat import Chat
+from environments.config import EnvironmentConfig, SamplingConfig
+from environments.lifecycle import started
+from environments.registry import load_environment
+from inference.base import SamplingParameters
+from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.resident import resident_bytes
+from orchestrator.loop_health.slow_spots import SlowSpots
+from orchestrator.loop_health.threads import give_environments_threads
+from orchestrator.rollouts.play import (
+    GeneratingPool,
+    LoadedEnvironment,
+    PolicyModel,
+    play,
+    sampling_parameters,
+    score_group,
+)
+from orchestrator.step.finalize import find_fault
+from transport.records import Int32Array, Rollout, Turn
+
+BLAME_SECONDS = 0.02
+"""The event loop is late, and the code to blame is named, from here on."""
+
+SETTLE_SECONDS = 2.0
+"""How long tasks and threads of the environment may take to end after the last rollout."""
+
+
+_LASTING_THREADS = ("environment", "orchestrator", "computing", "blame")
+"""Names of threads that stay for later work: those of `asyncio.to_thread` and of the orchestrator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is played."""
+
+    examples: int = 4
+    rollouts: int = 4
+    """Of each example."""
+    rounds: int = 3
+    """The same again, which shows growth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Where the time of one rollout went."""
+
+    total: float
+    model: float
+    """In calls of the model, counted once where calls overlap."""
+    scoring: float
+
+
+@dataclass(slots=True)
+class Observations:
+    """What was seen."""
+
+    name: str
+    kind: str
+    timeout_seconds: float
+    size: int
+    """Examples that the environment has."""
+    groups: list[list[Rollout]] = field(default_factory=list)
+    seconds: list[Seconds] = field(default_factory=list)
+    changed_examples: list[int] = field(default_factory=list)
+    """Examples that were not the same when they were asked for again."""
+    changed_scores: list[tuple[str, float, float]] = field(default_factory=list)
+    """Rollouts that another scoring gave another reward: id, first reward, second one."""
+    slow_spots: SlowSpots = field(default_factory=SlowSpots)
+    memory: list[int] = field(default_factory=list)
+    """Resident bytes of the process after each round."""
+    left_tasks: list[str] = field(default_factory=list)
+    """Tasks that still ran after the last rollout."""
+    left_threads: list[str] = field(default_factory=list)
+    left_processes: list[int] = field(default_factory=list)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All rollouts, in the order in which their groups began."""
+        return [rollout for group in self.groups for rollout in group]
+
+
+async def observe(
+    config: EnvironmentConfig,
+    sampling: SamplingConfig,
+    model: Path,
+    pool: GeneratingPool,
+    plan: Plan,
+    directory: Path,
+    on_round: Callable[[int], None] = lambda number: None,
+) -> Observations:
+    """Plays the environment on the running loop. `model` is a model's directory, `directory` one for the environment's files.
+
+    Raises `ValueError` if the environment cannot be loaded or started.
+    """
+    give_environments_threads(plan.examples * plan.rollouts)
+    environment = await asyncio.to_thread(load_environment, config)
+    chat = (await asyncio.to_thread(Chat, model)).with_template_kwargs(sampling.chat_template_kwargs)
+    seen = Observations(config.name, config.kind, config.rollout_timeout_seconds, len(environment))
+    parameters = sampling_parameters(sampling, chat)
+    before = _Leftovers.now()
+    with LoopBlame(BLAME_SECONDS) as blame:
+        async with started(environment, EnvironmentContext(config.name, directory, model, seed=0)):
+            for number in range(plan.rounds):
+                await _play_round(seen, config, environment, chat, pool, parameters, plan, number)
+                seen.slow_spots.add(blame.take().worst())
+                seen.memory.append(await asyncio.to_thread(_settled_memory))
+                blame.take()  # what was late because of us
+                on_round(number + 1)
+            seen.changed_examples = _changed_examples(environment, plan)
+            await _score_again(seen, environment)
+        seen.left_tasks, seen.left_threads, seen.left_processes = await _left_since(before)
+        seen.slow_spots.add(blame.take().worst())
+    return seen
+
+
+class _Timed:
+    """The environment, with the time that scoring takes."""
+
+    def __init__(self, inner: Environment) -> None:
+        self.group_scoring = inner.group_scoring
+        self._inner = inner
+        self.scoring_seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def example(self, index: int) -> Example:
+        return self._inner.example(index)
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await self._inner.rollout(example, model, state)
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        began = time.perf_counter()
+        try:
+            return await self._inner.score(example, rollout)
+        finally:
+            self.scoring_seconds += time.perf_counter() - began
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        return await self._inner.score_group(example, rollouts)
+
+
+class _TimedPool:
+    """The pool, with the time during which at least one call of a rollout was open."""
+
+    def __init__(self, inner: GeneratingPool) -> None:
+        self._inner = inner
+        self._open = 0
+        self._since = 0.0
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def generate(self, prompt_ids: Int32Array, sampling: SamplingParameters, **keywords: Any) -> Turn:
+        if not self._open:
+            self._since = time.perf_counter()
+        self._open += 1
+        try:
+            return await self._inner.generate(prompt_ids, sampling, **keywords)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self.seconds += time.perf_counter() - self._since
+
+
+async def _play_round(
+    seen: Observations,
+    config: EnvironmentConfig,
+    environment: Environment,
+    chat: Chat,
+    pool: GeneratingPool,
+    parameters: SamplingParameters,
+    plan: Plan,
+    number: int,
+) -> None:
+    """Plays each example's group once, all at once, as an orchestrator would."""
+
+    async def one(rollout: Rollout) -> None:
+        timed, timed_pool, began = _Timed(environment), _TimedPool(pool), time.perf_counter()
+        model = PolicyModel(rollout, chat, timed_pool, parameters)
+        await play(LoadedEnvironment(config, timed), rollout, model)
+        seen.seconds.append(Seconds(time.perf_counter() - began, timed_pool.seconds, timed.scoring_seconds))
+
+    groups = []
+    for index in range(min(plan.examples, seen.size)):
+        group_id = number * plan.examples + index
+        groups.append([Rollout(f"{group_id}-{each}", group_id, config.name, index) for each in range(plan.rollouts)])
+    async with asyncio.TaskGroup() as tasks:
+        for group in groups:
+            for rollout in group:
+                tasks.create_task(one(rollout), name=f"rollout {rollout.rollout_id}")
+    for group in groups:
+        if environment.group_scoring:
+            await score_group(LoadedEnvironment(config, environment), group)
+        for rollout in group:
+            rollout.error = rollout.error or find_fault(rollout)
+    seen.groups += groups
+
+
+def _changed_examples(environment: Environment, plan: Plan) -> list[int]:
+    indices = range(min(plan.examples, len(environment)))
+    return [index for index in indices if environment.example(index) != environment.example(index)]
+
+
+async def _score_again(seen: Observations, environment: Environment) -> None:
+    """Scores the rollouts of the first round again. An environment that cannot be asked twice has no second reward."""
+    if environment.group_scoring:
+        return
+    for rollout in seen.rollouts:
+        if rollout.reward is None or rollout.error is not None:
+            continue
+        with suppress(Exception):
+            async with asyncio.timeout(seen.timeout_seconds):
+                again = await environment.score(environment.example(rollout.example_index), replace(rollout))
+            if float(again) != rollout.reward:
+                seen.changed_scores.append((rollout.rollout_id, rollout.reward, float(again)))
+
+
+def _settled_memory() -> int:
+    """Returns the resident bytes without garbage and without what the allocator holds back."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return resident_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Leftovers:
+    tasks: frozenset[asyncio.Task[Any]]
+    threads: frozenset[threading.Thread]
+    processes: frozenset[int]
+
+    @classmethod
+    def now(cls) -> _Leftovers:
+        return cls(frozenset(asyncio.all_tasks()), frozenset(threading.enumerate()), frozenset(_children()))
+
+
+async def _left_since(before: _Leftovers) -> tuple[list[str], list[str], list[int]]:
+    """Returns the tasks, threads and processes that began since `before` and do not end within `SETTLE_SECONDS`."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        now = _Leftovers.now()
+        tasks = sorted(task.get_name() for task in now.tasks - before.tasks)
+        threads = sorted(
+            thread.name for thread in now.threads - before.threads if not thread.name.startswith(_LASTING_THREADS)
+        )
+        processes = sorted(now.processes - before.processes)
+        if not (tasks or threads or processes) or time.monotonic() > deadline:
+            return tasks, threads, processes
+        await asyncio.sleep(0.05)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            found += map(int, (thread / "children").read_text().split())
+    return found

@@ -1,0 +1,119 @@
+"""Playing an environment for its check, with a pool that answers at once: what is recorded is what the environment does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from environments.base import Example, Model
+from environments.config import EnvironmentConfig, SamplingConfig
+from inference.base import SamplingParameters
+from job.environment_check.findings import Level, findings
+from job.environment_check.observe import Observations, Plan, observe
+from models.tiny_tokenizer import write_tokenizer
+from transport.records import Int32Array, Rollout, Turn
+
+PLAN = Plan(examples=2, rollouts=2, rounds=3)
+
+
+class Pool:
+    """Answers every prompt with one token and the end of the turn."""
+
+    async def generate(self, prompt_ids: Int32Array, sampling: SamplingParameters, **_keywords: Any) -> Turn:
+        await asyncio.sleep(0)
+        completion = np.array([65, sampling.stop_token_ids[0]], np.int32)
+        return Turn(np.asarray(prompt_ids), completion, np.full(2, -0.5, np.float32), 0, "stop")
+
+
+class Sound:
+    """One turn; every second attempt is right."""
+
+    group_scoring = False
+
+    def __init__(self) -> None:
+        self._attempts = 0
+
+    def __len__(self) -> int:
+        return 5
+
+    def example(self, index: int) -> Example:
+        return Example(index, f"question {index}")
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        self._attempts += 1
+        state["right"] = self._attempts % 2
+        await model.generate(model.chat.start([{"role": "user", "content": example.prompt}]))
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return float(rollout.state["right"])
+
+
+class Unsound(Sound):
+    """Does all that it should not."""
+
+    _tasks: list[asyncio.Task[None]] = []
+
+    def example(self, index: int) -> Example:
+        return Example(index, f"{random.SystemRandom().getrandbits(64)}")
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        await model.generate(model.chat.start([{"role": "user", "content": "something else"}]))
+        if not self._tasks:
+            self._tasks.append(asyncio.create_task(asyncio.sleep(3600), name="left"))
+            time.sleep(0.4)  # noqa: ASYNC251 - the fault
+        if example.index == 1 and state["right"]:
+            raise KeyError("gone")
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return random.SystemRandom().uniform(0, 1)
+
+
+@pytest.fixture
+async def ends_tasks() -> AsyncIterator[None]:
+    yield
+    for task in Unsound._tasks:
+        task.cancel()
+    await asyncio.gather(*Unsound._tasks, return_exceptions=True)
+
+
+async def seen_of(kind: str, directory: Path) -> Observations:
+    write_tokenizer(directory, 1024)
+    config = EnvironmentConfig(name="checked", kind=f"tests.job.environment_check.test_observe:{kind}")
+    return await observe(config, SamplingConfig(max_tokens=8), directory, Pool(), PLAN, directory / "files")
+
+
+@pytest.mark.slow
+async def test_a_sound_environment(tmp_path: Path) -> None:
+    seen = await seen_of("Sound", tmp_path)
+    assert [len(group) for group in seen.groups] == [2] * 6
+    assert len(seen.memory) == 3
+    by_check = {finding.check: finding.level for finding in findings(seen)}
+    # The machine may be busy: what holds the loop and the memory of the process are not the environment's alone.
+    assert {level for check, level in by_check.items() if check not in ("event loop", "memory")} == {Level.OK}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ends_tasks")
+async def test_an_unsound_environment(tmp_path: Path) -> None:
+    seen = await seen_of("Unsound", tmp_path)
+    by_check = {finding.check: finding for finding in findings(seen)}
+    assert by_check["examples"].level is Level.ERROR
+    assert "KeyError" in by_check["outcomes"].text
+    assert by_check["scoring"].level is Level.WARNING
+    assert by_check["event loop"].level is not Level.OK
+    assert "test_observe.py" in by_check["event loop"].text
+    assert by_check["sequences"].level is Level.WARNING
+    assert seen.left_tasks == ["left"]
+
+
+async def test_an_environment_that_does_not_load(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no class 'Nothing'"):
+        await seen_of("Nothing", tmp_path)
