@@ -109,6 +109,7 @@ def _check_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--server", metavar="URL", help="a running `counterpoint inference` of that model (default: start one)"
     )
+    parser.add_argument("--tool-parser", metavar="NAME", help="how the server reads calls of tools, such as hermes")
     parser.add_argument("--examples", type=_positive, default=4, metavar="N", help="examples to play (default: 4)")
     parser.add_argument("--rollouts", type=_positive, default=4, metavar="N", help="rollouts of each (default: 4)")
     parser.add_argument(
@@ -140,7 +141,9 @@ def _played(
         watch: Callable[[], None] = lambda: None  # noqa: E731
         url = given.server
         if url is None:
-            settings = {"model": str(model), "max_model_len": _context(model), "dtype": "auto"}
+            settings: dict[str, Any] = {"model": str(model), "max_model_len": _context(model), "dtype": "auto"}
+            if given.tool_parser is not None:
+                settings["tool_parser"] = given.tool_parser
             url, process, log = resources.enter_context(own_server(settings))
             print(f"starting vLLM with {model.name} ...", file=sys.stderr)
 

@@ -132,7 +132,7 @@ def class_name(name: str) -> str:
 
 
 def write_environment(name: str, directory: Path) -> list[Path]:
-    """Writes `NAME.py`, `test_NAME.py` and `NAME.toml`, and returns their paths.
+    """Writes a module, its test and its job, and returns their paths.
 
     Raises `UserError` for a name that is no module's, and if one of the files is there already; nothing is written then.
     """

@@ -22,7 +22,7 @@ from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
 from environments.lifecycle import started
 from environments.registry import load_environment
-from inference.base import SamplingParameters
+from inference.base import ParsedText, SamplingParameters
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.slow_spots import SlowSpots
@@ -30,6 +30,7 @@ from orchestrator.loop_health.threads import give_environments_threads
 from orchestrator.rollouts.play import (
     GeneratingPool,
     LoadedEnvironment,
+    ParsingPool,
     PolicyModel,
     play,
     sampling_parameters,
@@ -122,14 +123,13 @@ async def observe(
         async with started(environment, EnvironmentContext(config.name, directory, model, seed=0)):
             for number in range(plan.rounds):
                 await _play_round(seen, config, environment, chat, pool, parameters, plan, number)
-                seen.slow_spots.add(blame.take().worst())
                 seen.memory.append(await asyncio.to_thread(_settled_memory))
-                blame.take()  # what was late because of us
                 on_round(number + 1)
             seen.changed_examples = _changed_examples(environment, plan)
             await _score_again(seen, environment)
         seen.left_tasks, seen.left_threads, seen.left_processes = await _left_since(before)
-        seen.slow_spots.add(blame.take().worst())
+    # Measuring memory holds the loop, too, and so does the start of its thread.
+    seen.slow_spots.add(spot for spot in blame.take().by_key.values() if not __file__.endswith(spot.place.file))
     return seen
 
 
@@ -170,8 +170,9 @@ class _TimedPool:
         self._since = 0.0
         self.seconds = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    async def parse(self, *arguments: Any, **keywords: Any) -> ParsedText:
+        assert isinstance(self._inner, ParsingPool)
+        return await self._inner.parse(*arguments, **keywords)
 
     async def generate(self, prompt_ids: Int32Array, sampling: SamplingParameters, **keywords: Any) -> Turn:
         if not self._open:
