@@ -14,8 +14,9 @@ from typing import Any
 
 import tomli_w
 
-from cluster.process import SYSTEMD_VARIABLES, guarded
+from cluster.process import SYSTEMD_VARIABLES
 from transport.errors import UserError
+from transport.process.launch import guarded
 
 STOP_SECONDS = 30.0
 LINES_SHOWN = 15

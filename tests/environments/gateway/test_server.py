@@ -10,7 +10,7 @@ import openai
 
 from environments.chat import Chat
 from environments.gateway import Gateway, Session
-from tests.environments.scripted import ScriptedModel
+from environments.scripted import ScriptedModel
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
