@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from job.new_environment import write_environment
+from job.environments.new_environment import write_environment
 from transport.errors import UserError
 
 if TYPE_CHECKING:
     from environments.config import EnvironmentConfig, SamplingConfig
     from inference.pool.pool import InferencePool
-    from job.environment_check.findings import Finding
-    from job.environment_check.observe import Observations, Plan
+    from job.environments.findings import Finding
+    from job.environments.observe import Observations, Plan
 
 FOUND = 1
 """The exit code when something would break in training."""
@@ -65,7 +65,7 @@ def _new(arguments: list[str]) -> int:
 
 
 def _class(name: str) -> str:
-    from job.new_environment import class_name
+    from job.environments.new_environment import class_name
 
     return class_name(name)
 
@@ -73,8 +73,8 @@ def _class(name: str) -> str:
 def _check(arguments: list[str]) -> int:
     given = _check_parser().parse_args(arguments)
     from environments.config import EnvironmentConfig, SamplingConfig
-    from job.environment_check.findings import Level, findings
-    from job.environment_check.observe import Plan
+    from job.environments.findings import Level, findings
+    from job.environments.observe import Plan
     from job.resolve_model import resolve_model
     from transport.configuration.explain import validate
 
@@ -135,7 +135,7 @@ def _played(
     """Plays against the given server, or one of its own."""
     import contextlib
 
-    from job.environment_check.own_server import explain_end, own_server
+    from job.environments.own_server import explain_end, own_server
 
     with contextlib.ExitStack() as resources:
         watch: Callable[[], None] = lambda: None  # noqa: E731
@@ -171,7 +171,7 @@ async def _observe(
     from inference.base import InferenceError
     from inference.config import PoolConfig
     from inference.pool.pool import InferencePool
-    from job.environment_check.observe import observe
+    from job.environments.observe import observe
 
     pool = InferencePool(PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS), model)
     try:

@@ -13,7 +13,7 @@ from environments.config import EnvironmentConfig
 from environments.registry import load_environment
 from job.config import JobConfig
 from job.configuration.load import load
-from job.new_environment import write_environment
+from job.environments.new_environment import write_environment
 from transport.errors import UserError
 
 
@@ -30,7 +30,7 @@ def test_the_new_environment_loads_and_its_job_is_valid(tmp_path: Path, monkeypa
 def test_the_new_test_passes(tmp_path: Path) -> None:
     _, test, _ = write_environment("some_sums", tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", test.name]
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )

@@ -1,7 +1,7 @@
 """Plays an environment as an orchestrator does, several rounds of it, and records what happens.
 
 It uses the orchestrator's own parts, so a rollout fails here for the same reasons and with the same words as in training.
-`job/environment_check/findings.py` says what it means.
+`job/environments/findings.py` says what it means.
 """
 
 from __future__ import annotations

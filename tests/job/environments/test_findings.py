@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from job.environment_check.findings import Finding, Level, findings
-from job.environment_check.observe import Observations, Seconds
+from job.environments.findings import Finding, Level, findings
+from job.environments.observe import Observations, Seconds
 from orchestrator.loop_health.blame_evidence import Kind
 from orchestrator.loop_health.slow_spots import SlowSpot
 from orchestrator.loop_health.stacks import Place

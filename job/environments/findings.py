@@ -10,7 +10,7 @@ from statistics import fmean
 
 import orjson
 
-from job.environment_check.observe import Observations
+from job.environments.observe import Observations
 from orchestrator.loop_health.blame_evidence import Kind
 from orchestrator.rollouts.failures import kind_of
 from transport.records import Rollout

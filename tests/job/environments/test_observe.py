@@ -15,8 +15,8 @@ import pytest
 from environments.base import Example, Model
 from environments.config import EnvironmentConfig, SamplingConfig
 from inference.base import SamplingParameters
-from job.environment_check.findings import Level, findings
-from job.environment_check.observe import Observations, Plan, observe
+from job.environments.findings import Level, findings
+from job.environments.observe import Observations, Plan, observe
 from models.tiny_tokenizer import write_tokenizer
 from transport.records import Int32Array, Rollout, Turn
 
@@ -86,7 +86,7 @@ async def ends_tasks() -> AsyncIterator[None]:
 
 async def seen_of(kind: str, directory: Path) -> Observations:
     write_tokenizer(directory, 1024)
-    config = EnvironmentConfig(name="checked", kind=f"tests.job.environment_check.test_observe:{kind}")
+    config = EnvironmentConfig(name="checked", kind=f"tests.job.environments.test_observe:{kind}")
     return await observe(config, SamplingConfig(max_tokens=8), directory, Pool(), PLAN, directory / "files")
 
 

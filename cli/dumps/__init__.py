@@ -1,0 +1,1 @@
+"""The commands that make, replay and measure dumps of steps."""

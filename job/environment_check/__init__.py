@@ -1,1 +1,0 @@
-"""Checks one environment alone, before a run trains on it: plays it against a real server, and says what training would meet."""
