@@ -1,0 +1,96 @@
+"""Rows of a file with one JSON object a line. Only the lines' positions are in memory: 8 bytes a row, however large the file.
+
+The file stays open, so that one that is replaced meanwhile changes nothing; one that is overwritten is noticed where a line no
+longer is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from environments.data.files import chunks, open_data
+from environments.data.rows import DataError, Row, Rows
+from transport.records import Int64Array
+
+_CHECKED_ROWS = 1000
+"""Rows that are parsed when the file is opened; the others when they are asked for."""
+_NEWLINE = 10
+_BLANK_BYTES = 3
+"""A line of at most this many bytes may be blank and is looked at when the file is opened."""
+
+
+class JsonLines(Rows):
+    """The rows of one file."""
+
+    def __init__(self, path: Path, max_row_bytes: int) -> None:
+        """Reads the file once. Raises `DataError`, `OSError`."""
+        self._path = path
+        self._descriptor = open_data(path)
+        weakref.finalize(self, os.close, self._descriptor)
+        starts, self._fingerprint = _scan(self._descriptor)
+        lengths = np.diff(starts)
+        if len(lengths) and (largest := int(lengths.argmax())) >= 0 and lengths[largest] > max_row_bytes:
+            raise DataError(
+                f"{path}:{largest + 1}: the line has {lengths[largest]} bytes; expected at most max_row_bytes = {max_row_bytes}"
+            )
+        self._starts = starts
+        self._lines = self._written_lines(lengths)
+        for index in range(min(len(self), _CHECKED_ROWS)):
+            self.row(index)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1 if self._lines is None else len(self._lines)
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Rows`: of the file's bytes."""
+        return self._fingerprint
+
+    def row(self, index: int) -> Row:
+        """See `Rows`."""
+        line = self._line(index)
+        try:
+            value = orjson.loads(self._bytes(line))
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{self.where(index)}: the line is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise DataError(f"{self.where(index)}: the line holds a {type(value).__name__}; expected an object")
+        return value
+
+    def where(self, index: int) -> str:
+        """See `Rows`."""
+        return f"{self._path}:{self._line(index) + 1}"
+
+    def _line(self, index: int) -> int:
+        return index if self._lines is None else int(self._lines[index])
+
+    def _bytes(self, line: int) -> bytes:
+        start, stop = int(self._starts[line]), int(self._starts[line + 1])
+        return os.pread(self._descriptor, stop - start, start)
+
+    def _written_lines(self, lengths: Int64Array) -> Int64Array | None:
+        """Returns the lines that are not blank, counted from 0; None if none is."""
+        short = np.flatnonzero(lengths <= _BLANK_BYTES).tolist()
+        blank = [line for line in short if not self._bytes(line).strip()]
+        return np.delete(np.arange(len(lengths)), blank) if blank else None
+
+
+def _scan(descriptor: int) -> tuple[Int64Array, str]:
+    """Returns the lines' positions, with the end of the last, and the digest of all bytes."""
+    hashed = hashlib.blake2b(digest_size=16)
+    found = [np.zeros(1, np.int64)]
+    end = 0
+    for position, chunk in chunks(descriptor):
+        hashed.update(chunk)
+        found.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE) + (position + 1))
+        end = position + len(chunk)
+    starts = np.concatenate(found)
+    if starts[-1] != end:  # the last line has no end of line
+        starts = np.append(starts, end)
+    return starts, hashed.hexdigest()

@@ -1,0 +1,278 @@
+"""Rows: what a file holds is what is read, whichever format; what is wrong is named by file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from environments.data import json_lines
+from environments.data.load import load_rows
+from environments.data.rows import DataError
+
+WRITTEN = [{"question": f"{n} + 1", "answer": n + 1, "tags": ["sum", str(n)]} for n in range(10)]
+
+
+def write_lines(path: Path, rows: list[Any], end: str = "\n") -> Path:
+    path.write_text("".join(json.dumps(row) + end for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], row_group_size: int = 3) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=row_group_size)
+    return path
+
+
+def test_json_lines_are_read_as_written(tmp_path: Path) -> None:
+    rows = load_rows({"path": str(write_lines(tmp_path / "some.jsonl", WRITTEN))})
+    assert list(rows) == WRITTEN
+    assert (rows[-1], len(rows[2:5]), rows.where(4)) == (WRITTEN[-1], 3, f"{tmp_path}/some.jsonl:5")
+    with pytest.raises(IndexError):
+        rows[10]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(st.lists(st.dictionaries(st.text(max_size=5), values, max_size=3), min_size=1, max_size=8), st.data())
+def test_blank_lines_and_ends_of_lines_change_nothing(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "some.jsonl"
+    text, numbers = b"", []
+    for row in rows:
+        text += data.draw(st.sampled_from([b"", b"\n", b"\r\n", b" \n\n"]))
+        numbers.append(text.count(b"\n") + 1)
+        text += orjson.dumps(row) + data.draw(st.sampled_from([b"\n", b"\r\n"]))
+    path.write_bytes(text if data.draw(st.booleans()) else text.rstrip(b"\r\n"))
+    loaded = load_rows({"path": str(path)})
+    assert list(loaded) == rows
+    assert [loaded.where(index) for index in range(len(rows))] == [f"{path}:{number}" for number in numbers]
+
+
+def test_lines_across_pieces_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_lines(tmp_path / "some.jsonl", WRITTEN)
+    whole = load_rows({"path": str(path)}).fingerprint
+    for size in range(1, 40):
+        monkeypatch.setattr("environments.data.files.CHUNK_BYTES", size)
+        rows = load_rows({"path": str(path)})
+        assert list(rows) == WRITTEN
+        assert rows.fingerprint == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1}\n{"a": 2\n', r"some\.jsonl:2: the line is not JSON"),
+        ('{"a": 1}\n\n[1]\n', r"some\.jsonl:3: the line holds a list; expected an object"),
+        ('{"a": NaN}\n', r"some\.jsonl:1: the line is not JSON"),
+        ('{"a": 1}\n{"a": "' + "x" * 100 + '"}\n', r"some\.jsonl:2: the line has 110 bytes; .* max_row_bytes = 64"),
+        ("", "holds no row"),
+        ("\n\n", "holds no row"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=said):
+        load_rows({"path": str(path), "max_row_bytes": 64})
+
+
+def test_a_bad_line_far_down_is_named_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "_CHECKED_ROWS", 2)
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"a": 1}\n' * 5 + "oops\n")
+    rows = load_rows({"path": str(path)})
+    with pytest.raises(DataError, match=r"some\.jsonl:6: the line is not JSON"):
+        rows[5]
+
+
+def test_a_file_that_is_replaced_meanwhile_changes_nothing(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "some.jsonl", WRITTEN)
+    rows = load_rows({"path": str(path)})
+    write_lines(tmp_path / "other.jsonl", [{"a": 1}]).replace(path)
+    assert list(rows) == WRITTEN
+
+
+def test_a_file_is_closed_with_its_rows(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "some.jsonl", WRITTEN)
+    rows = load_rows({"path": str(path)})
+    assert descriptors_of(path) == 1
+    del rows
+    assert descriptors_of(path) == 0
+
+
+def descriptors_of(path: Path) -> int:
+    """How many descriptors of this process are open on `path`."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}") == str(path)
+    return found
+
+
+def test_columns_are_renamed_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    path = str(write_lines(tmp_path / "some.jsonl", [*WRITTEN, {"question": "?"}]))
+    columns = {"prompt": "question", "solution": "answer"}
+    rows = load_rows({"path": path, "columns": columns})
+    assert rows[3] == {"prompt": "3 + 1", "solution": 4}
+    with pytest.raises(DataError, match=r"some\.jsonl:11: there is no column 'answer'\. It has 'question'"):
+        rows[10]
+    with pytest.raises(DataError, match=r"jsonl:1: there is no column 'questions'; did you mean 'question'\? It has"):
+        load_rows({"path": path, "columns": {"prompt": "questions"}})
+
+
+@pytest.mark.parametrize("select", [":", "2:", ":-1", "::3", "1:9:2"])
+def test_select_is_a_slice(select: str) -> None:
+    bounds = [int(part) if part else None for part in select.split(":")]
+    rows = load_rows({"rows": WRITTEN, "select": select})
+    assert list(rows) == WRITTEN[slice(*bounds)]
+    assert rows.where(0) == f"rows[{range(10)[slice(*bounds)][0]}]"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, "no source: expected exactly one of path, dataset and rows"),
+        ({"rows": [{}], "path": "x.jsonl"}, "path and rows: expected exactly one"),
+        ({"path": "x.jsonl", "split": "test"}, "split belongs to a dataset; for path, use select"),
+        ({"rows": [{}], "select": "first"}, "data.select: 'first' is not a slice"),
+        ({"rows": [{}], "select": "::-1"}, "'::-1' is not a slice"),
+        ({"rows": [{}], "select": "5:"}, "select = '5:' leaves no row of 1"),
+        ({"rows": []}, "rows holds no row"),
+        ({"rows": [{}], "shuffle": True}, "data.shuffle: Extra inputs are not permitted"),
+        ({"path": "nowhere.jsonl"}, "nowhere.jsonl: No such file"),
+        ({"path": "nowhere/*.jsonl"}, "no file matches path = 'nowhere/\\*.jsonl'"),
+        ({"path": "some.csv"}, "the name ends with none of .jsonl"),
+        ({"path": "/dev/null.jsonl"}, "No such file"),
+    ],
+)
+def test_what_is_wrong_with_the_configuration_is_named(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        load_rows(data)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"pipe.{suffix}")
+    with pytest.raises(DataError, match="is not a regular file"):
+        load_rows({"path": str(tmp_path / f"pipe.{suffix}")})
+
+
+def test_a_pattern_joins_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write_lines(tmp_path / "b.jsonl", WRITTEN[4:])
+    write_lines(tmp_path / "a.jsonl", WRITTEN[:4])
+    rows = load_rows({"path": f"{tmp_path}/*.jsonl"})
+    assert list(rows) == WRITTEN
+    assert (rows.where(3), rows.where(4)) == (f"{tmp_path}/a.jsonl:4", f"{tmp_path}/b.jsonl:1")
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "some.jsonl", WRITTEN)
+    same = write_lines(tmp_path / "same.jsonl", WRITTEN)
+    known = load_rows({"path": str(path)}).fingerprint
+    assert load_rows({"path": str(same)}).fingerprint == known
+    assert load_rows({"path": str(path), "select": "1:"}).fingerprint != known
+    assert load_rows({"path": str(path), "columns": {"a": "answer"}}).fingerprint != known
+    write_lines(path, [*WRITTEN, {}])
+    assert load_rows({"path": str(path)}).fingerprint != known
+    one, other = load_rows({"rows": WRITTEN}), load_rows({"rows": WRITTEN[::-1]})
+    assert one.fingerprint != other.fingerprint
+
+
+@pytest.mark.slow
+def test_parquet_is_read_by_row_groups(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "some.parquet", WRITTEN)
+    rows = load_rows({"path": str(path)})
+    assert list(rows) == WRITTEN
+    assert rows.where(4) == f"{path}, row 4"
+    assert list(load_rows({"path": str(path), "columns": {"a": "answer"}, "select": "8:"})) == [{"a": 9}, {"a": 10}]
+    with pytest.raises(DataError, match=r"some\.parquet: there is no column 'anwser'; did you mean 'answer'\?"):
+        load_rows({"path": str(path), "columns": {"a": "anwser"}})
+    with pytest.raises(DataError, match=r"some\.parquet, row 0: it has \d+ bytes; .* max_row_bytes = 8"):
+        load_rows({"path": str(path), "max_row_bytes": 8})
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"some\.parquet cannot be read as Parquet"):
+        load_rows({"path": str(path)})
+
+
+@pytest.mark.slow
+def test_parquet_of_many_batches(tmp_path: Path) -> None:
+    rows = load_rows({"path": str(write_parquet(tmp_path / "m.parquet", [{"n": n} for n in range(5000)], 700))})
+    assert [row["n"] for row in rows] == list(range(5000))
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("pyarrow", "datasets"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "some.parquet").write_bytes(b"")
+    for data in ({"path": str(tmp_path / "some.parquet")}, {"dataset": "openai/gsm8k"}):
+        with pytest.raises(DataError, match=r"needs the extra `datasets`: pip install 'counterpoint\[datasets\]'"):
+            load_rows(data)
+
+
+@pytest.mark.slow
+def test_a_dataset_of_a_directory(tmp_path: Path) -> None:
+    import datasets
+
+    train, test = datasets.Dataset.from_list(WRITTEN), datasets.Dataset.from_list(WRITTEN[:2])
+    datasets.DatasetDict(train=train, test=test).save_to_disk(tmp_path / "both")
+    train.save_to_disk(tmp_path / "one")
+    for directory, split, expected in (("both", None, WRITTEN), ("both", "test", WRITTEN[:2]), ("one", None, WRITTEN)):
+        rows = load_rows({"dataset": str(tmp_path / directory), "split": split})
+        assert list(rows) == expected
+    both = load_rows({"dataset": str(tmp_path / "both"), "columns": {"a": "answer"}, "select": "::5"})
+    assert list(both) == [{"a": 1}, {"a": 6}]
+    assert both.where(1) == f"dataset {tmp_path / 'both'}, row 5"
+    assert (
+        both.fingerprint
+        == load_rows({"dataset": str(tmp_path / "one"), "columns": {"a": "answer"}, "select": "::5"}).fingerprint
+    )
+    for data, said in (
+        ({"split": "dev"}, "has no split 'dev'; it has 'train', 'test'"),
+        ({"columns": {"a": "answers"}}, "there is no column 'answers'; did you mean 'answer'"),
+        ({"max_row_bytes": 8}, r"row 0: it has \d+ bytes"),
+    ):
+        with pytest.raises(DataError, match=said):
+            load_rows({"dataset": str(tmp_path / "both"), **data})
+    with pytest.raises(DataError, match=r"was saved as one split; leave out split = 'train'"):
+        load_rows({"dataset": str(tmp_path / "one"), "split": "train"})
+
+
+@pytest.mark.slow
+def test_a_dataset_of_the_hub_is_pinned_and_runs_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def load(*arguments: Any, **keywords: Any) -> Any:
+        asked.append((arguments, keywords))
+        if len(asked) > 1:
+            raise ConnectionError("no route to the hub")
+        return datasets.Dataset.from_list(WRITTEN)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    data = {"dataset": "openai/gsm8k", "subset": "main", "revision": "e53f048", "split": "test"}
+    assert list(load_rows(data)) == WRITTEN
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": "e53f048"})]
+    with pytest.raises(
+        DataError, match=r"gsm8k, split 'test', cannot be loaded.*: ConnectionError: no route to the hub"
+    ):
+        load_rows(data)
