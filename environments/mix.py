@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from environments.base import Environment
 from environments.config import EnvironmentConfig
 
 _ROUNDS = 6
@@ -20,13 +21,23 @@ _ROUNDS = 6
 class ExampleMix:
     """An endless stream of `(environment name, example index)`, the same for the same seed and environments."""
 
-    def __init__(self, environments: Sequence[EnvironmentConfig], sizes: Mapping[str, int], seed: int) -> None:
-        """`sizes` is the number of examples of each environment, by name. Raises `ValueError` when one has none."""
+    def __init__(
+        self,
+        environments: Sequence[EnvironmentConfig],
+        sizes: Mapping[str, int],
+        seed: int,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> None:
+        """`sizes` is the number of examples of each environment, by name; `fingerprints` their digest, where there is one.
+
+        Raises `ValueError` when one has no examples.
+        """
         self._ratios = {environment.name: environment.ratio for environment in environments}
         self._sizes = {name: sizes[name] for name in self._ratios}
         for name, size in self._sizes.items():
             if size < 1:
                 raise ValueError(f"environment {name!r} has {size} examples, expected at least 1")
+        self._fingerprints = dict(fingerprints or {})
         self._seed = seed
         self._drawn = dict.fromkeys(self._ratios, 0)
         self._before = dict.fromkeys(self._ratios, 0)
@@ -52,23 +63,45 @@ class ExampleMix:
     def state(self) -> dict[str, Any]:
         """Returns the position in the stream, of plain types, for JSON and msgpack."""
         state = {"seed": self._seed, "drawn": dict(self._drawn), "ratios": dict(self._ratios)}
-        return state | {"before": dict(self._before)}
+        return state | {
+            "before": dict(self._before),
+            "sizes": dict(self._sizes),
+            "fingerprints": dict(self._fingerprints),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from `state`; where it has other ratios, as `reweight` would.
 
-        Raises `ValueError`, changing nothing, for another seed or other environments.
+        Raises `ValueError`, changing nothing, for another seed, other environments or other examples.
         """
         if state["seed"] != self._seed or set(state["drawn"]) != set(self._drawn):
             raise ValueError(
                 f"the saved example stream is of seed {state['seed']} and environments {sorted(state['drawn'])}, this run is of "
                 f"seed {self._seed} and {sorted(self._drawn)}: resume with the configuration the run was started with"
             )
+        self._check_data(state)
         self._drawn = {name: int(state["drawn"][name]) for name in self._drawn}
         ratios = self._ratios
         self._ratios = {name: float(state.get("ratios", ratios)[name]) for name in ratios}
         self._before = {name: int(state.get("before", {}).get(name, 0)) for name in ratios}
         self.reweight(ratios)
+
+    def _check_data(self, state: Mapping[str, Any]) -> None:
+        """Raises `ValueError` for other examples than those of `state`, which says nothing of them if it is older."""
+        for what, now in (("size", self._sizes), ("fingerprint", self._fingerprints)):
+            for name, before in state.get(what + "s", {}).items():
+                if now.get(name) != before:
+                    raise ValueError(
+                        f"the examples of environment {name!r} have changed since the run was started: their {what} was "
+                        f"{before} and is {now.get(name)}; resume with the data of then, or start a new run"
+                    )
+
+
+def mix_of(configs: Sequence[EnvironmentConfig], environments: Mapping[str, Environment], seed: int) -> ExampleMix:
+    """Returns the mix of loaded environments, by name. Asks each for its length, and its `fingerprint` if it has one."""
+    fingerprints = {name: getattr(each, "fingerprint", None) for name, each in environments.items()}
+    known = {name: str(value) for name, value in fingerprints.items() if value is not None}
+    return ExampleMix(configs, {name: len(each) for name, each in environments.items()}, seed, known)
 
 
 def _shuffled(position: int, size: int, key: str) -> int:

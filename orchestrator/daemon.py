@@ -21,7 +21,7 @@ from cluster.notify import notify
 from environments.base import EnvironmentContext
 from environments.chat import Chat
 from environments.lifecycle import started
-from environments.mix import ExampleMix
+from environments.mix import mix_of
 from environments.registry import load_environment
 from inference.base import InferenceError
 from inference.pool.pool import InferencePool
@@ -237,8 +237,8 @@ class Daemon:
         )
         resources.push_async_callback(self._sender.close)
 
-        sizes = {name: len(environment.environment) for name, environment in environments.items()}
-        self._mix = ExampleMix(config.environments, sizes, config.seed)
+        played = {name: environment.environment for name, environment in environments.items()}
+        self._mix = mix_of(config.environments, played, config.seed)
         self._scheduler = Scheduler(config.schedule, config.steps, self._mix)
         self._dispatcher = Dispatcher(
             config,

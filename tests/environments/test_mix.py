@@ -99,3 +99,17 @@ def test_the_state_of_another_run_is_refused_and_changes_nothing(other: dict[str
 def test_an_environment_without_examples_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' has 0 examples"):
         make_mix({"a": (0, 1.0)})
+
+
+def test_other_examples_than_those_of_the_state_are_refused() -> None:
+    (config,) = [EnvironmentConfig(name="a", kind="reverse-text")]
+    mix = ExampleMix([config], {"a": 5}, 0, {"a": "abc"})
+    draw(mix, 3)
+    state = mix.state()
+    for size, fingerprint, said in ((5, "abd", "fingerprint was abc and is abd"), (6, "abc", "size was 5 and is 6")):
+        other = ExampleMix([config], {"a": size}, 0, {"a": fingerprint})
+        with pytest.raises(ValueError, match=f"environment 'a' have changed since the run was started: their {said}"):
+            other.restore(state)
+        assert other.state()["drawn"] == {"a": 0}
+    older = {name: state[name] for name in ("seed", "drawn", "ratios", "before")}
+    mix.restore(older)
