@@ -1,0 +1,166 @@
+"""Loads an environment of the library by its id, import path or directory, with its own configuration.
+
+The library names its parts (tasksets, environments, harnesses) by the top-level module of an installed package. What is given
+otherwise gets such a name here. Two of the library's defaults are replaced where neither the configuration nor the environment's
+author chose: an agent's program is a chat with tools in this process (`chat_harness`) instead of a shell, and its place is this
+machine instead of a rented sandbox.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import BaseModel, ValidationError
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.utils import loaders
+
+from environments.import_path import import_advice
+
+CHAT_HARNESS = "counterpoint_chat"
+MOST_TASKS = 10_000_000
+
+
+def load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
+    """Returns the library's `Env`. Raises `ValueError` that names the key and value at fault."""
+    _quiet()
+    _name(CHAT_HARNESS, importlib.import_module("environments.verifiers_library.chat_harness"))
+    _refuse("taskset", taskset, {"id": "the argument `id` names it"})
+    _refuse("env", env, {"taskset": "give the argument `taskset`", "interception": "it is Counterpoint's"})
+    taskset_id = importable(identity, "id")
+    settings: dict[str, Any] = copy.deepcopy(dict(env))
+    env_id = settings["id"] = importable(str(settings.get("id") or ""), "env.id")
+    settings["taskset"] = copy.deepcopy(dict(taskset)) | {"id": taskset_id}
+    settings["interception"] = {"type": "server"}
+    try:
+        _local_agents(settings, taskset_id, env_id)
+        return loaders.load_environment(loaders.resolve_env_config(settings))
+    except ValidationError as error:
+        raise ValueError(_described(error)) from error
+
+
+def select(taskset: Any, wanted: Mapping[str, Any]) -> list[Any]:
+    """Returns the tasks that `wanted`, a table of the library's `SelectConfig`, names. Raises `ValueError`."""
+    try:
+        view = taskset.select(vf.SelectConfig.model_validate(dict(wanted)))
+    except ValidationError as error:
+        raise ValueError(_described(error, "select")) from error
+    if not view.bounded:
+        raise ValueError("the taskset is infinite: say how many of its tasks to use, with select = { limit = 1000 }")
+    tasks = list(islice(view, MOST_TASKS + 1))
+    if len(tasks) > MOST_TASKS:
+        raise ValueError(f"the taskset has more than {MOST_TASKS} tasks: use fewer, with select = {{ limit = ... }}")
+    return tasks
+
+
+def importable(identity: str, key: str) -> str:
+    """Returns the library's name for an id, an import path (`package.module` or `package.module:Class`) or a directory.
+
+    Raises `ValueError`.
+    """
+    path = Path(identity).expanduser()
+    if identity.startswith((".", "/", "~")) or identity.endswith(".py"):
+        return _of_directory(path, key)
+    if "/" in identity or not {".", ":"} & set(identity):
+        return identity
+    module_name, _, class_name = identity.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # anybody's module
+        raise ValueError(
+            f"{key} = {identity!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            f"{import_advice(module_name, error)}"
+        ) from error
+    if class_name:
+        if not isinstance(getattr(module, class_name, None), type):
+            raise ValueError(f"{key} = {identity!r}: {module_name} has no class {class_name!r}")
+        exported = ModuleType(module_name)
+        exported.__dict__.update({class_name: getattr(module, class_name), "__all__": [class_name]})
+        module = exported
+    alias = "counterpoint_" + identity.replace(".", "_").replace(":", "__").lower()
+    _name(alias, module)
+    return alias
+
+
+def _of_directory(path: Path, key: str) -> str:
+    """Puts the directory of an environment's package on the import path, as an installation would."""
+    path = path.resolve()
+    if path.is_file() or (path / "__init__.py").is_file():
+        home, name = path.parent, path.stem
+    else:
+        home, name = path, path.name.replace("-", "_")
+    found = [home / name / "__init__.py", home / f"{name}.py"]
+    if not any(file.is_file() for file in found):
+        raise ValueError(f"{key} = {str(path)!r}: expected one of {', '.join(map(str, found))}")
+    if name != name.lower():
+        raise ValueError(f"{key} = {str(path)!r}: the library takes module names in lower case only; rename {name}")
+    if str(home) not in sys.path:
+        sys.path.insert(0, str(home))
+        # The library starts tool servers by `python -m`.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
+    return name
+
+
+def _local_agents(settings: dict[str, Any], taskset_id: str, env_id: str) -> None:
+    """Sets program and place of the agents for which neither the configuration nor the author chose one."""
+    config_type = loaders.env_config_type(taskset_id, env_id)
+    bundled = loaders.default_harness_id(taskset_id)
+    for name, field in config_type.model_fields.items():
+        if not isinstance(field.default, vf.AgentConfig):
+            continue
+        agent = settings.setdefault(name, {})
+        if not isinstance(agent, dict):
+            continue  # for the library to refuse
+        if "runtime" not in agent and "runtime" not in field.default.model_fields_set:
+            agent["runtime"] = {"type": "subprocess"}
+        author = field.default.harness
+        chosen = agent.get("harness")
+        program = chosen.get("id", "null") if isinstance(chosen, dict) else author.id if author else bundled
+        given = isinstance(chosen, dict) and "id" in chosen
+        if program == "null" or (program == "bash" and not given and author is None):
+            kept = author.model_dump(exclude_unset=True) if author and not given else {}
+            agent["harness"] = kept | (chosen if isinstance(chosen, dict) else {}) | {"id": CHAT_HARNESS}
+
+
+def agent_names(env: Any) -> list[str]:
+    """The names of an environment's agents."""
+    return list(agent_config_fields(env.config))
+
+
+def _name(name: str, module: ModuleType) -> None:
+    """Makes a module importable under a top-level name, since the library knows no other."""
+    sys.modules[name] = module
+
+
+def _quiet() -> None:
+    """Leaves a library's warnings in the log, and not two lines for each rollout."""
+    logger = logging.getLogger("verifiers.v1")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
+
+
+def _refuse(table: str, given: Mapping[str, Any], taken: Mapping[str, str]) -> None:
+    for name, advice in taken.items():
+        if name in given:
+            raise ValueError(f"{table}.{name} = {given[name]!r}: not to be given here; {advice}")
+
+
+def _described(error: ValidationError, table: str = "") -> str:
+    """The library's refusal of a configuration, as keys and values."""
+    lines = []
+    for fault in error.errors(include_url=False, include_context=False):
+        where = [str(part) for part in fault["loc"]]
+        where = [table, *where] if table else where if where[:1] == ["taskset"] else ["env", *where]
+        value = fault["input"]
+        shown = "" if isinstance(value, dict | BaseModel) and not value else f" = {str(value)[:80]!r}"
+        lines.append(f"{'.'.join(where)}{shown}: {fault['msg']}")
+    return "; ".join(lines)

@@ -1,0 +1,1 @@
+"""Environments in the verifiers library's own API, as its users write them. They need no network."""
