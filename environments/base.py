@@ -7,7 +7,7 @@ methods run on the orchestrator's event loop and must not block it: anything slo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,6 +83,28 @@ class Model(Protocol):
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
         """Returns what a turn says. Calls of `tools` are parsed as the model's template writes them."""
 
+    def player(self, name: str) -> Model:
+        """Returns the same policy as one of several players: its turns get that player's reward."""
+
+    def opponent(self, name: str) -> Model:
+        """Returns another policy, of `[opponents.NAME]`. Its turns are recorded, and neither trained nor counted."""
+
+
+class OnePolicy:
+    """The part of a `Model` that has no players and no opponents."""
+
+    def player(self, name: str) -> Model:
+        """Raises `ValueError`."""
+        raise ValueError(f"this model has no players; {name!r} cannot be one")
+
+    def opponent(self, name: str) -> Model:
+        """Raises `ValueError`."""
+        raise ValueError(f"there is no opponent {name!r}: this model plays alone")
+
+
+Score = float | Mapping[str, float]
+"""The reward of a rollout, or that of each of its players by name."""
+
 
 class Environment(Protocol):
     """The protocol. Subclassing is not needed.
@@ -110,8 +132,8 @@ class Environment(Protocol):
         exception fails this rollout only.
         """
 
-    async def score(self, example: Example, rollout: Rollout) -> float:
-        """Returns the reward of one completed rollout."""
+    async def score(self, example: Example, rollout: Rollout) -> Score:
+        """Returns the reward of one completed rollout, or that of each of its players by name."""
 
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """Returns the rewards of a group's completed rollouts, in order."""

@@ -9,11 +9,11 @@ No server is needed. `chat` is `Chat(DIRECTORY)` of a model's directory, of whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from environments.base import Environment, Reply
+from environments.base import Environment, OnePolicy, Reply
 from environments.chat import Chat, Tool
 from environments.config import SamplingConfig, SamplingOverrides
 from transport.records import Rollout, Turn
@@ -22,7 +22,7 @@ LOG_PROBABILITY = -0.5
 """Of every token."""
 
 
-class ScriptedModel:
+class ScriptedModel(OnePolicy):
     """`environments.base.Model` that says one answer a turn, each with its end of turn."""
 
     def __init__(self, chat: Chat, answers: Iterable[str]) -> None:
@@ -60,5 +60,5 @@ async def play(environment: Environment, index: int, chat: Chat, *answers: str) 
     await environment.rollout(example, model, state)
     rollout = Rollout(f"0-{index}", 0, "under-test", index, model.turns, state=state)
     if not environment.group_scoring:
-        rollout.reward = await environment.score(example, rollout)
+        rollout.reward = cast(float, await environment.score(example, rollout))
     return rollout

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from environments.base import Environment, Example, Reply
+from environments.base import Environment, Example, OnePolicy, Reply
 from environments.chat import Chat, Tool
 from environments.config import SamplingConfig, SamplingOverrides
 from environments.tasks.guess_number import GuessNumber
@@ -35,7 +35,7 @@ class Demonstration:
     """True where the player wrote the token; a model learns these tokens."""
 
 
-class _Performance:
+class _Performance(OnePolicy):
     """A conversation in progress, in place of the model (`environments.base.Model`)."""
 
     def __init__(self, chat: Chat, player: Player) -> None:

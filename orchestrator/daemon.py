@@ -37,9 +37,10 @@ from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
 from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting
 from orchestrator.metrics import MetricsLine, PrometheusEndpoint
+from orchestrator.opponents import opponents_of
 from orchestrator.policy import ForeignBroadcastError, PolicyWatcher
 from orchestrator.rollouts.describe_error import describe_error
-from orchestrator.rollouts.dump import DumpHeader
+from orchestrator.rollouts.dump import header_of
 from orchestrator.rollouts.play import LoadedEnvironment
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import (
@@ -200,6 +201,7 @@ class Daemon:
         await self._start_environments(loaded, resources)
         with awaiting("the first healthy inference server", self._pool.describe_sources()):
             await self._pool.start()
+        self._dispatcher.opponents = await resources.enter_async_context(opponents_of(config))
         ready = await self._sender.wait_ready(config.trainer_timeout_seconds)
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
@@ -237,6 +239,7 @@ class Daemon:
         )
         resources.push_async_callback(self._sender.close)
 
+        group_scoring = [name for name, each in environments.items() if each.environment.group_scoring]
         played = {name: environment.environment for name, environment in environments.items()}
         self._mix = mix_of(config.environments, played, config.seed)
         self._scheduler = Scheduler(config.schedule, config.steps, self._mix)
@@ -255,7 +258,7 @@ class Daemon:
                 gather_chunk_size=config.gather_chunk_size,
                 keep_checkpoints=config.keep_checkpoints,
                 keep_rollouts=config.keep_rollouts,
-                dump=_dump_header(config, environments) if config.dump_raw_rollouts else None,
+                dump=header_of(config, group_scoring) if config.dump_raw_rollouts else None,
                 merge_chunk=merge_chunk,
                 transcribe=_transcriber(config, loaded.chat),
             ),
@@ -440,20 +443,6 @@ def _adapter(config: RunConfig) -> str | None:
 def _transcriber(config: RunConfig, chat: Chat) -> Transcriber | None:
     """Returns what decodes the rollouts of the records; None if records have no text."""
     return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None
-
-
-def _dump_header(config: RunConfig, environments: dict[str, LoadedEnvironment]) -> DumpHeader:
-    """Returns the header of the run's dumps. `step` and `shipped` are set for each step."""
-    return DumpHeader(
-        run_id=config.run_id,
-        step=1,
-        shipped=0,
-        advantage=config.advantage,
-        filters=config.filters,
-        gather_chunk_size=config.gather_chunk_size,
-        state_columns={environment.name: environment.state_columns for environment in config.environments},
-        group_scoring=[name for name, loaded in environments.items() if loaded.environment.group_scoring],
-    )
 
 
 _EXPECTED = (

@@ -25,14 +25,8 @@ from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.metrics import MetricsLine
-from orchestrator.rollouts.play import (
-    GeneratingPool,
-    LoadedEnvironment,
-    PolicyModel,
-    play,
-    sampling_parameters,
-    score_group,
-)
+from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters, score_group
+from orchestrator.rollouts.players import GeneratingPool
 from orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
@@ -109,6 +103,8 @@ class Dispatcher:
         self._scheduler = scheduler
         self._environments = environments
         self._pool = pool
+        self.opponents: Mapping[str, GeneratingPool] = {}
+        """The pools of other policies by name, set before the first rollout."""
         self._calling: dict[str, tuple[Chat, SamplingParameters]] = {}
         """Chat template and sampling parameters by environment."""
         self.reconfigure(config, advantage, chats)
@@ -283,7 +279,7 @@ class Dispatcher:
     async def _play(self, group: Group, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
         chat, sampling = self._calling[group.environment]
-        model = PolicyModel(rollout, chat, self._pool, sampling)
+        model = PolicyModel(rollout, chat, self._pool, sampling, self.opponents)
         try:
             with self._interruptible(group):
                 await play(self._environments[group.environment], rollout, model)

@@ -6,14 +6,15 @@ versions, steps and staleness relate.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from environments.config import EnvironmentConfig, SamplingConfig
-from inference.config import PoolConfig
-from transport.config import Config, Identifier, TransportConfig
+from inference.config import PoolConfig, check_url
+from transport.config import IDENTIFIER_PATTERN, Config, Identifier, TransportConfig
 
 
 class ScheduleConfig(Config):
@@ -239,6 +240,40 @@ class LagConfig(Config):
     quiet loop. A lower value costs more checks of the loop, two in this time. Timers have a resolution of a millisecond."""
 
 
+class OpponentConfig(Config):
+    """Another policy that rollouts may ask, by `model.opponent(NAME)`. It must have the run's tokenizer."""
+
+    model: str
+    """`base`: the base model under the run's adapter. `run:ID`: the adapter of another run, as the servers hold it at the time.
+    A URL: a server of its own."""
+
+    served_model: str | None = None
+    """The name of the model in requests to a URL. Unset: as the run's base model."""
+
+    protocol: Literal["binary", "openai"] = "openai"
+    """Of a URL: `openai` for a stock vLLM, `binary` for `counterpoint inference`."""
+
+    api_key_file: Path | None = None
+    """Of a URL: a file holding the bearer token to send."""
+
+    max_concurrent_requests: int = Field(default=64, ge=1)
+    """Most requests of this run to it at once, at each server. Servers that the run itself uses have these on top of its own."""
+
+    @model_validator(mode="after")
+    def _names_a_model(self) -> OpponentConfig:
+        kind, colon, rest = self.model.partition(":")
+        if self.model == "base" or kind in ("http", "https"):
+            if colon:
+                check_url(self.model)
+            elif self.model_fields_set & {"served_model", "protocol", "api_key_file"}:
+                raise ValueError("model = 'base': served_model, protocol and api_key_file are of a URL")
+        elif kind != "run" or not re.fullmatch(IDENTIFIER_PATTERN, rest):
+            raise ValueError(f"model = {self.model!r}: expected 'base', 'run:ID' or http://HOST:PORT")
+        elif self.model_fields_set & {"served_model", "protocol", "api_key_file"}:
+            raise ValueError(f"model = {self.model!r}: served_model, protocol and api_key_file are of a URL")
+        return self
+
+
 class RunConfig(Config):
     """One run."""
 
@@ -283,6 +318,9 @@ class RunConfig(Config):
 
     inference: PoolConfig = PoolConfig()
     """The inference servers."""
+
+    opponents: dict[Identifier, OpponentConfig] = {}
+    """Other policies that rollouts may ask, by name (docs/several_policies.md)."""
 
     transport: TransportConfig = TransportConfig()
     """The connection to the trainer."""

@@ -43,6 +43,8 @@ class Turn:
     """The divisor of the logits at sampling. 1 in a file that was written before this was recorded."""
     cached_tokens: int | None = None
     """Tokens of its prompt that the server's prefix cache had; None if the server did not say."""
+    player: str = ""
+    """The player of a rollout with several whose turn it is; empty where there is only one."""
     untrained: bytearray | bytes = field(default_factory=bytearray)
     """Empty where every completion token is trained, else one byte for each: 1 where it must not be. Set by `leave_untrained`;
     `bytes` once the rollout's group is finalized."""
@@ -66,6 +68,20 @@ class Turn:
     def trained_tokens(self) -> int:
         """The number of completion tokens that are trained."""
         return len(self.completion_ids) - self.untrained.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class OpponentTurn:
+    """A call of another policy than the run's, kept for people: nothing of it is trained or counted."""
+
+    opponent: str
+    """Its name in the configuration, or that of a seat."""
+    before: int
+    """The number of turns that the rollout had when it was made."""
+    completion: str
+    """As text."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +122,13 @@ class Rollout:
     state: dict[str, Any] = field(default_factory=dict)
     """What the environment kept; `state_columns` selects fields for the saved records. JSON-serialisable."""
     advantage: float = 0.0
+    """With players, the one of theirs that is largest in size."""
+    player_rewards: dict[str, float] = field(default_factory=dict)
+    """The reward of each player, where the environment gave one to each; `reward` is then their mean."""
+    player_advantages: dict[str, float] = field(default_factory=dict)
+    """Of the players in `player_rewards` that have turns."""
+    opponent_turns: list[OpponentTurn] = field(default_factory=list)
+    """Calls of other policies, in order of time."""
     filtered_by: str | None = None
     """Name of the enforcing filter that removed it."""
     saved: SavedState | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from environments.base import Environment, EnvironmentContext, Example, Model
+from environments.base import Environment, EnvironmentContext, Example, Model, Score
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
 from environments.lifecycle import started
@@ -28,14 +28,15 @@ from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.slow_spots import SlowSpots
 from orchestrator.loop_health.threads import give_environments_threads
 from orchestrator.rollouts.play import (
-    GeneratingPool,
     LoadedEnvironment,
     ParsingPool,
     PolicyModel,
+    as_rewards,
     play,
     sampling_parameters,
     score_group,
 )
+from orchestrator.rollouts.players import GeneratingPool
 from orchestrator.step.finalize import find_fault
 from transport.records import Int32Array, Rollout, Turn
 
@@ -150,14 +151,14 @@ class _Timed:
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
         await self._inner.rollout(example, model, state)
 
-    async def score(self, example: Example, rollout: Rollout) -> float:
+    async def score(self, example: Example, rollout: Rollout) -> Score:
         began = time.perf_counter()
         try:
             return await self._inner.score(example, rollout)
         finally:
             self.scoring_seconds += time.perf_counter() - began
 
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         return await self._inner.score_group(example, rollouts)
 
 
@@ -234,9 +235,10 @@ async def _score_again(seen: Observations, environment: Environment) -> None:
             continue
         with suppress(Exception):
             async with asyncio.timeout(seen.timeout_seconds):
-                again = await environment.score(environment.example(rollout.example_index), replace(rollout))
-            if float(again) != rollout.reward:
-                seen.changed_scores.append((rollout.rollout_id, rollout.reward, float(again)))
+                score = await environment.score(environment.example(rollout.example_index), replace(rollout))
+                again, by_player = as_rewards(score)
+            if (again, by_player) != (rollout.reward, rollout.player_rewards):
+                seen.changed_scores.append((rollout.rollout_id, rollout.reward, again))
 
 
 def _settled_memory() -> int:

@@ -69,7 +69,7 @@ class Rig:
         """Finalizes every group anew. The daemon does so when a group has finished; here all have finished at once."""
         groups: dict[int, list[Rollout]] = {}
         for rollout in self.recording.shipped:
-            rollout.advantage, rollout.filtered_by = 0.0, None
+            rollout.advantage, rollout.filtered_by, rollout.player_advantages = 0.0, None, {}
             groups.setdefault(rollout.group_id, []).append(rollout)
         scored_as_one = self.recording.header.group_scoring
         outcomes = await asyncio.gather(

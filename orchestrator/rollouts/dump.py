@@ -23,7 +23,7 @@ import orjson
 from pydantic import Field, ValidationError, field_validator
 
 from orchestrator.rollouts.rollout_file import parse_rollouts, write_rollouts
-from run.config import AdvantageConfig, FilterConfig, GibberishFilter
+from run.config import AdvantageConfig, FilterConfig, GibberishFilter, RunConfig
 from transport.config import Config, Identifier
 from transport.files.atomic import STABLE, publish_directory, published_steps
 from transport.records import Rollout
@@ -75,6 +75,20 @@ class DumpHeader(Config):
                     "the vocabulary of its tokens"
                 )
         return filters
+
+
+def header_of(config: RunConfig, group_scoring: list[str]) -> DumpHeader:
+    """Returns the header of a run's dumps. `step` and `shipped` are set for each step."""
+    return DumpHeader(
+        run_id=config.run_id,
+        step=1,
+        shipped=0,
+        advantage=config.advantage,
+        filters=config.filters,
+        gather_chunk_size=config.gather_chunk_size,
+        state_columns={environment.name: environment.state_columns for environment in config.environments},
+        group_scoring=group_scoring,
+    )
 
 
 @dataclass(frozen=True, slots=True)

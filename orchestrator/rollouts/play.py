@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import reprlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from environments.base import Environment, Reply
+from environments.base import Environment, Model, Reply
 from environments.chat import Chat, Tool
 from environments.config import EnvironmentConfig, SamplingConfig, SamplingOverrides
 from environments.tools.calls import read_calls
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.rollouts.describe_error import describe_error
+from orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
 from orchestrator.rollouts.trajectories import OpenBranches
-from transport.records import Int32Array, Rollout, Turn
+from transport.records import Int32Array, OpponentTurn, Rollout, Turn
 
 _WAITED_SHARE = 0.5
 """Of a rollout's deadline: where a rollout fails after a model call of it waited longer than this and was cancelled, inference
@@ -32,15 +33,6 @@ failed, not the environment."""
 
 
 _SAMPLED = ("temperature", "max_tokens", "top_p", "top_k", "min_p")
-
-
-class GeneratingPool(Protocol):
-    """The part of `inference.pool.pool.InferencePool` that a rollout uses."""
-
-    async def generate(
-        self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
-    ) -> Turn:
-        """Returns one completion as a turn. Raises `InferenceError`."""
 
 
 @runtime_checkable
@@ -86,10 +78,18 @@ def _overridden(parameters: SamplingParameters, overrides: SamplingOverrides | N
 class PolicyModel:
     """The `environments.base.Model` of one rollout. Appends every turn to `rollout.turns`; calls may overlap."""
 
-    def __init__(self, rollout: Rollout, chat: Chat, pool: GeneratingPool, sampling: SamplingParameters) -> None:
+    def __init__(
+        self,
+        rollout: Rollout,
+        chat: Chat,
+        pool: GeneratingPool,
+        sampling: SamplingParameters,
+        opponents: Mapping[str, GeneratingPool] | None = None,
+    ) -> None:
         self.chat = chat
         self._rollout = rollout
         self._pool = pool
+        self._opponents = opponents or {}
         self._sampling = sampling
         self._branches = OpenBranches()
         self._has_ended = False
@@ -114,15 +114,14 @@ class PolicyModel:
         prompt or an answer whose routing does not join that of earlier turns, `InferenceError` when no server answers,
         `RuntimeError` once the rollout has ended.
         """
-        prompt = np.asarray(prompt_ids, dtype=np.int32)
-        if prompt.ndim != 1 or not prompt.size:
-            raise ValueError(
-                f"a prompt must be a flat, non-empty sequence of token ids; this one has shape {prompt.shape}"
-            )
-        self._check_open()
-        completion = await self._completion(prompt, _overridden(self._sampling, sampling))
-        self._check_open()
-        turn = self._branches.add(completion).turns[-1]
+        return await self.generate_as("", prompt_ids, sampling)
+
+    async def generate_as(self, player: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
+        """As `generate`, for a player; none is ''."""
+        prompt = as_prompt(prompt_ids)
+        held = self._branches.rows_held(prompt)
+        completion = await self.call(self._pool, prompt, sampling, routed_experts_start=held)
+        turn = self._branches.add(replace(completion, player=player)).turns[-1]
         self._rollout.turns.append(turn)
         return turn
 
@@ -145,6 +144,24 @@ class PolicyModel:
         self._calls += 1
         return f"call_{self._calls}"
 
+    def player(self, name: str) -> Model:
+        """See `environments.base.Model`."""
+        return PlayerModel(self, name)
+
+    def opponent(self, name: str) -> Model:
+        """See `environments.base.Model`. Raises `ValueError` for a name that is not configured."""
+        pool = self._opponents.get(name)
+        if pool is None:
+            known = ", ".join(sorted(self._opponents)) or "none"
+            raise ValueError(f"there is no opponent {name!r}; [opponents] names {known}")
+        return OpponentModel(self, name, pool)
+
+    def note(self, opponent: str, turn: Turn) -> None:
+        """Records a call of another policy, for people."""
+        text = self.chat.decode(turn.completion_ids.tolist())
+        prompt, completion = len(turn.prompt_ids), len(turn.completion_ids)
+        self._rollout.opponent_turns.append(OpponentTurn(opponent, len(self._rollout.turns), text, prompt, completion))
+
     def close(self) -> None:
         """Ends the rollout's calls and sets its branches, which are thus built once.
 
@@ -157,16 +174,32 @@ class PolicyModel:
         if self._has_ended:
             raise RuntimeError(f"rollout {self._rollout.rollout_id} has ended; it takes no further turn")
 
-    async def _completion(self, prompt: Int32Array, sampling: SamplingParameters) -> Turn:
+    async def call(
+        self,
+        pool: GeneratingPool,
+        prompt: Int32Array,
+        overrides: SamplingOverrides | None,
+        *,
+        routed_experts_start: int,
+    ) -> Turn:
+        """Returns a pool's answer, recording nothing. A failure of inference is one of the rollout's."""
+        self._check_open()
+        answer = await self._answer(pool, prompt, _overridden(self._sampling, overrides), routed_experts_start)
+        self._check_open()
+        return answer
+
+    async def _answer(
+        self, pool: GeneratingPool, prompt: Int32Array, sampling: SamplingParameters, routed_experts_start: int
+    ) -> Turn:
         began = time.monotonic()
         self._unanswered = False
         try:
             with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
-                return await self._pool.generate(
+                return await pool.generate(
                     prompt,
                     sampling,
                     affinity=self._rollout.rollout_id,
-                    routed_experts_start=self._branches.rows_held(prompt),
+                    routed_experts_start=routed_experts_start,
                 )
         except RequestRefused:
             raise
@@ -198,8 +231,7 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         await environment.rollout(example, model, rollout.state)
         if not environment.group_scoring:
             shown = _shown(rollout)
-            reward = _as_reward(await environment.score(example, shown))
-            _take_over(rollout, shown, reward)
+            _take_over(rollout, shown, as_rewards(await environment.score(example, shown)))
 
     try:
         rollout.error = await _failure(loaded, play_and_score)
@@ -220,7 +252,7 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
     async def score() -> None:
         example = loaded.environment.example(rollouts[0].example_index)
         all_shown = [_shown(rollout) for rollout in rollouts]
-        rewards = [_as_reward(reward) for reward in await loaded.environment.score_group(example, list(all_shown))]
+        rewards = [as_rewards(reward) for reward in await loaded.environment.score_group(example, list(all_shown))]
         if len(rewards) != len(rollouts):
             raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
         for rollout, shown, reward in zip(rollouts, all_shown, rewards, strict=True):
@@ -229,6 +261,20 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
     error = await _failure(loaded, score)
     for rollout in rollouts:
         rollout.error = error
+
+
+Rewards = tuple[float, dict[str, float]]
+"""Of the rollout, and of each player where players have rewards of their own."""
+
+
+def as_rewards(value: object) -> Rewards:
+    """Converts what `score` returned: one number, or one for each player by name, whose mean is the rollout's."""
+    if not isinstance(value, Mapping):
+        return _as_reward(value), {}
+    rewards = {str(player): _as_reward(reward) for player, reward in value.items()}
+    if not rewards:
+        raise ValueError("the rewards by player are empty; expected one for each player, or a number")
+    return sum(rewards.values()) / len(rewards), rewards
 
 
 def _as_reward(value: object) -> float:
@@ -246,8 +292,9 @@ def _shown(rollout: Rollout) -> Rollout:
     return replace(rollout, turns=list(rollout.turns))
 
 
-def _take_over(rollout: Rollout, shown: Rollout, reward: float) -> None:
-    rollout.metrics, rollout.state, rollout.reward = shown.metrics, shown.state, reward
+def _take_over(rollout: Rollout, shown: Rollout, rewards: Rewards) -> None:
+    rollout.metrics, rollout.state = shown.metrics, shown.state
+    rollout.reward, rollout.player_rewards = rewards
 
 
 async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]]) -> str | None:

@@ -23,16 +23,16 @@ import orjson
 from transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from transport.files.atomic import Buffer, as_bytes_view, write_buffers
 from transport.process.yield_gil import yielding_gil
-from transport.records import Int32Array, Rollout, SavedState, Turn
+from transport.records import Int32Array, OpponentTurn, Rollout, SavedState, Turn
 
-Record = TypeVar("Record", Rollout, Turn)
+Record = TypeVar("Record", Rollout, Turn, OpponentTurn)
 
 _LENGTH = struct.Struct("<Q")
 _ROLLOUTS_AT_ONCE = 8
 """Rollouts written between two releases of the GIL: with eight short turns each, about a millisecond of Python."""
 _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
 _JSON_FIELDS = ("metrics", "state")
-_APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches")
+_APART = (*_JSON_FIELDS, "saved", "turns", "tokens", "branches", "opponent_turns")
 """Fields of a rollout that are not in its frame's header."""
 _ROLLOUT_TYPES = {
     "rollout_id": str,
@@ -45,6 +45,8 @@ _ROLLOUT_TYPES = {
     "metrics": dict,
     "state": dict,
     "advantage": float | int,
+    "player_rewards": dict,
+    "player_advantages": dict,
     "filtered_by": str | None,
 }
 _TURN_TYPES = {
@@ -58,6 +60,7 @@ _TURN_TYPES = {
     "server": str,
     "temperature": float | int,
     "cached_tokens": int | None,
+    "player": str,
     "untrained": bytes | bytearray,
 }
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -113,7 +116,16 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
             turns = [_turn(*next(parsed), tokens) for _ in range(header.pop("turns"))]
             saved = SavedState(*(arrays[name].tobytes() for name in _JSON_FIELDS))
             metrics, state = orjson.loads(saved.metrics), orjson.loads(saved.state)
-            rollout = Rollout(turns=turns, metrics=metrics, state=state, saved=saved, tokens=tokens, **header)
+            others = arrays.get("opponent_turns")
+            rollout = Rollout(
+                turns=turns,
+                metrics=metrics,
+                state=state,
+                saved=saved,
+                tokens=tokens,
+                opponent_turns=[] if others is None else _opponent_turns(others.tobytes()),
+                **header,
+            )
             rollouts.append(_typed(rollout, _ROLLOUT_TYPES))
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise ValueError(f"rollout {len(rollouts)} is damaged: {error!r}") from error
@@ -143,7 +155,14 @@ def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray
     # As arrays, since an environment's state may exceed the limit of a frame's header.
     arrays = {name: np.frombuffer(getattr(saved, name), dtype=np.uint8) for name in _JSON_FIELDS}
     tokens = {} if rollout.tokens is None else {"tokens": rollout.tokens}
+    if rollout.opponent_turns:
+        arrays["opponent_turns"] = np.frombuffer(orjson.dumps(rollout.opponent_turns), dtype=np.uint8)
     return plain | {"turns": len(rollout.turns)}, arrays | tokens
+
+
+def _opponent_turns(encoded: bytes) -> list[OpponentTurn]:
+    types = {"opponent": str, "before": int, "completion": str, "prompt_tokens": int, "completion_tokens": int}
+    return [_typed(OpponentTurn(**each), types) for each in orjson.loads(encoded)]
 
 
 def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:

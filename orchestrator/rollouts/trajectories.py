@@ -5,9 +5,10 @@ later turn may extend; at the end each branch is one sample. `play.py` opens the
 `OpenBranches.rows_held` which routing an answer need not contain. `boundary.py` turns the branches of a batch's rollouts into
 samples with `merge_rollout` and joins these with `assemble_batch`, in a worker thread.
 
-**Which branch a turn extends.** The longest one of the turn's temperature that is a prefix, token for token, of its prompt; of
-equally long ones the first opened. So a sample has one temperature, and is trained at it. Only a turn's completion is trained by
-that turn, so no token is trained twice. What the environment left untrained of it (`Turn.untrained`) is not.
+**Which branch a turn extends.** The longest one of the turn's temperature and player that is a prefix, token for token, of its
+prompt; of equally long ones the first opened. So a sample has one temperature, at which it is trained, and one advantage. Only a
+turn's completion is trained by that turn, so no token is trained twice. What the environment left untrained of it
+(`Turn.untrained`) is not.
 
 **Routed experts.** Position i's row is decided by tokens 0..i alone, and the last token of a turn has none, since it was never
 fed back. A branch of n tokens therefore holds rows 0..n-2, and the turn that extends it brings row n-1 and those after it; rows
@@ -67,10 +68,9 @@ class OpenBranch:
     _memory: bytearray = field(default_factory=bytearray)
     """The tokens as int32, and space for more."""
 
-    @property
-    def temperature(self) -> float:
-        """The temperature of all its turns."""
-        return self.turns[0].temperature
+    def is_alike(self, turn: Turn) -> bool:
+        """Whether the turn has the temperature and the player that all turns of the branch have."""
+        return (self.turns[0].temperature, self.turns[0].player) == (turn.temperature, turn.player)
 
     @property
     def tokens(self) -> memoryview:
@@ -141,7 +141,7 @@ class OpenBranches:
         if not len(turn.prompt_ids):
             raise ValueError("prompt_ids is empty; expected at least one token")
         prompt = turn.prompt_ids.tobytes()
-        branch = self._extended_by(prompt, turn.temperature)
+        branch = self._extended_by(prompt, turn)
         chunks = self._new_rows(turn, prompt, branch)
         if branch is None:
             branch = OpenBranch()
@@ -153,11 +153,11 @@ class OpenBranches:
         """All branches as they are, in the order they were opened. Nothing may be added any more."""
         return tuple(branch.closed() for branch in self.branches)
 
-    def _extended_by(self, prompt: bytes, temperature: float | None = None) -> OpenBranch | None:
-        """Returns the longest branch that the prompt extends, of one temperature if given."""
+    def _extended_by(self, prompt: bytes, turn: Turn | None = None) -> OpenBranch | None:
+        """Returns the longest branch that the prompt extends, of the turn's temperature and player if it is given."""
         found: OpenBranch | None = None
         for branch in self.branches:
-            if temperature is not None and branch.temperature != temperature:
+            if turn is not None and not branch.is_alike(turn):
                 continue
             if (found is None or branch.length > found.length) and branch.begins(prompt):
                 found = branch
@@ -256,8 +256,9 @@ def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
 def merge_rollout(rollout: Rollout) -> list[Sample]:
     """Returns the samples of a finalized rollout, in the order of their first turns; none for a branch without a trained token.
 
-    A sample's policy version is that of its oldest turn; its advantage is the rollout's on every trained token and 0 elsewhere.
-    Routed experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap, which `finalize.py` rules out.
+    A sample's policy version is that of its oldest turn; its advantage is the rollout's, or that of its player, on every trained
+    token and 0 elsewhere. Routed experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap, which
+    `finalize.py` rules out.
     """
     if rollout.branches is None:  # from a file
         rollout = replace(rollout)
@@ -271,16 +272,17 @@ def merge_rollout(rollout: Rollout) -> list[Sample]:
 
 def _sample(rollout: Rollout, branch: Branch) -> Sample:
     loss_mask_T, log_probabilities_T = _columns(branch)
+    player, reward = branch.turns[0].player, rollout.reward if rollout.reward is not None else 0.0
     return Sample(
         rollout_id=rollout.rollout_id,
         environment=rollout.environment,
         policy_version=min(turn.policy_version for turn in branch.turns),
-        reward=rollout.reward if rollout.reward is not None else 0.0,
+        reward=rollout.player_rewards.get(player, reward),
         temperature=branch.turns[0].temperature,
         token_ids_T=branch.token_ids_T,
         loss_mask_T=loss_mask_T,
         log_probabilities_T=log_probabilities_T,
-        advantages_T=loss_mask_T * np.float32(rollout.advantage),
+        advantages_T=loss_mask_T * np.float32(rollout.player_advantages.get(player, rollout.advantage)),
         routed_experts=branch.routed_experts,
     )
 

@@ -21,6 +21,7 @@ from orchestrator.scheduling.events import GroupFinalized
 from orchestrator.scheduling.outcomes import DropReason
 from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
 from orchestrator.step.filters import FilterCounts, apply_filters
+from orchestrator.step.players import fault_of_players, set_advantages
 from run.config import FilterConfig
 from transport.records import Rollout, SavedState, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
@@ -117,14 +118,12 @@ def finalize_group(
 
     survivors = [rollout for rollout in rollouts if rollout.error is None]
     try:
-        advantages = advantage.compute(survivors)
+        set_advantages(advantage, survivors)
     except AdvantageError as error:
         for rollout in survivors:
             rollout.error = str(error)
         dropped = GroupFinalized(group_id, 0, 0, DropReason.ADVANTAGE, str(error))
         return GroupOutcome(dropped, rollouts, failed + len(survivors))
-    for rollout, value in zip(survivors, advantages, strict=True):
-        rollout.advantage = value
     caught = apply_filters(filters, survivors)
     filtered = sum(rollout.filtered_by is not None for rollout in survivors)
     event = GroupFinalized(group_id, kept=len(survivors) - filtered, filtered=filtered)
@@ -147,6 +146,8 @@ def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[D
 
 def find_fault(rollout: Rollout) -> str | None:
     """Returns why a completed rollout cannot be trained on, for a person; None if it can: its turns are then merged."""
+    if (fault := fault_of_players(rollout)) is not None:
+        return fault
     if rollout.reward is None or not math.isfinite(rollout.reward):
         return f"the reward is {rollout.reward!r}; expected a finite number"
     if abs(rollout.reward) > LARGEST_FLOAT32:

@@ -34,6 +34,8 @@ def rollout_record(
         "example_index": rollout.example_index,
         "reward": rollout.reward,
         "advantage": rollout.advantage,
+        "player_rewards": rollout.player_rewards,
+        "player_advantages": rollout.player_advantages,
         "outcome": outcome_of(rollout),
         "error": rollout.error,
         "filtered_by": rollout.filtered_by,
@@ -48,11 +50,13 @@ def rollout_record(
                 "finish_reason": turn.finish_reason,
                 "server": turn.server,
                 "temperature": turn.temperature,
+                "player": turn.player,
                 "prompt": text and text.prompt,
                 "completion": text and text.completion,
             }
             for turn, text in zip(rollout.turns, texts, strict=True)
         ],
+        "opponent_turns": rollout.opponent_turns,
         "state": _columns(saved.state, state_columns),
     }
 

@@ -62,9 +62,12 @@ def _completed(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
+    players: dict[str, list[float]] = {}
     for rollout in completed:
         assert rollout.reward is not None
         rewards.setdefault(rollout.environment, []).append(rollout.reward)
+        for player, reward in rollout.player_rewards.items():
+            players.setdefault(f"{rollout.environment}/player/{player}", []).append(reward)
     everything = np.asarray([reward for values in rewards.values() for reward in values])
     metrics = {
         "reward/mean": float(everything.mean()),
@@ -72,4 +75,6 @@ def _reward_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
         "reward/min": float(everything.min()),
         "reward/max": float(everything.max()),
     }
-    return metrics | {f"reward/{name}/mean": float(np.mean(values)) for name, values in sorted(rewards.items())}
+    return metrics | {
+        f"reward/{name}/mean": float(np.mean(values)) for name, values in sorted((rewards | players).items())
+    }

@@ -12,7 +12,8 @@ from orchestrator.dispatcher import Dispatcher
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
 from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.rollouts.play import GeneratingPool, LoadedEnvironment
+from orchestrator.rollouts.play import LoadedEnvironment
+from orchestrator.rollouts.players import GeneratingPool
 from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import load_advantage

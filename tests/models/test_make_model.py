@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import models.make_model
 import models.warm_up
-from environments.base import Environment, Reply
+from environments.base import Environment, OnePolicy, Reply
 from environments.chat import Chat, Tool
 from environments.config import SamplingConfig, SamplingOverrides
 from environments.tasks.guess_number import GuessNumber
@@ -74,7 +74,7 @@ def test_the_mixture_of_experts_has_the_size_promised_and_uses_all_its_experts(t
     assert counts.min() > 0
 
 
-class _SampledModel:
+class _SampledModel(OnePolicy):
     """The policy, by plain sampling at temperature 1 (`environments.base.Model`)."""
 
     def __init__(self, model: Any, chat: Chat, generator: torch.Generator) -> None:
@@ -108,7 +108,9 @@ async def test_rewards_start_where_reinforcement_learning_can_raise_them(built: 
         example = environment.example(index % len(environment))
         state: dict[str, Any] = {}
         await environment.rollout(example, model, state)
-        rewards.append(await environment.score(example, Rollout("0-0", 0, "task", example.index, state=state)))
+        score = await environment.score(example, Rollout("0-0", 0, "task", example.index, state=state))
+        assert isinstance(score, float)
+        rewards.append(score)
     assert 0.25 < np.mean(rewards) < 0.65
     assert np.mean(np.equal(rewards, 1.0)) > 0.15  # able
     assert np.mean(np.less(rewards, 0.5)) > 0.15  # but only sometimes

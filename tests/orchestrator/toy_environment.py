@@ -106,3 +106,22 @@ class Toy:
             return 1.0
         digest = hashlib.sha256(rollout.rollout_id.encode()).digest()
         return int.from_bytes(digest[:4], "little") / 2**32
+
+
+class SelfPlay(Toy):
+    """White and black take a turn each, and an opponent speaks in between; what white wins, black loses."""
+
+    def __init__(self, opponent: str) -> None:
+        super().__init__()
+        self._opponent = opponent
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        prompt = model.chat.start([{"role": "user", "content": example.prompt}])
+        white = await model.player("white").generate(prompt)
+        said = await model.opponent(self._opponent).generate(prompt)
+        game = model.chat.extend(white, [{"role": "user", "content": model.chat.decode(said.completion_ids.tolist())}])
+        await model.player("black").generate(game)
+
+    async def score(self, example: Example, rollout: Rollout) -> Any:
+        reward = self._chance(rollout)
+        return {"white": reward, "black": 1 - reward}

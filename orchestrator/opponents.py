@@ -1,0 +1,59 @@
+"""The opponents of a run: a pool of requests for each of `[opponents]`, which no weight update of the run reaches.
+
+A pool of its own, also at the run's own servers: it names another model there, it needs no proof of the run's weights, and it
+never unloads what another run owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from inference.pool.pool import InferencePool
+from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.run_directory import ConfigurationError
+from run.config import OpponentConfig, RunConfig
+
+
+@asynccontextmanager
+async def opponents_of(config: RunConfig) -> AsyncIterator[Mapping[str, InferencePool]]:
+    """Yields the pool of each opponent by name, once a server of each is healthy. Closes them.
+
+    Raises `ConfigurationError` for opponents that cannot be, `InferenceError` where no server of one becomes healthy in time.
+    """
+    pools: dict[str, InferencePool] = {}
+    try:
+        for name, opponent in config.opponents.items():
+            pools[name] = pool = _pool_of(name, opponent, config)
+            with awaiting(f"the first healthy server of opponent {name!r}", pool.describe_sources()):
+                await pool.start()
+        yield pools
+    finally:
+        for pool in pools.values():
+            await pool.close()
+
+
+def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> InferencePool:
+    base = config.served_model or config.model
+    limits: dict[str, Any] = {
+        "max_concurrent_requests_per_server": opponent.max_concurrent_requests,
+        "capacity": "fixed",
+    }
+    if opponent.model == "base" and config.training.lora is None:
+        raise ConfigurationError(
+            f"opponents.{name}: model = 'base' needs [training.lora]: without an adapter the run trains the base model itself"
+        )
+    if opponent.model == f"run:{config.run_id}":
+        raise ConfigurationError(
+            f"opponents.{name}: model = {opponent.model!r} is this run; use model.player for self-play"
+        )
+    try:
+        if "://" not in opponent.model:
+            model = base if opponent.model == "base" else opponent.model.removeprefix("run:")
+            return InferencePool(config.inference.model_copy(update=limits), model)
+        own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model]}
+        own |= {"protocol": opponent.protocol, "api_key_file": opponent.api_key_file}
+        return InferencePool(config.inference.model_copy(update=limits | own), opponent.served_model or base)
+    except ValueError as error:
+        raise ConfigurationError(f"opponents.{name}: {error}") from error

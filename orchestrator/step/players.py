@@ -1,0 +1,60 @@
+"""Advantages of rollouts with several players, each with a reward of its own: relative to the same player's in the group.
+
+`finalize.py` calls it for every group, in a worker thread; without rewards by player it is the group's advantage function alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
+from transport.records import Rollout
+
+
+def set_advantages(advantage: Advantage, rollouts: Sequence[Rollout]) -> None:
+    """Sets `advantage` of a group's completed rollouts and, where players have rewards of their own, `player_advantages`.
+
+    For each player, the advantage function gets copies of the rollouts with that player's reward and turns; rollouts in which it
+    has no turn are left out. Raises `AdvantageError`, then setting nothing.
+    """
+    players = sorted({player for rollout in rollouts for player in rollout.player_rewards})
+    if not players:
+        for rollout, value in zip(rollouts, advantage.compute(rollouts), strict=True):
+            rollout.advantage = value
+        return
+    if not all(rollout.player_rewards for rollout in rollouts):
+        raise AdvantageError(
+            "some rollouts of the group have a reward for each player, and others one reward; expected either"
+        )
+    by_rollout: list[dict[str, float]] = [{} for _ in rollouts]
+    for player in players:
+        taking_part = [index for index, rollout in enumerate(rollouts) if player in rollout.player_rewards]
+        shown = {index: _of_player(rollouts[index], player) for index in taking_part}
+        shown = {index: rollout for index, rollout in shown.items() if rollout.turns}
+        for index, value in zip(shown, advantage.compute(list(shown.values())) if shown else (), strict=True):
+            by_rollout[index][player] = value
+    for rollout, advantages in zip(rollouts, by_rollout, strict=True):
+        rollout.player_advantages = advantages
+        rollout.advantage = max(advantages.values(), key=abs, default=0.0)
+
+
+def _of_player(rollout: Rollout, player: str) -> Rollout:
+    turns = [turn for turn in rollout.turns if turn.player == player]
+    return replace(rollout, turns=turns, reward=rollout.player_rewards[player])
+
+
+def fault_of_players(rollout: Rollout) -> str | None:
+    """Returns why the rewards by player cannot be trained on, for a person; None if they can, or there are none."""
+    if not rollout.player_rewards:
+        return None
+    for player, reward in rollout.player_rewards.items():
+        if not math.isfinite(reward) or abs(reward) > LARGEST_FLOAT32:
+            return f"the reward of player {player!r} is {reward!r}; expected a finite number of at most {LARGEST_FLOAT32:.2g}"
+    for index, turn in enumerate(rollout.turns):
+        if turn.player not in rollout.player_rewards:
+            named = ", ".join(map(repr, sorted(rollout.player_rewards)))
+            whose = f"player {turn.player!r}" if turn.player else "no player"
+            return f"turn {index} is of {whose}, and there are rewards for {named}; expected one for each player with a turn"
+    return None

@@ -1,0 +1,87 @@
+"""Opponents in a whole daemon: their pools, what is refused, and what is left of their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from inference.base import SamplingParameters
+from orchestrator.daemon import run
+from orchestrator.opponents import opponents_of
+from orchestrator.run_directory import ConfigurationError
+from run.config import OpponentConfig, RunConfig
+from tests.orchestrator.daemons import STEPS, assert_whole, records_of
+from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.support.fake_inference import FakeInference
+
+SAMPLING = SamplingParameters(1.0, 4, ())
+LORA: dict[str, Any] = {"training": {"lora": {}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "bse"},
+        {"model": "run:"},
+        {"model": "run:../x"},
+        {"model": "http://"},
+        {"model": "base", "protocol": "binary"},
+        {"model": "run:two", "served_model": "x"},
+    ],
+)
+def test_what_is_no_opponent_is_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        OpponentConfig.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [("base", r"needs \[training.lora\]"), ("run:one", "is this run; use model.player")]
+)
+async def test_an_opponent_that_is_the_policy_itself_is_refused(
+    make_config: Callable[..., RunConfig], model: str, said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        async with opponents_of(make_config(opponents={"other": {"model": model}})):
+            pass
+
+
+async def test_requests_name_the_opponents_model(
+    make_config: Callable[..., RunConfig], inference: FakeInference, tmp_path: Path
+) -> None:
+    opponents = {
+        "base": {"model": "base"},
+        "rival": {"model": "run:two"},
+        "fixed": {"model": inference.url, "protocol": "binary", "served_model": "judge"},
+    }
+    config = make_config(opponents=opponents, **LORA)
+    async with opponents_of(config) as pools:
+        for pool in pools.values():
+            await pool.generate([1, 2], SAMPLING, affinity="0-0")
+    assert [asked.model for asked in inference.asked] == [config.model, "two", "judge"]
+    assert inference.unloaded == [], "another run's adapter is not ours to unload"
+
+
+@pytest.mark.slow
+def test_a_run_against_a_frozen_opponent(make_config: Callable[..., RunConfig], inference: FakeInference) -> None:
+    environment = {"name": "toy", "kind": "tests.orchestrator.toy_environment:SelfPlay", "args": {"opponent": "frozen"}}
+    frozen = {"model": inference.url, "protocol": "binary", "served_model": "frozen"}
+    config = make_config(environments=[environment], opponents={"frozen": frozen})
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
+        assert run(config, lambda: None) == 0
+    assert_whole(config)
+    asked = sum(request.model == "frozen" for request in inference.asked)
+    records = records_of(config)
+    completed = [record for record in records if record["outcome"] == "completed"]
+    assert asked >= len(completed) > 0
+    assert all([turn["opponent"] for turn in record["opponent_turns"]] == ["frozen"] for record in completed)
+    assert all(set(record["player_advantages"]) == {"black", "white"} for record in completed)
+    for batch in trainer.trained:
+        advantages = {sample.rollout_id: set() for sample in batch.samples}  # type: dict[str, set[float]]
+        for sample, start, stop in zip(batch.samples, batch.sample_offsets, batch.sample_offsets[1:], strict=False):
+            trained = batch.advantages_T[start:stop][batch.loss_mask_T[start:stop] == 1]
+            advantages[sample.rollout_id] |= set(trained.tolist())
+        assert all(len(values) == 2 and sum(values) == pytest.approx(0, abs=1e-6) for values in advantages.values())
