@@ -21,5 +21,5 @@ def short_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(settings_of(given, **settings), baseline_seconds=SECONDS)
 
     for command in ("replay", "attribute"):
-        monkeypatch.setattr(f"cli.{command}.settings_of", short)
+        monkeypatch.setattr(f"cli.dumps.{command}.settings_of", short)
     monkeypatch.setattr("job.replay.attribute.PAUSE_SECONDS", SECONDS / 5)
