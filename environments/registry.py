@@ -20,6 +20,7 @@ BUILT_IN = {
     "closest-number": "environments.tasks.closest_number:ClosestNumber",
     "guess-number": "environments.tasks.guess_number:GuessNumber",
     "reverse-text": "environments.tasks.reverse_text:ReverseText",
+    "single-turn": "environments.rewards.single_turn:SingleTurn",
     "verifiers": "environments.verifiers_library.environment:Verifiers",
 }
 """Import paths by kind. The modules load only when asked for."""

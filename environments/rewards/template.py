@@ -1,0 +1,36 @@
+"""Templates of prompts: `{name}` is a value, `{{` and `}}` are braces. Values are put in once and never read as a template.
+
+Jinja and `str.format` would let a template run code or read attributes; these have names only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Template:
+    """A template, and the names that it needs. Any other brace is itself, as in LaTeX."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self._text = text
+        self._name = name
+        self.fields = frozenset(match[1] for match in _FIELD.finditer(text) if match[1])
+
+    def fill(self, values: Mapping[str, Any], where: str) -> str:
+        """Returns the text with `values`; those that are no text as JSON. Raises `ValueError` for one that is missing."""
+        for field in self.fields:
+            if field not in values:
+                raise ValueError(
+                    f"{where} has no column {field!r} for `{self._name}`; it has {', '.join(map(str, values))}. "
+                    "Braces that are meant as such are doubled: {{" + field + "}}"
+                )
+        return _FIELD.sub(lambda match: _as_text(values[match[1]]) if match[1] else match[0][0], self._text)
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

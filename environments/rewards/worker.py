@@ -1,0 +1,125 @@
+"""A process that works on hostile text: compares mathematics, searches with regular expressions, calls a user's function.
+
+`processes.py` starts it by this file's path and speaks with it over its standard streams: frames of JSON, each after its length.
+It imports nothing of ours, so that it starts quickly and holds no secret. The kernel kills it once a task takes more processor
+time than allowed (`ITIMER_PROF`), whatever code runs at that moment; memory is limited, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import inspect
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+_PR_SET_PDEATHSIG = 1
+_NICENESS = 5
+_LENGTH = struct.Struct("<I")
+
+
+def compare_mathematics(gold: str, text: str, float_rounding: int, strict: bool) -> dict[str, Any]:
+    """Returns whether the last answer in `text` equals `gold`, as math-verify decides.
+
+    An empty `text` only tells whether `gold` can be read. The library's own time limits are off: they are of a clock's time, so a
+    busy machine would change a reward.
+    """
+    from math_verify import parse, verify
+
+    expected = parse(gold, parsing_timeout=None)
+    if not expected:
+        return {"fault": "the expected answer has no mathematical expression"}
+    found = parse(text, parsing_timeout=None) if text else []
+    equal = bool(found) and verify(expected, found, float_rounding=float_rounding, strict=strict, timeout_seconds=None)
+    return {"equal": bool(equal), "found": bool(found)}
+
+
+def search(pattern: str, text: str) -> dict[str, Any]:
+    """Returns the last match of `pattern` in `text`, as its first group, or as a whole if it has none; null if there is none."""
+    matches = deque(re.finditer(pattern, text), maxlen=1)
+    if not matches:
+        return {"match": None}
+    last = matches[0]
+    return {"match": (last[1] or "") if last.re.groups else last[0]}
+
+
+def call(path: str, example: dict[str, Any], completion: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Calls the function `module:name` of an operator; returns its value, or what it raised."""
+    from environments.base import Example
+
+    module, _, name = path.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), name)(Example(**example), completion, state)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        return {"value": json.loads(json.dumps(value, default=float))}
+    except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
+        return {"raised": f"{type(error).__name__}: {error}"[:2000]}
+
+
+_TASKS: dict[str, Callable[..., dict[str, Any]]] = {"mathematics": compare_mathematics, "search": search, "call": call}
+
+
+def _answer(task: str, arguments: dict[str, Any], cpu_seconds: float) -> dict[str, Any]:
+    try:
+        if task != "search":  # before the clock runs: an import may take longer than any task
+            importlib.import_module("math_verify" if task == "mathematics" else arguments["path"].partition(":")[0])
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        return _TASKS[task](**arguments)
+    except MemoryError:
+        return {"over_limit": "memory"}
+    except RecursionError:
+        return {"over_limit": "depth"}
+    except ModuleNotFoundError as error:
+        return {"missing": error.name or str(error)}
+    except Exception as error:  # noqa: BLE001 - a library's failure is an answer, too
+        return {"fault": f"{type(error).__name__}: {error}"[:2000]}
+
+
+def _bound(parent: int, memory_bytes: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)  # it ended before the kernel was asked to say so
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    os.nice(_NICENESS)
+
+
+def _read(stream: BinaryIO) -> bytes | None:
+    length = stream.read(_LENGTH.size)
+    if len(length) < _LENGTH.size:
+        return None
+    return stream.read(_LENGTH.unpack(length)[0])
+
+
+def main() -> None:
+    """Answers tasks until the parent closes the stream. Arguments: the parent's process id, and bytes of memory."""
+    _bound(int(sys.argv[1]), int(sys.argv[2]))
+    logging.disable(logging.CRITICAL)
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # whatever a library prints must not look like an answer
+        os.dup2(nothing, descriptor)
+    while (frame := _read(requests)) is not None:
+        request = json.loads(frame)
+        answer = json.dumps(_answer(request["task"], request["arguments"], request["cpu_seconds"])).encode()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.write(_LENGTH.pack(len(answer)) + answer)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
