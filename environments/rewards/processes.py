@@ -81,8 +81,8 @@ class BoundedProcesses:
     def __init__(self, count: int = 2, memory_bytes: int = 2 * 2**30, *, keeps_environment: bool = False) -> None:
         """Starts none yet.
 
-        With `keeps_environment` a process has all of this one's environment variables and its module path, which an operator's own
-        function may need.
+        With `keeps_environment` a process has all of this one's environment variables and its module path, which an operator's
+        own function may need.
         """
         self._slots = asyncio.Semaphore(count)
         self._memory_bytes = memory_bytes

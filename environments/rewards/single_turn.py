@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.base import EnvironmentContext, Example, Model
+from environments.data.load import load_rows
+from environments.data.rows import lacks
 from environments.rewards.rubric import Rubric
 from environments.rewards.template import Template
 from transport.records import Rollout
@@ -23,10 +25,10 @@ class SingleTurn:
 
     def __init__(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        data: Mapping[str, Any],
         rubric: Sequence[Mapping[str, Any]],
         prompt: str = "{question}",
-        answer: str | None = "answer",
+        answer: str = "answer",
         answer_pattern: str | None = None,
         system: str | None = None,
         processes: int = 2,
@@ -34,25 +36,25 @@ class SingleTurn:
         """Builds the examples.
 
         Args:
-            rows: The dataset.
+            data: Where the rows come from; see docs/data.md.
             rubric: The parts of the reward; see docs/rewards.md.
             prompt: Template of the user's message: `{column}` is the row's value, `{{` and `}}` are braces.
-            answer: The column of the answer; None if the rubric needs none.
+            answer: The column of the answer; empty if the rubric needs none.
             answer_pattern: What of that column is the answer: the first group of this expression's last match, or else the match.
             system: Template of a system message.
             processes: How many processes work on hostile completions at once.
 
         Raises:
-            ValueError: A row lacks a column, or its answer is no text, number or truth value.
+            ValueError: The first row lacks a column, or its answer is no text and no number; something else is wrong with a key.
         """
-        self._rows = rows
+        self._rows = load_rows(data)
+        self.fingerprint = self._rows.fingerprint
         self._prompt = Template(prompt, "prompt")
         self._system = None if system is None else Template(system, "system")
         self._answer = answer
         self._answer_pattern = None if answer_pattern is None else re.compile(answer_pattern)
         self._rubric = Rubric(rubric, processes)
-        if len(rows):
-            self._messages(self.example(0))  # a wrong column is an error at the start
+        self._messages(self.example(0))  # a wrong column is an error at the start
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -63,7 +65,10 @@ class SingleTurn:
             raise IndexError(f"example {index}: expected 0 to {len(self._rows) - 1}")
         row = dict(self._rows[index])
         return Example(
-            index=index, prompt=self._prompt.fill(row, f"row {index}"), answer=self._answer_of(row, index), info=row
+            index=index,
+            prompt=self._prompt.fill(row, self._rows.where(index)),
+            answer=self._answer_of(row, index),
+            info=row,
         )
 
     async def start(self, context: EnvironmentContext) -> None:
@@ -93,26 +98,25 @@ class SingleTurn:
     def _messages(self, example: Example) -> list[dict[str, str]]:
         messages = [{"role": "user", "content": example.prompt}]
         if self._system is not None:
-            system = self._system.fill(example.info, f"row {example.index}")
+            system = self._system.fill(example.info, self._rows.where(example.index))
             messages.insert(0, {"role": "system", "content": system})
         return messages
 
     def _answer_of(self, row: Mapping[str, Any], index: int) -> str:
-        if self._answer is None:
+        if not self._answer:
             return ""
+        where = self._rows.where(index)
         if self._answer not in row:
-            raise ValueError(
-                f"row {index} has no column {self._answer!r} for `answer`; it has {', '.join(map(str, row))}"
-            )
+            raise ValueError(f"{where}: {lacks(self._answer, list(row))} (`answer`, which may be empty)")
         value = row[self._answer]
         if not isinstance(value, str | int | float):
             raise ValueError(
-                f"row {index}: `answer` {self._answer!r} is {type(value).__name__}; expected text or a number"
+                f"{where}: {self._answer!r} (`answer`) is {type(value).__name__}; expected text or a number"
             )
         text = str(value)
         if self._answer_pattern is None:
             return text
         matches = list(self._answer_pattern.finditer(text))
         if not matches:
-            raise ValueError(f"row {index}: answer_pattern does not match {text[-100:]!r}")
+            raise ValueError(f"{where}: answer_pattern finds nothing in {text[-100:]!r}")
         return (matches[-1][1] or "") if matches[-1].re.groups else matches[-1][0]

@@ -1,0 +1,100 @@
+"""`single-turn`: data, template and rubric from a configuration file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from environments.chat import Chat
+from environments.config import EnvironmentConfig
+from environments.registry import load_environment
+from environments.rewards.single_turn import SingleTurn
+from environments.rewards.template import Template
+from environments.scripted import play
+
+REPOSITORY = Path(__file__).parents[3]
+ROWS = {"rows": [{"question": "2 + 2", "answer": "#### 4", "n": 3}, {"question": "{n}", "answer": "#### 1\n#### 2"}]}
+RUBRIC = [{"kind": "exact", "weight": 2.0}]
+
+
+def load(**args: Any) -> Any:
+    return load_environment(
+        EnvironmentConfig(name="mine", kind="single-turn", args={"data": ROWS, "rubric": RUBRIC} | args)
+    )
+
+
+async def test_a_row_is_an_example_and_the_rubric_its_reward(chat: Chat) -> None:
+    environment = load(prompt="What is {question}?", system="Be brief.", answer_pattern="#### (.+)")
+    rollout = await play(environment, 0, chat, "4")
+    prompt = chat.decode(rollout.turns[0].prompt_ids.tolist())
+    assert "Be brief." in prompt
+    assert "What is 2 + 2?" in prompt
+    assert rollout.reward == 2.0
+    assert rollout.metrics == {"total": 2.0, "exact": 1.0}
+    assert rollout.state == {"completion": "4"}
+    example = environment.example(1)
+    assert (example.prompt, example.answer, example.info) == ("What is {n}?", "2", ROWS["rows"][1])
+    assert len(environment) == 2
+    with pytest.raises(IndexError):
+        environment.example(2)
+    assert (await play(environment, 1, chat, "3")).reward == 0.0
+    assert environment.fingerprint == load(prompt="x").fingerprint
+    await environment.close()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"prompt": "{qestion}"}, r"rows\[0\] has no column 'qestion' for `prompt`.*doubled"),
+        ({"system": "{who}"}, "no column 'who' for `system`"),
+        ({"answer": "anwser"}, "no column 'anwser'; did you mean 'answer'"),
+        ({"answer": "n", "answer_pattern": "x"}, "finds nothing in '3'"),
+        ({"answer_pattern": "("}, "args"),
+        ({"data": {"rows": [{"question": "?", "answer": []}]}}, "is list; expected text or a number"),
+        ({"data": {"path": "/no/such.jsonl"}}, "such.jsonl"),
+        ({"rubric": [{"kind": "exakt"}]}, r"rubric\[0\].*exakt"),
+        ({"rubric": []}, "0 parts"),
+    ],
+)
+def test_what_is_wrong_is_said_at_the_start(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s)environment 'mine'.*{message}"):
+        load(**args)
+
+
+def test_an_environment_without_answers() -> None:
+    assert load(answer="").example(0).answer == ""
+
+
+@pytest.mark.slow
+async def test_the_example_configuration_scores(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    table = tomllib.loads((REPOSITORY / "configs/rewards.toml").read_text())
+    (config,) = table["orchestrator"]["environments"]
+    environment = load_environment(EnvironmentConfig.model_validate(config))
+    assert isinstance(environment, SingleTurn)
+    right = f"3 + 4 = 7\nAnswer: {environment.example(0).answer}"
+    rollout = await play(environment, 0, chat, right)
+    assert rollout.reward == pytest.approx(1.2)
+    assert {name: rollout.metrics[name] for name in ("math", "format", "words")} == {"math": 1, "format": 1, "words": 7}
+    assert (await play(environment, 1, chat, right)).reward == pytest.approx(0.2)
+    assert (await play(environment, 1, chat, "")).reward == 0.0
+    await environment.close()
+
+
+def test_templates_put_values_in_once() -> None:
+    template = Template(r"{a} {{b}} \boxed{} {c}", "prompt")
+    assert template.fields == {"a", "c"}
+    assert template.fill({"a": "{c}", "c": [1, "é"]}, "row") == r'{c} {b} \boxed{} [1, "é"]'
+
+
+@settings(max_examples=100)
+@given(st.text(max_size=40), st.dictionaries(st.sampled_from("abc"), st.text(max_size=10)))
+def test_a_template_never_reads_a_value(text: str, values: dict[str, str]) -> None:
+    doubled = text.replace("{", "{{").replace("}", "}}")
+    assert Template(doubled, "prompt").fill(values, "row") == text
+    assert Template("<{a}>", "prompt").fill({"a": text}, "row") == f"<{text}>"
