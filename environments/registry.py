@@ -17,6 +17,7 @@ from environments.config import EnvironmentConfig
 from environments.import_path import import_advice
 
 BUILT_IN = {
+    "agent": "environments.gateway.agent:AgentEnvironment",
     "closest-number": "environments.tasks.closest_number:ClosestNumber",
     "guess-number": "environments.tasks.guess_number:GuessNumber",
     "reverse-text": "environments.tasks.reverse_text:ReverseText",

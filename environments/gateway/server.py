@@ -32,6 +32,10 @@ from environments.gateway.session import Limits, Session
 
 logger = logging.getLogger(__name__)
 
+# aiohttp writes a traceback for every malformed head: a log that an agent could fill. Faults of ours are logged in `_answered`.
+_http_logger = logging.getLogger(f"{__name__}.http")
+_http_logger.setLevel(logging.CRITICAL)
+
 HOST = "127.0.0.1"
 HEAD_SECONDS = 75.0
 """Longest time until the next request's head is complete; then the connection is closed."""
@@ -93,7 +97,11 @@ class Gateway:
             if self._server is not None:
                 return
             handler = web.Server(
-                self._answered, handler_cancellation=True, keepalive_timeout=HEAD_SECONDS, access_log=None
+                self._answered,
+                handler_cancellation=True,
+                keepalive_timeout=HEAD_SECONDS,
+                access_log=None,
+                logger=_http_logger,
             )
             self._runner = web.ServerRunner(handler, shutdown_timeout=1.0)
             await self._runner.setup()

@@ -38,6 +38,7 @@ CASES = {
 ALONE = {
     "chaos": "kill processes of a real job of several runs, round after round, and audit what is left (many minutes)",
     "tune-chaos": "kill the runner, the fork server or a trial of experiments, and audit what each left (many minutes)",
+    "gateway-fuzz": "hostile requests to the gateway for agents: what they are answered, and memory (many minutes)",
     "cluster-chaos": "the same for the controller: processes, nodes and disks of jobs of many roles (many minutes)",
 }
 """What measures no speed, and is run only when it is named."""

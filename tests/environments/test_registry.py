@@ -41,7 +41,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
-NEEDS_ARGUMENTS = {"single-turn": "data", "verifiers": "id"}
+NEEDS_ARGUMENTS = {"agent": "command", "single-turn": "data", "verifiers": "id"}
 """Kinds that cannot be loaded without any, and what they ask for. Their own tests load them."""
 
 
@@ -79,7 +79,7 @@ async def test_the_documentation_s_example_works(write_module: Any, chat: Chat) 
     ("kind", "message"),
     [
         ("revers-text", "'revers-text' is not known; did you mean 'reverse-text'? Built in are"),
-        ("zzz", "Built in are closest-number, guess-number, reverse-text"),
+        ("zzz", "Built in are agent, closest-number, guess-number, reverse-text"),
         ("no_such_module_here:Task", "importing 'no_such_module_here' failed: ModuleNotFoundError"),
         ("environments.tasks.guess_number:GuesNumber", "no class 'GuesNumber'; did you mean 'GuessNumber'?"),
         (":Task", "failed: ValueError"),

@@ -1,0 +1,217 @@
+"""`agent`: a program is run for each rollout and plays it through the gateway; it is trained unchanged.
+
+The program finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and the example as JSON on its standard input. Its end
+is the rollout's. The reward is what `score` says, else what the program wrote to the file `AGENT_REWARD_FILE`, else the last line
+of its standard output. `docs/gateway.md` explains its use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from environments.base import Example, Model
+from environments.gateway.agent_process import AgentResult, run_agent
+from environments.gateway.responses import MODEL
+from environments.gateway.server import Gateway
+from environments.import_path import import_advice
+from transport.files.untrusted import UntrustedFileError, parse_json, read_bytes
+from transport.records import Rollout
+
+PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
+"""Variables of the orchestrator's environment that an agent gets without being named."""
+
+_MOST_EXAMPLES_BYTES = 2**30
+_MOST_REWARD_BYTES = 4096
+_SHOWN_ERRORS = 1500
+"""Characters of an agent's standard error in a failed rollout's message."""
+
+
+class AgentEnvironment:
+    """Runs a command for each rollout, as an agent that only knows a base URL."""
+
+    group_scoring = False
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        examples: str | Sequence[Any],
+        variables: Mapping[str, str] | None = None,
+        pass_on: Sequence[str] = (),
+        directory: str | None = None,
+        score: str | None = None,
+        agent_sampling: bool = False,
+    ) -> None:
+        """Checks the arguments.
+
+        `command` is a program and its arguments; those that are paths of existing files may be relative. `examples` are texts or
+        objects, or the path of a file with one JSON object a line. `variables` are set in the agent's environment, and `pass_on`
+        names those of this process's that it gets besides `PASSED_ON`. It runs in `directory`, or in a new one for each rollout.
+        `score` is an import path, `module:function`, of a function of an example and a rollout. With `agent_sampling` the
+        agent's own sampling parameters are used.
+        """
+        if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
+            raise ValueError(f"command = {command!r}: expected a list of texts, the program first")
+        self._command = _found(command)
+        self._examples = [_example(index, each) for index, each in enumerate(_loaded(examples))]
+        self._directory = None if directory is None else Path(directory).resolve(strict=True)
+        self._variables = _environment(variables or {}, pass_on)
+        self._score = None if score is None else _imported(score)
+        self._gateway = Gateway(agent_sampling=agent_sampling)
+
+    async def close(self) -> None:
+        """See `Environment`."""
+        await self._gateway.close()
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def example(self, index: int) -> Example:
+        """See `Environment`."""
+        return self._examples[index]
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        """Runs the agent. Raises `RuntimeError` if it fails, or makes no model call."""
+        own = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="counterpoint-agent-"))
+        try:
+            async with self._gateway.session(model) as session:
+                given = own / "example.json"
+                given.write_bytes(orjson.dumps(self._shown(example)) + b"\n")
+                work = own / "work"
+                work.mkdir()
+                variables = self._variables | {
+                    "OPENAI_BASE_URL": session.base_url,
+                    "OPENAI_API_KEY": session.api_key,
+                    "OPENAI_MODEL": MODEL,
+                    "AGENT_EXAMPLE_FILE": str(given),
+                    "AGENT_REWARD_FILE": str(own / "reward"),
+                    "TMPDIR": str(own),
+                }
+                result = await run_agent(self._command, variables, self._directory or work, given)
+                state |= {"exit_code": result.exit_code, "output": result.output, "errors": result.errors}
+                state["refused"] = list(session.errors)
+                _check(result, calls=len(session.turns), refused=state["refused"])
+            if self._score is None:
+                state["reward"] = _reward(own / "reward", result)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        """Returns what `score` says, or the reward that the agent reported."""
+        if self._score is None:
+            return float(rollout.state["reward"])
+        scored: Any = self._score(example, rollout)
+        reward: float = await scored if inspect.isawaitable(scored) else scored
+        return reward
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        """See `Environment`."""
+        raise NotImplementedError("agent scores each rollout by itself")
+
+    def _shown(self, example: Example) -> dict[str, Any]:
+        """The example as the agent gets it: with its answer only where the agent itself is to judge."""
+        shown: dict[str, Any] = {"index": example.index, "prompt": example.prompt, "info": example.info}
+        return shown if self._score is not None else shown | {"answer": example.answer}
+
+
+def _check(result: AgentResult, *, calls: int, refused: Sequence[str]) -> None:
+    if result.flooded:
+        raise RuntimeError("the agent wrote more than 16 MiB to its output and was killed")
+    if result.exit_code:
+        ended = f"by signal {-result.exit_code}" if result.exit_code < 0 else f"with exit code {result.exit_code}"
+        requests = f" Its newest refused request: {refused[-1]}" if refused else ""
+        raise RuntimeError(f"the agent ended {ended}.{requests} Its errors: {result.errors[-_SHOWN_ERRORS:].strip()}")
+    if not calls:
+        requests = f"; its newest request was refused: {refused[-1]}" if refused else ""
+        raise RuntimeError(f"the agent ended without a call of the model{requests}; it must use OPENAI_BASE_URL")
+
+
+def _reward(file: Path, result: AgentResult) -> float:
+    """The reward in the file, or else in the last line of the output. Raises `ValueError`."""
+    try:
+        text, where = read_bytes(file, _MOST_REWARD_BYTES).decode(errors="replace"), "AGENT_REWARD_FILE"
+    except FileNotFoundError:
+        lines = result.output.split()
+        text, where = result.output.strip().splitlines()[-1] if lines else "", "the last line of the agent's output"
+    try:
+        reward = float(text)
+    except ValueError:
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise ValueError(f"{where} is {text[:200]!r}; expected the reward, a number")
+    return reward
+
+
+def _found(command: Sequence[str]) -> list[str]:
+    """The command with absolute paths: it runs in another directory."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise ValueError(f"command: there is no program {command[0]!r} on PATH or at that path")
+    return [
+        os.path.abspath(program),
+        *(os.path.abspath(part) if os.path.isfile(part) else part for part in command[1:]),
+    ]
+
+
+def _loaded(examples: str | Sequence[Any]) -> Sequence[Any]:
+    if not isinstance(examples, str):
+        return examples
+    try:
+        lines = read_bytes(examples, _MOST_EXAMPLES_BYTES).splitlines()
+    except (OSError, UntrustedFileError) as error:
+        raise ValueError(f"examples = {examples!r}: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(parse_json(line))
+            except UntrustedFileError as error:
+                raise ValueError(f"examples: {examples}, line {number}: {error}") from None
+    return found
+
+
+def _example(index: int, given: Any) -> Example:
+    if isinstance(given, str):
+        return Example(index, given)
+    if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
+        raise ValueError(
+            f"examples: number {index} is {given!r:.200}; expected text, or an object with a text `prompt`"
+        )
+    rest = {name: value for name, value in given.items() if name not in ("prompt", "answer", "info")}
+    return Example(index, given["prompt"], str(given.get("answer", "")), {**rest, **given.get("info", {})})
+
+
+def _environment(variables: Mapping[str, str], pass_on: Sequence[str]) -> dict[str, str]:
+    if isinstance(pass_on, str) or not all(isinstance(name, str) for name in pass_on):
+        raise ValueError(f"pass_on = {pass_on!r}: expected a list of names of environment variables")
+    if missing := [name for name in pass_on if name not in os.environ]:
+        raise ValueError(f"pass_on: {', '.join(missing)}: not set in the orchestrator's environment")
+    inherited = {name: os.environ[name] for name in (*PASSED_ON, *pass_on) if name in os.environ}
+    # The endpoint is on this machine, whatever proxy the agent is given.
+    return {**inherited, "NO_PROXY": "127.0.0.1,localhost", **{name: str(value) for name, value in variables.items()}}
+
+
+def _imported(path: str) -> Callable[[Example, Rollout], Any]:
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ValueError(f"score = {path!r}: expected an import path, package.module:function")
+    try:
+        found: Callable[[Example, Rollout], Any] | None = getattr(importlib.import_module(module_name), name, None)
+    except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
+        raise ValueError(
+            f"score = {path!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            f"{import_advice(module_name, error)}"
+        ) from error
+    if found is None or not callable(found):
+        raise ValueError(f"score = {path!r}: {module_name} has no function {name!r}")
+    return found

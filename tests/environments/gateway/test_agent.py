@@ -1,0 +1,160 @@
+"""Agents as processes: what they get, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.chat import Chat
+from environments.gateway.agent import AgentEnvironment
+from tests.environments.scripted import ScriptedModel
+from tests.support.polling import until
+from transport.records import Rollout
+
+pytestmark = pytest.mark.slow
+
+PREAMBLE = """
+import json, os, sys, urllib.request
+example = json.load(sys.stdin)
+def ask(messages):
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+messages = [{"role": "user", "content": example["prompt"]}]
+"""
+ONE_CALL = "messages.append(ask(messages))\n"
+
+
+def agent(code: str, **arguments: Any) -> AgentEnvironment:
+    examples = [{"prompt": "one and one?", "answer": "two"}]
+    return AgentEnvironment(command=[sys.executable, "-IS", "-c", PREAMBLE + code], examples=examples, **arguments)
+
+
+async def played(environment: AgentEnvironment, chat: Chat, *answers: str) -> tuple[Rollout, ScriptedModel]:
+    model, state = ScriptedModel(chat, answers), dict[str, Any]()
+    try:
+        example = environment.example(0)
+        await environment.rollout(example, model, state)
+        rollout = Rollout("0-0", 0, "agent", 0, model.turns, state=state)
+        rollout.reward = await environment.score(example, rollout)
+    finally:
+        await environment.close()
+    return rollout, model
+
+
+async def test_a_program_plays_a_rollout_and_says_its_reward(chat: Chat) -> None:
+    code = ONE_CALL + (
+        "messages.append({'role': 'user', 'content': 'sure?'})\n"
+        "print('noise'); print(float(ask(messages)['content'] == example['answer']))\n"
+    )
+    rollout, model = await played(agent(code), chat, "three", "two")
+    assert rollout.reward == 1.0
+    first, second = model.turns
+    assert second.prompt_ids.tolist()[: len(first.prompt_ids) + len(first.completion_ids)] == [
+        *first.prompt_ids,
+        *first.completion_ids,
+    ]
+    assert rollout.state["exit_code"] == 0
+
+
+async def test_a_reward_may_be_in_a_file(chat: Chat) -> None:
+    code = ONE_CALL + "open(os.environ['AGENT_REWARD_FILE'], 'w').write('0.25'); print('done')\n"
+    assert (await played(agent(code), chat, "x"))[0].reward == 0.25
+
+
+async def test_a_function_may_score_and_the_agent_has_no_answer_then(chat: Chat) -> None:
+    code = ONE_CALL + "print(json.dumps(example))\n"
+    environment = agent(code, score="tests.environments.gateway.test_agent:scored")
+    rollout, _ = await played(environment, chat, "x")
+    assert rollout.reward == 0.5
+    assert "two" not in rollout.state["output"]
+
+
+async def scored(example: Any, rollout: Rollout) -> float:
+    return 0.5 if example.answer == "two" and rollout.turns else 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("print(1)", "without a call of the model"),
+        (ONE_CALL + "sys.exit('it broke')", "ended with exit code 1. Its errors: it broke"),
+        (ONE_CALL + "os.kill(os.getpid(), 9)", "ended by signal 9"),
+        (ONE_CALL, "the last line of the agent's output is ''; expected the reward"),
+        (ONE_CALL + "print('nan')", "is 'nan'; expected the reward"),
+        ("ask([])", "exit code 1. Its newest refused request: 400: messages is a list of 0"),
+        (ONE_CALL + "while True: print('x' * 65536)", "wrote more than 16 MiB"),
+    ],
+)
+async def test_an_agent_that_fails_costs_its_rollout(chat: Chat, code: str, error: str) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=error):
+        await played(agent(code), chat, "x")
+
+
+async def test_only_named_variables_are_passed_on(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
+    monkeypatch.setenv("NAMED", "passed")
+    code = ONE_CALL + "print(sorted(os.environ.values())); print(1)\n"
+    rollout, _ = await played(agent(code, pass_on=["NAMED"], variables={"OWN": "set"}), chat, "x")
+    assert "s3cret" not in rollout.state["output"]
+    assert "passed" in rollout.state["output"]
+    assert "set" in rollout.state["output"]
+
+
+async def test_a_cancelled_rollout_leaves_no_process(chat: Chat, tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    code = (
+        "import subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        f"open({str(file)!r} + '.new', 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.rename({str(file)!r} + '.new', {str(file)!r})\n"
+        "time.sleep(1000)\n"
+    )
+    rollout = asyncio.create_task(played(agent(code), chat))
+    await until(file.exists, "the agent's child")
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+    pids = [int(pid) for pid in file.read_text().split()]
+    await until(lambda: not any(map(_runs, pids)), "the end of the agent's processes")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"command": "python agent.py"}, "expected a list of texts"),
+        ({"command": []}, "expected a list of texts"),
+        ({"command": ["no-such-program-here"]}, "no program 'no-such-program-here'"),
+        ({"examples": [{"question": "x"}]}, "number 0 is"),
+        ({"examples": "/no/such/file"}, "/no/such/file"),
+        ({"pass_on": ["NOT_SET_ANYWHERE"]}, "NOT_SET_ANYWHERE: not set"),
+        ({"score": "nothing"}, "expected an import path"),
+        ({"score": "nothing.here:score"}, "importing 'nothing.here' failed"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        AgentEnvironment(**{"command": [sys.executable], "examples": ["x"]} | arguments)
+
+
+def test_examples_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "examples.jsonl"
+    file.write_text('{"prompt": "a", "answer": 1}\n\n{"prompt": "b", "level": 2}\n')
+    environment = AgentEnvironment(command=[sys.executable], examples=str(file))
+    assert [environment.example(index).prompt for index in range(len(environment))] == ["a", "b"]
+    assert environment.example(0).answer == "1"
+    assert environment.example(1).info == {"level": 2}
+    assert os.path.isabs(environment._command[0])
