@@ -26,6 +26,13 @@ def parse_body(content: bytes) -> dict[str, Any]:
         raise Refused(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise Refused(f"the body is a {type(value).__name__}; expected a JSON object")
+    if is_deep(value):
+        raise Refused(f"the body has lists or objects more than {MOST_DEPTH} deep")
+    return value
+
+
+def is_deep(value: dict[str, Any]) -> bool:
+    """Whether lists and objects are nested more than `MOST_DEPTH` deep in `value`. Without recursion."""
     level: list[Any] = [value]
     for _ in range(MOST_DEPTH):
         level = [
@@ -35,5 +42,5 @@ def parse_body(content: bytes) -> dict[str, Any]:
             if isinstance(child, dict | list)
         ]
         if not level:
-            return value
-    raise Refused(f"the body has lists or objects more than {MOST_DEPTH} deep")
+            return False
+    return True

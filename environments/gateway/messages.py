@@ -12,6 +12,7 @@ import orjson
 
 from environments.chat import Message, Tool
 from environments.gateway.errors import Refused, shown
+from environments.gateway.json_body import MOST_DEPTH, is_deep
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 512
@@ -94,8 +95,8 @@ def _call(call: object, where: str) -> dict[str, Any]:
         parsed = orjson.loads(arguments) if isinstance(arguments, str) else arguments
     except orjson.JSONDecodeError:
         parsed = None
-    if not isinstance(parsed, dict):
-        _refuse(f"{where}.function.arguments", arguments, "expected a JSON object as text")
+    if not isinstance(parsed, dict) or is_deep(parsed):
+        _refuse(f"{where}.function.arguments", arguments, f"expected a JSON object as text, at most {MOST_DEPTH} deep")
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": parsed}}
 
 

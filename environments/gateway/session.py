@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from environments.base import Model, Reply
 from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
@@ -160,8 +162,10 @@ class Session:
             reply = Reply(text)
         else:
             reply = await self._model.parse(turn, request.parsed_tools)
-            # Calls that cannot be parsed are text to the agent, as they are at a plain server.
-            text = text if reply.malformed else reply.content
+            if reply.malformed or not _is_json(reply):
+                # Calls that cannot be parsed are text to the agent, as they are at a plain server.
+                reply = Reply(text, malformed=reply.malformed or "its arguments are not valid JSON")
+            text = reply.content
         self.last_reply = reply
         return Choice(turn, _cut(text, request.asked.stop), reply)
 
@@ -170,6 +174,14 @@ def _cut(text: str, stop: Sequence[str]) -> str:
     """The text up to the first of the agent's own stop strings, which OpenAI's API leaves out."""
     places = [place for each in stop if (place := text.find(each)) >= 0]
     return text[: min(places)] if places else text
+
+
+def _is_json(reply: Reply) -> bool:
+    """Whether the arguments of its calls can be sent: no lone surrogates, numbers of more than 64 bits, or endless brackets."""
+    try:
+        return all(orjson.dumps(call.arguments) for call in reply.calls)
+    except TypeError:
+        return False
 
 
 def _refusal(error: BaseException) -> Refused:

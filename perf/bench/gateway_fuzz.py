@@ -27,10 +27,10 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from environments.base import Reply
-from environments.chat import Chat, Tool
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.chat import Chat
+from environments.config import SamplingOverrides
 from environments.gateway import Gateway, Session
+from environments.scripted import ScriptedModel
 from models.tiny_tokenizer import write_tokenizer
 from orchestrator.loop_health.resident import resident_bytes
 from perf.figures import Case, Figure
@@ -48,13 +48,13 @@ _TEMPLATE = (
 )
 
 
-class AnsweringModel:
-    """A policy that answers any prompt with the same word (`environments.base.Model`)."""
+class AnsweringModel(ScriptedModel):
+    """A policy that answers any prompt with the same word."""
 
     def __init__(self, chat: Chat) -> None:
-        self.chat = chat
-        self.sampling = SamplingConfig(max_tokens=8)
-        self.turns = 0
+        super().__init__(chat, ())
+        self.made = 0
+        """Its turns."""
         self._completion = np.array([*chat.encode("yes"), chat.stop_token_ids[0]], np.int32)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
@@ -62,13 +62,9 @@ class AnsweringModel:
         prompt = np.asarray(prompt_ids, np.int32)
         if not prompt.size:
             raise ValueError("an empty prompt")
-        self.turns += 1
+        self.made += 1
         written = self._completion
         return Turn(prompt, written, np.zeros(len(written), np.float32), 0, "stop")
-
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
-        """See `environments.base.Model`."""
-        return Reply("yes")
 
 
 @dataclass
@@ -177,7 +173,7 @@ async def _round(
                 group.create_task(send())
         answered = sum(len(session.turns) for session in sessions)
     findings.turns += answered
-    if answered != (made := sum(model.turns for model in models)):
+    if answered != (made := sum(model.made for model in models)):
         findings.wrong += 1
         findings.faults.append(f"{made} turns were made and {answered} of them captured")
     return targets[0]

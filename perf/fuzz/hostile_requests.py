@@ -135,6 +135,13 @@ class HostileRequests:
             body = b'{"messages": [' + b"{}," * 450_000 + b"{}]}"
         elif choice == 1:
             body = b" " * (4 * 2**20 + 1)
+        elif choice < 20:
+            fields = copy.deepcopy(_VALID_CHAT)
+            arguments = "".join(
+                ('{"a": ' * depth, self._random.choice(("1", "NaN", '"\\ud800"', "9" * 400)), "}" * depth)
+            )
+            fields["messages"][2]["tool_calls"][0]["function"]["arguments"] = arguments
+            path, body = "chat/completions", json.dumps(fields).encode()
         elif choice < 50:
             name = self._random.choice([*fields])
             body = b'{"%b": ' % name.encode() + b"[" * depth + b"]" * depth + b"}"

@@ -12,7 +12,7 @@ import pytest
 
 from environments.chat import Chat
 from environments.gateway.agent import AgentEnvironment
-from tests.environments.scripted import ScriptedModel
+from environments.scripted import ScriptedModel
 from tests.support.polling import until
 from transport.records import Rollout
 

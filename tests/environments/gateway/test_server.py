@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import openai
+import pytest
 
 from environments.chat import Chat
-from environments.gateway import Gateway, Session
+from environments.config import SamplingConfig
+from environments.gateway import Gateway, Limits
 from environments.scripted import ScriptedModel
+from tests.environments.gateway.models import FailingModel, RecordingModel, WaitingModel, client_of, extends
+from tests.support.polling import until
+
+
+@asynccontextmanager
+async def closing(gateway: Gateway) -> AsyncIterator[Gateway]:
+    try:
+        yield gateway
+    finally:
+        await gateway.close()
+
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
-@asynccontextmanager
-async def client_of(session: Session) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as client:
-        yield client
-
-
+@pytest.mark.slow  # the first use of the client builds its models
 async def test_a_conversation_of_the_stock_client_is_one_branch(gateway: Gateway, chat: Chat) -> None:
     model = ScriptedModel(chat, ["one", "two", "three"])
     async with gateway.session(model) as session, client_of(session) as client:
@@ -31,9 +41,224 @@ async def test_a_conversation_of_the_stock_client_is_one_branch(gateway: Gateway
             assert answer.choices[0].finish_reason == "stop"
             messages += [answer.choices[0].message, {"role": "user", "content": "go on"}]
     first, second, third = model.turns
-    for before, after in ((first, second), (second, third)):
-        written = [*before.prompt_ids, *before.completion_ids]
-        assert after.prompt_ids.tolist()[: len(written)] == written
+    assert extends(second, first)
+    assert extends(third, second)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(third.prompt_ids)
+    assert answer.usage.completion_tokens == len(third.completion_ids)
     assert session.turns == model.turns
+    assert session.last_reply is not None
+    assert session.last_reply.content == "three"
+
+
+async def test_a_stream_has_the_same_content(gateway: Gateway, chat: Chat) -> None:
+    model = ScriptedModel(chat, ["a stream", "of text"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model="any", messages=HELLO, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        texts = [
+            chunk async for chunk in await client.completions.create(model="any", prompt="x", stream=True, max_tokens=3)
+        ]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "a stream"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices] == [None, "stop"]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(model.turns[0].completion_ids)
+    assert "".join(chunk.choices[0].text for chunk in texts) == "of text"
+
+
+async def test_several_choices_are_turns_from_one_prompt(gateway: Gateway, chat: Chat) -> None:
+    model = ScriptedModel(chat, ["a", "b", "c"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.chat.completions.create(model="any", messages=HELLO, n=3, logprobs=True)
+    assert sorted(choice.message.content or "" for choice in answer.choices) == ["a", "b", "c"]
+    assert len({turn.prompt_ids.tobytes() for turn in model.turns}) == 1
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [each.logprob for each in logprobs.content] == [-0.5, -0.5]
+
+
+async def test_an_agent_lowers_and_adds_but_does_not_sample_otherwise(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["before END after", "x"])
+    model.sampling = SamplingConfig(max_tokens=100, stop=["own"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.chat.completions.create(
+            model="any", messages=HELLO, max_tokens=7, stop=["END"], temperature=0.2, top_p=0.5
+        )
+        await client.chat.completions.create(model="any", messages=HELLO, max_completion_tokens=1000)
+    first, second = model.asked
+    assert first is not None
+    assert second is not None
+    assert first.model_dump(exclude_none=True) == {"max_tokens": 7, "stop": ["own", "END"]}
+    assert second.model_dump(exclude_none=True) == {"max_tokens": 100}
+    assert answer.choices[0].message.content == "before "
+
+
+async def test_an_agent_may_sample_where_the_environment_says_so(chat: Chat) -> None:
+    model = RecordingModel(chat, ["x"])
+    async with (
+        closing(Gateway(agent_sampling=True)) as gateway,
+        gateway.session(model) as session,
+        client_of(session) as client,
+    ):
+        await client.chat.completions.create(model="any", messages=HELLO, temperature=0, top_p=0.5)
+    assert model.asked[0] is not None
+    assert model.asked[0].model_dump(exclude_none=True) == {"temperature": 0.01, "top_p": 0.5, "max_tokens": 256}
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"n": 17}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"extra_body": {"temperatur": 1}}, "temperatur"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages[0].audio"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(
+    gateway: Gateway, chat: Chat, fields: dict[str, Any], parameter: str
+) -> None:
+    model = ScriptedModel(chat, [])
+    async with gateway.session(model) as session, client_of(session) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**{"model": "any", "messages": HELLO} | fields)
+    assert refused.value.param == parameter
+    assert parameter in str(refused.value)
+    assert len(session.errors) == 1
+
+
+async def test_neutral_and_ignored_fields_are_taken(gateway: Gateway, chat: Chat) -> None:
+    async with gateway.session(ScriptedModel(chat, ["x"])) as session, client_of(session) as client:
+        await client.chat.completions.create(
+            model="any", messages=HELLO, seed=1, user="me", metadata={"a": "b"}, store=True, frequency_penalty=0,
+            logit_bias={}, response_format={"type": "text"}, parallel_tool_calls=True, tool_choice="auto",
+        )  # fmt: skip
+        assert [model.id async for model in client.models.list()] == ["policy"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ValueError("the prompt is too long"), 400), (RuntimeError("gone"), 503), (NotImplementedError("no"), 501)],
+)
+async def test_a_failed_call_is_told(gateway: Gateway, chat: Chat, error: Exception, status: int) -> None:
+    async with gateway.session(FailingModel(chat, error)) as session, client_of(session) as client:
+        with pytest.raises(openai.APIStatusError, match=str(error)) as told:
+            await client.chat.completions.create(model="any", messages=HELLO)
+    assert told.value.status_code == status
+
+
+async def test_keys_of_others_and_of_nobody_are_refused(gateway: Gateway, chat: Chat) -> None:
+    mine, others = ScriptedModel(chat, ["x"]), ScriptedModel(chat, [])
+    async with gateway.session(mine) as own, gateway.session(others) as other:
+        for key in (other.api_key, own.api_key[:-1], "x", "é"):
+            async with aiohttp.ClientSession() as client:
+                url, headers = f"{own.base_url}/chat/completions", {"Authorization": f"Bearer {key}"}
+                async with client.post(url, json={"messages": HELLO}, headers=headers) as answer:
+                    assert answer.status == 401
+                    assert (await answer.json())["error"]["code"] == "invalid_api_key"
+        async with aiohttp.ClientSession() as client:
+            async with client.post(f"{own.base_url}/chat/completions", json={"messages": HELLO}) as answer:
+                assert answer.status == 401
+            headers = {"Authorization": f"Bearer {own.api_key}"}
+            async with client.get(f"{own.base_url}/elsewhere", headers=headers) as answer:
+                assert answer.status == 404
+            async with client.get(f"{own.base_url}/completions", headers=headers) as answer:
+                assert answer.status == 405
+        async with client_of(own) as right:
+            await right.chat.completions.create(model="any", messages=HELLO)
+    async with client_of(own) as late:
+        with pytest.raises(openai.APIStatusError) as gone:
+            await late.chat.completions.create(model="any", messages=HELLO)
+    assert gone.value.status_code == 410
+
+
+async def test_the_end_of_the_rollout_ends_its_requests(gateway: Gateway, chat: Chat) -> None:
+    model = WaitingModel(chat, [])
+    async with gateway.session(model) as session, client_of(session) as client:
+        asking = asyncio.create_task(client.chat.completions.create(model="any", messages=HELLO, n=2))
+        await until(lambda: model.begun == 2, "the calls")
+        await session.end()
+        with pytest.raises(openai.APIStatusError) as gone:
+            await asking
+    assert gone.value.status_code == 410
+    assert model.cancelled == 2
+    assert session.turns == []
+
+
+async def test_a_client_that_disconnects_cancels_its_call(gateway: Gateway, chat: Chat) -> None:
+    model = WaitingModel(chat, [])
+    async with gateway.session(model) as session, client_of(session) as client:
+        asking = asyncio.create_task(client.chat.completions.create(model="any", messages=HELLO))
+        await until(lambda: model.begun == 1, "the call")
+        asking.cancel()
+        await until(lambda: model.cancelled == 1, "its cancellation")
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+async def test_requests_at_once_and_turns_are_bounded(chat: Chat) -> None:
+    gateway, model = Gateway(Limits(requests_at_once=2, turns=3)), WaitingModel(chat, "abc")
+    async with closing(gateway), gateway.session(model) as session, client_of(session) as client:
+        asking = [
+            asyncio.create_task(client.chat.completions.create(model="any", messages=HELLO, n=count))
+            for count in (1, 2)
+        ]
+        await until(lambda: model.begun == 3, "the calls")
+        with pytest.raises(openai.RateLimitError):
+            await client.chat.completions.create(model="any", messages=HELLO)
+        model.gate.set()
+        await asyncio.gather(*asking)
+        with pytest.raises(openai.PermissionDeniedError, match="at most 3 are made"):
+            await client.chat.completions.create(model="any", messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"x" * (2**19 + 1), 413),
+        (b"[" * 2**19, 413),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"messages": ' + b"[" * 200 + b"]" * 200 + b"}", 400),
+        (b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
+        (b'{"messages": "\\ud800"}', 400),
+    ],
+)
+async def test_bodies_are_bounded_before_they_are_parsed(chat: Chat, body: bytes, status: int) -> None:
+    gateway = Gateway(Limits(body_bytes=2**19))
+    async with (
+        closing(gateway),
+        gateway.session(ScriptedModel(chat, [])) as session,
+        aiohttp.ClientSession() as client,
+    ):
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        for data in (body, _in_chunks(body)):
+            async with client.post(f"{session.base_url}/completions", data=data, headers=headers) as answer:
+                assert answer.status == status
+                assert (await answer.json())["error"]["type"] == "invalid_request_error"
+
+
+async def _in_chunks(body: bytes) -> Any:
+    for start in range(0, len(body), 65536):
+        yield body[start : start + 65536]
+
+
+async def test_a_session_after_the_close_serves_again(gateway: Gateway, chat: Chat) -> None:
+    for _ in range(2):
+        async with gateway.session(ScriptedModel(chat, ["x"])) as session, client_of(session) as client:
+            await client.chat.completions.create(model="any", messages=HELLO)
+        await gateway.close()

@@ -1,0 +1,80 @@
+"""Models for the gateway's tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import openai
+
+from environments.base import Reply, ToolCall
+from environments.chat import Chat, Tool
+from environments.config import SamplingOverrides
+from environments.gateway import Session
+from environments.scripted import ScriptedModel
+from transport.records import Turn
+
+
+class RecordingModel(ScriptedModel):
+    """Remembers how each call was sampled; makes a call of `call:ARGUMENT` and finds `bad:` malformed."""
+
+    def __init__(self, chat: Chat, answers: Iterable[str]) -> None:
+        super().__init__(chat, answers)
+        self.asked: list[SamplingOverrides | None] = []
+        self.parsed: list[list[Tool]] = []
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        self.asked.append(sampling)
+        return await super().generate(prompt_ids, sampling)
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        self.parsed.append(list(tools))
+        text = self.chat.decode(turn.completion_ids.tolist())
+        if tools and text.startswith("call:"):
+            return Reply("", "because", (ToolCall(f"call_{len(self.turns)}", "look", {"at": text[5:]}),))
+        return Reply("", malformed="no JSON") if text.startswith("bad:") else Reply(text)
+
+
+class WaitingModel(ScriptedModel):
+    """Waits before each answer until it may go on."""
+
+    def __init__(self, chat: Chat, answers: Iterable[str]) -> None:
+        super().__init__(chat, answers)
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.cancelled = 0
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        self.begun += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return await super().generate(prompt_ids, sampling)
+
+
+class FailingModel(ScriptedModel):
+    """Raises instead of every answer."""
+
+    def __init__(self, chat: Chat, error: Exception) -> None:
+        super().__init__(chat, [])
+        self._error = error
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        raise self._error
+
+
+@asynccontextmanager
+async def client_of(session: Session, api_key: str | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The stock client of a session, which tries everything once."""
+    key = session.api_key if api_key is None else api_key
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=key, max_retries=0) as client:
+        yield client
+
+
+def extends(after: Turn, before: Turn) -> bool:
+    """Whether a turn's prompt begins with all tokens of another."""
+    written = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
+    return after.prompt_ids.tolist()[: len(written)] == written

@@ -1,0 +1,165 @@
+"""Histories become prompts: what continues a turn has its tokens, what does not is a branch of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.chat import Chat
+from environments.gateway import Gateway
+from models.tiny_tokenizer import write_tokenizer
+from tests.environments.gateway.models import RecordingModel, client_of, extends
+
+TEMPLATE = (
+    "{{ tools | tojson if tools }}{% for message in messages %}<|{{ message.role }}|>{{ message.reasoning_content }}"
+    "{{ message.content }}{{ message.tool_calls | tojson if message.tool_calls }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+HELLO: Any = {"role": "user", "content": "hello"}
+MORE: Any = {"role": "user", "content": "more"}
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    """With a template that reads tools, and writes them before everything else."""
+    directory = tmp_path_factory.mktemp("tools")
+    write_tokenizer(directory, longest=4096)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return Chat(directory)
+
+
+async def asked(gateway: Gateway, model: RecordingModel, *histories: list[Any], **fields: Any) -> list[Any]:
+    """Asks once for each history, in one session. A number in a history is that answer's message, as the client gives it."""
+    answers: list[Any] = []
+    async with gateway.session(model) as session, client_of(session) as client:
+        for history in histories:
+            messages = [answers[each] if isinstance(each, int) else each for each in history]
+            answer = await client.chat.completions.create(model="any", messages=messages, **fields)
+            answers.append(answer.choices[0].message)
+    return answers
+
+
+@pytest.mark.slow  # the client's first call builds its models
+async def test_a_call_of_a_tool_is_continued_however_the_client_writes_it(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["call:x y", "one", "two", "three"])
+    first: Any = {
+        "role": "assistant",
+        "tool_calls": [{"id": "call_1", "function": {"name": "look", "arguments": '{ "at" : "x y" }'}}],
+    }
+    result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "seen"}]}
+    answers = await asked(
+        gateway, model, [HELLO], [HELLO, 0, result], [HELLO, first, result], [HELLO, 0, result, 1, MORE], tools=TOOLS
+    )
+    assert answers[0].tool_calls[0].function.arguments == '{"at":"x y"}'
+    assert answers[0].reasoning_content == "because"
+    opening, second, third, fourth = model.turns
+    assert extends(second, opening)
+    assert extends(third, opening)
+    assert extends(fourth, second)
+    assert model.parsed == [TOOLS] * 4
+
+
+async def test_malformed_calls_are_text(gateway: Gateway, chat: Chat) -> None:
+    [answer] = await asked(gateway, RecordingModel(chat, ["bad:{"]), [HELLO], tools=TOOLS)
+    assert answer.content == "bad:{"
+    assert answer.tool_calls is None
+
+
+async def test_without_choice_of_tools_none_is_called_and_the_branch_goes_on(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["call:x", "call:y"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        first = (await client.chat.completions.create(model="any", messages=[HELLO], tools=TOOLS)).choices[0].message
+        messages: Any = [HELLO, first, {"role": "tool", "tool_call_id": "call_1", "content": "z"}]
+        answer = await client.chat.completions.create(model="any", messages=messages, tools=TOOLS, tool_choice="none")
+    assert answer.choices[0].message.content == "call:y"
+    assert extends(model.turns[1], model.turns[0])
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [{"role": "assistant", "content": "an edited answer"}, MORE],
+        [MORE],
+        [{"role": "system", "content": "another"}, HELLO, 0, MORE],
+        [HELLO, {"role": "assistant", "content": "yes", "reasoning_content": "an edited thought"}, MORE],
+    ],
+)
+async def test_another_history_is_a_branch_of_its_own(gateway: Gateway, chat: Chat, history: list[Any]) -> None:
+    model = RecordingModel(chat, ["yes", "no"])
+    answers = await asked(gateway, model, [HELLO], history)
+    assert not extends(model.turns[1], model.turns[0])
+    messages = [{"role": "assistant", "content": "yes"} if each == 0 else each for each in history]
+    assert model.turns[1].prompt_ids.tolist() == chat.start(messages)
+    assert answers[1].content == "no"
+
+
+async def test_other_tools_are_a_branch_of_their_own(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["yes", "no"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.chat.completions.create(model="any", messages=[HELLO])
+        messages: Any = [HELLO, answer.choices[0].message, MORE]
+        await client.chat.completions.create(model="any", messages=messages, tools=TOOLS)
+    assert not extends(model.turns[1], model.turns[0])
+
+
+async def test_the_longest_known_history_is_continued_and_a_shortened_one_is_not(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["a", "b", "c", "d"])
+    await asked(gateway, model, [HELLO], [HELLO, 0, MORE], [HELLO, 0, MORE, 1, MORE], [1, MORE])
+    first, second, third, fourth = model.turns
+    assert extends(second, first)
+    assert extends(third, second)
+    assert not extends(fourth, second)
+
+
+async def test_sessions_know_nothing_of_each_other(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["a", "b"])
+    [answer] = await asked(gateway, model, [HELLO])
+    await asked(gateway, model, [HELLO, answer, MORE])
+    assert model.turns[1].prompt_ids.tolist() == chat.start([HELLO, {"role": "assistant", "content": "a"}, MORE])
+
+
+async def test_a_template_that_cannot_continue_begins_again(gateway: Gateway, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, longest=1024)
+    # It drops what the assistant said before the last user's message.
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for message in messages if message.role == 'user' %}<|user|>{{ message.content }}<|end|>{% endfor %}<|assistant|>"
+    )
+    model = RecordingModel(Chat(tmp_path), ["a", "b"])
+    await asked(gateway, model, [HELLO], [HELLO, 0, MORE])
+    assert model.turns[1].prompt_ids.tolist() == model.chat.encode(
+        "<|user|>hello<|end|><|user|>more<|end|><|assistant|>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "said", "continued", "kept"),
+    [
+        (None, "upon", "once upon<|end|> a time", True),
+        (None, "upon", "once upon a time", False),
+        (["STOP"], "upon STOP", "once upon STOP<|end|> a time", True),
+        (["STOP"], "upon STOP", "once upon a time", False),
+    ],
+)
+async def test_a_text_continues_the_turn_that_it_repeats(
+    gateway: Gateway, chat: Chat, stop: list[str] | None, said: str, continued: str, kept: bool
+) -> None:
+    model = RecordingModel(chat, [said, "x"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.completions.create(model="any", prompt="once ", stop=stop)
+        assert answer.choices[0].text == said.removesuffix("STOP")
+        await client.completions.create(model="any", prompt=continued)
+    assert extends(model.turns[1], model.turns[0]) == kept
+    assert chat.transcribe([model.turns[1].prompt_ids.tolist()]) == [continued]
+
+
+async def test_prompts_of_token_ids_are_taken_as_they_are(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["a", "b", "c", "d"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.completions.create(model="any", prompt=[[10, 11], [12]], n=2, logprobs=0)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 3
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [turn.prompt_ids.tolist() for turn in model.turns] == [[10, 11], [10, 11], [12], [12]]

@@ -1,0 +1,33 @@
+"""Hostile requests in small: what `counterpoint bench gateway-fuzz` sends a million of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from environments.gateway.errors import Refused
+from environments.gateway.json_body import MOST_DEPTH, is_deep, parse_body
+from perf.bench.gateway_fuzz import fuzz, make_chat
+
+
+@pytest.mark.slow
+async def test_hostile_requests_are_refused_and_crash_nothing(tmp_path: Path) -> None:
+    findings = await fuzz(1500, 3, make_chat(tmp_path))
+    assert not findings.faults
+    assert not findings.wrong
+    assert sum(findings.kinds.values()) == 1500
+    assert findings.turns > 100
+    assert {200, 400, 401, 413} <= {*findings.statuses}
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_depth_is_counted_without_recursion(opening: str) -> None:
+    closing = "]" if opening == "[" else "}"
+    for depth in (MOST_DEPTH - 1, MOST_DEPTH, 500):
+        body = f'{{"x": {opening * depth}{"1" if opening != "[" else ""}{closing * depth}}}'.encode()
+        if depth < MOST_DEPTH:
+            assert not is_deep(parse_body(body))
+        else:
+            with pytest.raises(Refused, match="deep"):
+                parse_body(body)
