@@ -58,7 +58,7 @@ class ExampleMix:
         )
         epoch, position = divmod(self._drawn[name], self._sizes[name])
         self._drawn[name] += 1
-        return name, _shuffled(position, self._sizes[name], f"{self._seed}/{name}/{epoch}")
+        return name, shuffled(position, self._sizes[name], f"{self._seed}/{name}/{epoch}")
 
     def state(self) -> dict[str, Any]:
         """Returns the position in the stream, of plain types, for JSON and msgpack."""
@@ -104,7 +104,7 @@ def mix_of(configs: Sequence[EnvironmentConfig], environments: Mapping[str, Envi
     return ExampleMix(configs, {name: len(each) for name, each in environments.items()}, seed, known)
 
 
-def _shuffled(position: int, size: int, key: str) -> int:
+def shuffled(position: int, size: int, key: str) -> int:
     """Returns the number at `position` of `range(size)`, shuffled by `key`.
 
     It is computed alone, since the order of a million examples would block the event loop for 0.3 s: a Feistel network

@@ -44,12 +44,12 @@ def check_run(config: RunConfig) -> None:
     from environments.registry import load_environment
     from orchestrator.step.advantages import load_advantage
 
-    for position, environment in enumerate(config.environments):
+    for place, (environment, _) in config.every_environment.items():
         if ":" not in environment.kind:
             try:
                 load_environment(environment)
             except ValueError as error:
-                raise UserError(f"environments[{position}]: {error}") from None
+                raise UserError(f"{place}: {error}") from None
     if ":" not in config.advantage.kind:
         try:
             load_advantage(config.advantage)
@@ -73,8 +73,8 @@ def check_templates(runs: Sequence[RunConfig]) -> None:
     The models must be directories.
     """
     for run in runs:
-        for environment in run.environments:
-            if kwargs := run.sampling_of(environment).chat_template_kwargs:
+        for environment, sampling in run.every_environment.values():
+            if kwargs := sampling.chat_template_kwargs:
                 from environments.chat import Chat
 
                 try:
@@ -141,7 +141,7 @@ def check_imports(runs: Sequence[RunConfig]) -> None:
 
 
 def _kinds(run: RunConfig) -> list[str]:
-    return [*(environment.kind for environment in run.environments), run.advantage.kind]
+    return [*(environment.kind for environment, _ in run.every_environment.values()), run.advantage.kind]
 
 
 def _load_in_child(runs: Sequence[RunConfig]) -> int | None:
@@ -176,11 +176,11 @@ def _load_all(run: RunConfig) -> None:
     from environments.registry import load_environment
     from orchestrator.step.advantages import load_advantage, try_advantage
 
-    for position, environment in enumerate(run.environments):
+    for place, (environment, _) in run.every_environment.items():
         try:
             load_environment(environment)
         except ValueError as error:
-            raise ValueError(f"environments[{position}]: {error}") from None
+            raise ValueError(f"{place}: {error}") from None
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
     if run.training.loss.kind != BUILT_IN_LOSS:
         from trainer.loss import load_loss  # torch comes with it, which takes seconds

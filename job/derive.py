@@ -49,9 +49,9 @@ def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: Tra
     dot = f"{name}." if name else ""
     if not run.environments:
         raise ValueError(f"{dot}environments is required and not set: a run needs at least one")
-    for position, environment in enumerate(run.environments):
-        own = "" if environment.sampling.max_tokens is None else f"environments[{position}]."
-        if (longest := run.sampling_of(environment).max_tokens) >= servers.max_model_len:
+    for place, (environment, sampling) in run.every_environment.items():
+        own = "" if environment.sampling.max_tokens is None else f"{place}."
+        if (longest := sampling.max_tokens) >= servers.max_model_len:
             raise ValueError(
                 f"{dot}{own}sampling.max_tokens = {longest} leaves no room for a prompt in "
                 f"inference.max_model_len = {servers.max_model_len}"
@@ -130,7 +130,8 @@ def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
         largest = max(*ranks, job.trainer.max_lora_rank)
         job.trainer = job.trainer.model_copy(update={"max_lora_rank": largest})
     if ranks and job.inference.lora is None:
-        slots = max(job.trainer.max_runs, LoraServingConfig().max_adapters)
+        evaluating = sum(bool(run.evaluations) for run in expected)  # an evaluation has an adapter of its own
+        slots = max(job.trainer.max_runs + evaluating, LoraServingConfig().max_adapters)
         lora = LoraServingConfig(max_rank=max(ranks), max_adapters=slots)
         job.inference = job.inference.model_copy(update={"lora": lora})
     if not runs and job.inference.lora is None:

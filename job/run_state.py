@@ -7,6 +7,7 @@ from pathlib import Path
 from cluster.worker_view import State, WorkerView
 from job.directory import orchestrator_of
 from job.inspection.history import History
+from orchestrator.evaluation.lines import evaluated_steps
 from run.config import RunConfig
 from trainer.runs.control_files import MAX_REASON_BYTES
 from transport.files.atomic import published_steps
@@ -14,8 +15,14 @@ from transport.files.untrusted import UntrustedFileError, read_text
 
 
 def all_committed(run: RunConfig) -> bool:
-    """Returns whether the orchestrator has committed every step. The trainer may still lack some; inference is not needed."""
-    return max(published_steps(run.run_dir / "checkpoints"), default=0) >= run.steps
+    """Returns whether the orchestrator has committed every step and evaluated the last one.
+
+    The trainer may still lack some; inference is not needed.
+    """
+    evaluated = evaluated_steps(run.run_dir)
+    return max(published_steps(run.run_dir / "checkpoints"), default=0) >= run.steps and all(
+        evaluated.get(evaluation.name, -1) >= run.steps for evaluation in run.evaluations
+    )
 
 
 def is_finished(run: RunConfig) -> bool:

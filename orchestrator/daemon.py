@@ -23,37 +23,29 @@ from environments.chat import Chat
 from environments.lifecycle import started
 from environments.mix import mix_of
 from environments.registry import load_environment
-from inference.base import InferenceError
 from inference.pool.pool import InferencePool
 from orchestrator import metrics
 from orchestrator.changes import Changes, read_changes
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.ending import until_durable
+from orchestrator.evaluation.evaluations import Evaluations
+from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
+from orchestrator.failure_report import report_failure
 from orchestrator.logging_setup import logging_to, run_context
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
-from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting
+from orchestrator.loop_health.watchdog import Watchdog, awaiting
 from orchestrator.metrics import MetricsLine, PrometheusEndpoint
 from orchestrator.opponents import opponents_of
-from orchestrator.policy import ForeignBroadcastError, PolicyWatcher
+from orchestrator.policy import PolicyWatcher
 from orchestrator.rollouts.describe_error import describe_error
 from orchestrator.rollouts.dump import header_of
 from orchestrator.rollouts.play import LoadedEnvironment
 from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.run_directory import (
-    ConfigurationError,
-    RunEvictedError,
-    check_control,
-    config_is_refused,
-    finish_deletion,
-    is_deleted,
-    rewind,
-    taken_over,
-    write_config,
-)
+from orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
 from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.signals import ShutdownSignals
@@ -61,7 +53,6 @@ from orchestrator.step import discarded
 from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_lines, identity_of, load_newest
-from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
@@ -127,7 +118,7 @@ async def _serve(config: RunConfig, on_ready: Callable[[], None], signals: Shutd
     try:
         done = await Daemon(config, on_ready, signals).serve()
     except Exception as error:  # noqa: BLE001 - the outermost frame: every failure becomes a log line and an exit code
-        return _report(error, config.run_dir)
+        return report_failure(error, config.run_dir)
     return 0 if done else signals.exit_code
 
 
@@ -190,7 +181,7 @@ class Daemon:
         self._assemble(loaded, checkpoint, merge_chunk, resources)
 
         self._run_in_background(self._sender.run())
-        if self._all_committed:
+        if self._all_committed and self._evaluations.all_done:
             logger.info(
                 "all %d steps of run %s are committed; the trainer may not have all of them",
                 config.steps,
@@ -201,7 +192,8 @@ class Daemon:
         await self._start_environments(loaded, resources)
         with awaiting("the first healthy inference server", self._pool.describe_sources()):
             await self._pool.start()
-        self._dispatcher.opponents = await resources.enter_async_context(opponents_of(config))
+        opponents = await resources.enter_async_context(opponents_of(config))
+        self._dispatcher.opponents = self._evaluations.opponents = opponents
         ready = await self._sender.wait_ready(config.trainer_timeout_seconds)
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
@@ -209,7 +201,7 @@ class Daemon:
         changes = self._changes(loaded.chat)
         await changes.take_all()  # before the first rollout begins
         await policy.load_first(ready.next_step - 1)
-        self._run_in_background(policy.run(), changes.run())
+        self._run_in_background(policy.run(), changes.run(), self._evaluations.run())
         freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
@@ -273,6 +265,15 @@ class Daemon:
             commit_in_progress=self._signals.commit_in_progress,
             identity=self._identity,
         )
+        self._evaluations = self._dispatcher.evaluations = Evaluations(
+            config,
+            loaded.evaluations,
+            self._pool,
+            handle=self._dispatcher.handle,
+            publish=endpoint.publish_lasting,
+            on_progress=self._watchdog.progress,
+            transcribe=_transcriber(config, loaded.chat),
+        )
         if checkpoint is not None:
             try:
                 self._dispatcher.restore(checkpoint)
@@ -285,13 +286,15 @@ class Daemon:
     async def _start_environments(self, loaded: Loaded, resources: AsyncExitStack) -> None:
         """Starts the environments that hold resources; `resources` closes them. Raises `ConfigurationError`."""
         config = self._config
-        for name, environment in loaded.environments.items():
-            directory = config.run_dir / "environments" / name
-            context = EnvironmentContext(name, directory, Path(config.model), config.seed)
-            try:
+        directory, model = config.run_dir / "environments", Path(config.model)
+        try:
+            for name, environment in loaded.environments.items():
+                context = EnvironmentContext(name, directory / name, model, config.seed)
                 await resources.enter_async_context(started(environment.environment, context))
-            except ValueError as error:
-                raise ConfigurationError(str(error)) from error
+            evaluating = environments_started(loaded.evaluations, directory / "evaluations", model, config.seed)
+            await resources.enter_async_context(evaluating)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
 
     def _changes(self, chat: Chat) -> Changes:
         """Returns what takes up changes of the configuration from now on."""
@@ -324,6 +327,7 @@ class Daemon:
         if not self._all_committed:
             await self._dispatcher.finished.wait()
         await until_durable(self._sender, self._config, self._watchdog.progress)
+        await self._evaluations.finish()
         logger.info("run %s is done: %d steps", self._config.run_id, self._config.steps)
 
     async def shutdown(self, done: bool) -> None:
@@ -367,6 +371,8 @@ class Daemon:
     def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
         self._watchdog.progress()
         self._dispatcher.handle(event)
+        if isinstance(event, PolicyUpdated):
+            self._evaluations.policy_updated(event.version)
 
     def _publish(self, endpoint: PrometheusEndpoint, line: MetricsLine) -> None:
         endpoint.publish(line)
@@ -402,6 +408,7 @@ class Loaded:
     """By environment: `chat` with the environment's template variables."""
     advantage: Advantage
     environments: dict[str, LoadedEnvironment]
+    evaluations: list[LoadedEvaluation]
 
 
 def _load(config: RunConfig) -> Loaded:
@@ -410,7 +417,8 @@ def _load(config: RunConfig) -> Loaded:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
         advantage = _load_advantage(config)
         chat = Chat(config.model)
-        return Loaded(chat, _load_chats(config, chat), advantage, environments)
+        evaluations = [load_evaluation(config, evaluation, chat) for evaluation in config.evaluations]
+        return Loaded(chat, _load_chats(config, chat), advantage, environments, evaluations)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -443,37 +451,3 @@ def _adapter(config: RunConfig) -> str | None:
 def _transcriber(config: RunConfig, chat: Chat) -> Transcriber | None:
     """Returns what decodes the rollouts of the records; None if records have no text."""
     return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None
-
-
-_EXPECTED = (
-    CheckpointError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError, StallError,
-    InferenceError, ConfigurationError, OSError,
-)  # fmt: skip
-"""Failures whose message is complete. Any other is a defect and is logged with its traceback."""
-
-
-def _report(error: Exception, run_dir: Path) -> int:
-    """Logs what ended the run and returns the exit code."""
-    if is_deleted(run_dir):  # any other error is a consequence
-        logger.error("the run's directory %s was deleted: the run ends", run_dir)
-        finish_deletion(run_dir)
-        return 3
-    leaves = _leaves(error)
-    expected = [leaf for leaf in leaves if isinstance(leaf, _EXPECTED)]
-    if not expected:
-        logger.critical("the orchestrator failed", exc_info=error)
-        return 1
-    for leaf in expected:
-        logger.error("%s", leaf if str(leaf) else repr(leaf))
-    if any(isinstance(leaf, ConfigurationError) for leaf in expected):
-        return 2
-    if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
-        # A trainer that refuses a configuration also evicts the run; either may be noticed first.
-        return 2 if config_is_refused(run_dir) else 3
-    return 1
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]

@@ -18,6 +18,7 @@ from typing import Any
 from environments.chat import Chat
 from inference.base import SamplingParameters
 from orchestrator.decisions import Decision, DecisionLog
+from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.logging_setup import set_context
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
@@ -29,8 +30,10 @@ from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sam
 from orchestrator.rollouts.players import GeneratingPool
 from orchestrator.scheduling.events import (
     BatchCommitted,
+    CancelEvaluation,
     CancelGroup,
     DrainRequested,
+    EndEvaluation,
     Event,
     FinalizeGroup,
     Finish,
@@ -39,6 +42,7 @@ from orchestrator.scheduling.events import (
     MoreToStart,
     RolloutEnded,
     ShipBatch,
+    StartEvaluationRollouts,
     StartGroup,
 )
 from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
@@ -138,6 +142,8 @@ class Dispatcher:
         self._boundary_task: asyncio.Task[None] | None = None
         """The step boundary in progress. Meanwhile the scheduler is a step ahead of the last commit."""
         self._clock = PhaseClock()
+        self.evaluations: Evaluations | None = None
+        """Executes the instructions about evaluations. Set before the first event if the run has any."""
         self.finished = asyncio.Event()
         """Set once the last step is committed."""
 
@@ -227,6 +233,9 @@ class Dispatcher:
                 self._boundary_task = self._spawn(self._ship(step, group_ids), f"step {step}")
             case Finish():
                 self.finished.set()
+            case StartEvaluationRollouts() | EndEvaluation() | CancelEvaluation():
+                assert self.evaluations is not None
+                self.evaluations.execute(instruction)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._tasks.create_task(work, name=name)
@@ -390,6 +399,8 @@ class Dispatcher:
             **self._lag.take().metrics(),
             **self._blame.take().metrics(),
             "inflight/rollouts": snapshot.in_flight_rollouts,
+            "inflight/evaluation_rollouts": snapshot.evaluation_rollouts,
+            **(self.evaluations.take_metrics() if self.evaluations is not None else {}),
             "policy/version": snapshot.policy_version,
             "memory/rss_bytes": resident_bytes(),
         }

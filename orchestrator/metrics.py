@@ -97,10 +97,15 @@ class PrometheusEndpoint(Collector):
         self._port = port
         self._run_id = run_id
         self._line: MetricsLine = {}
+        self._lasting: MetricsLine = {}
 
     def publish(self, line: MetricsLine) -> None:
         """Replaces the line that is served."""
         self._line = line
+
+    def publish_lasting(self, values: Mapping[str, Any]) -> None:
+        """Adds values that are served, beside each line, until others replace them."""
+        self._lasting = self._lasting | dict(values)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yields the gauges. The HTTP thread calls it at each scrape."""
@@ -117,7 +122,7 @@ class PrometheusEndpoint(Collector):
         means = GaugeMetricFamily(
             "counterpoint_environment_mean", "metrics of rollouts", labels=["run", "environment", "metric"]
         )
-        for name, value in self._line.items():
+        for name, value in (self._line | self._lasting).items():
             if (split := split_name(name)) is not None:
                 means.add_metric([self._run_id, *split], value)
             elif isinstance(value, int | float) and not name.startswith(PREFIX):

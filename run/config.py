@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig, check_url
+from run.evaluations import EvaluationConfig, check_evaluations
 from transport.config import IDENTIFIER_PATTERN, Config, Identifier, TransportConfig
 
 
@@ -316,6 +317,9 @@ class RunConfig(Config):
     training: TrainingConfig = TrainingConfig()
     """Configuration for the trainer."""
 
+    evaluations: list[EvaluationConfig] = []
+    """Evaluations beside training, each with its own environments."""
+
     inference: PoolConfig = PoolConfig()
     """The inference servers."""
 
@@ -389,9 +393,28 @@ class RunConfig(Config):
                 )
         return self
 
-    def sampling_of(self, environment: EnvironmentConfig) -> SamplingConfig:
-        """Returns the run's sampling with an environment's overrides."""
-        return self.sampling.model_copy(update=environment.sampling.model_dump(exclude_none=True))
+    @model_validator(mode="after")
+    def _evaluations_fit(self) -> RunConfig:
+        check_evaluations(self.evaluations)
+        return self
+
+    def sampling_of(self, environment: EnvironmentConfig, evaluation: EvaluationConfig | None = None) -> SamplingConfig:
+        """Returns the run's sampling with the overrides of the evaluation, if it is one's, and of the environment."""
+        overrides = [] if evaluation is None else [evaluation.sampling]
+        update: dict[str, Any] = {}
+        for each in (*overrides, environment.sampling):
+            update |= each.model_dump(exclude_none=True)
+        return self.sampling.model_copy(update=update)
+
+    @property
+    def every_environment(self) -> dict[str, tuple[EnvironmentConfig, SamplingConfig]]:
+        """The environments of training and evaluations with their sampling, by their place in the file."""
+        training = {f"environments[{i}]": (each, self.sampling_of(each)) for i, each in enumerate(self.environments)}
+        return training | {
+            f"evaluations[{i}].environments[{j}]": (each, self.sampling_of(each, evaluation))
+            for i, evaluation in enumerate(self.evaluations)
+            for j, each in enumerate(evaluation.environments)
+        }
 
     @property
     def run_dir(self) -> Path:

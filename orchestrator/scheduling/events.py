@@ -75,6 +75,26 @@ class DrainRequested:
     """Start nothing more (shutdown). The dispatcher cancels what is in flight."""
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationRequested:
+    """An evaluation of `rollouts` rollouts is to be played, within `share` of the capacity while training has work.
+
+    One at a time: none is in progress.
+    """
+
+    evaluation_id: int
+    rollouts: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRolloutEnded:
+    """A rollout of an evaluation has ended, however it did."""
+
+    evaluation_id: int
+    index: int
+
+
 Event = (
     PolicyUpdated
     | PolicyUpdateStarting
@@ -84,6 +104,8 @@ Event = (
     | CapacityChanged
     | GroupsBegun
     | DrainRequested
+    | EvaluationRequested
+    | EvaluationRolloutEnded
 )
 
 # --- instructions: what to do about it ---
@@ -137,7 +159,32 @@ class ShipBatch:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last step is committed; no instruction follows."""
+    """The last step is committed. Only evaluations follow."""
 
 
-Instruction = StartGroup | MoreToStart | CancelGroup | FinalizeGroup | ShipBatch | Finish
+@dataclass(frozen=True, slots=True)
+class StartEvaluationRollouts:
+    """Start the evaluation's rollouts `first` to `first + count - 1`. Each reports `EvaluationRolloutEnded`."""
+
+    evaluation_id: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvaluation:
+    """All rollouts of the evaluation have ended: its results are due."""
+
+    evaluation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelEvaluation:
+    """Cancel the evaluation's rollouts in flight (shutdown). Each still reports `EvaluationRolloutEnded`."""
+
+    evaluation_id: int
+
+
+EvaluationInstruction = StartEvaluationRollouts | EndEvaluation | CancelEvaluation
+
+Instruction = StartGroup | MoreToStart | CancelGroup | FinalizeGroup | ShipBatch | Finish | EvaluationInstruction

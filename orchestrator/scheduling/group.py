@@ -72,6 +72,9 @@ class Snapshot:
     policy_version: int | None
     next_step: int
     in_flight_rollouts: int
+    """Of groups."""
+    evaluation_rollouts: int
+    """In flight."""
     capacity: int
     groups: dict[Phase, int]
     """Number of groups by phase."""

@@ -26,6 +26,8 @@ next step to ship and v the newest loaded policy version:
 - **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step, without its groups. After a drain, ready
   groups stay ready; any other starts again, with the same id and example. After a kill ready groups start again, too: the commit
   of a step does not hold their rollouts.
+- **Evaluations.** Their rollouts take a share of the capacity (`evaluation_share.py`) and are in no batch. They are the first
+  that a drain cancels, and no checkpoint has them.
 - **Drain.** Nothing starts or ships any more. Groups that complete are still finalized; interrupted ones wait to start again.
 """
 
@@ -35,11 +37,16 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from orchestrator.scheduling.evaluation_share import EvaluationShare
 from orchestrator.scheduling.events import (
     BatchCommitted,
+    CancelEvaluation,
     CancelGroup,
     CapacityChanged,
     DrainRequested,
+    EndEvaluation,
+    EvaluationRequested,
+    EvaluationRolloutEnded,
     Event,
     FinalizeGroup,
     Finish,
@@ -51,6 +58,7 @@ from orchestrator.scheduling.events import (
     PolicyUpdateStarting,
     RolloutEnded,
     ShipBatch,
+    StartEvaluationRollouts,
     StartGroup,
 )
 from orchestrator.scheduling.group import Group, Phase, Snapshot, restored
@@ -99,6 +107,7 @@ class Scheduler:
         self._next_group_id = 0
         self._groups = GroupTable(schedule)
         self._in_flight: set[str] = set()
+        self._evaluation = EvaluationShare()
         self._shipping: int | None = None
         self._draining = False
         self._finished = False
@@ -119,6 +128,12 @@ class Scheduler:
         match event:
             case RolloutEnded():  # Frees capacity at most: nothing became ready or stale.
                 return [*self._rollout_ended(event), *self._start()]
+            case EvaluationRequested(evaluation_id, rollouts, share):
+                self._evaluation.request(evaluation_id, rollouts, share)
+                return list(self._start())
+            case EvaluationRolloutEnded(evaluation_id, index):
+                ended = self._evaluation.ended(evaluation_id, index)
+                return [*([EndEvaluation(evaluation_id)] if ended else []), *self._start()]
             case GroupFinalized():
                 instructions = list(self._group_finalized(event))
             case PolicyUpdated():
@@ -133,6 +148,8 @@ class Scheduler:
                 instructions = []
             case DrainRequested():
                 self._draining, instructions = True, []
+                if (cancelled := self._evaluation.cancel()) is not None:
+                    instructions.append(CancelEvaluation(cancelled))
         for rule in (self._drop_stale, self._ship, self._drop_stale, self._start, self._finish):
             instructions.extend(rule())
         return instructions
@@ -237,7 +254,22 @@ class Scheduler:
         return ShipBatch(self._shipping, tuple(group.group_id for group in groups))
 
     def _start(self) -> Iterator[Instruction]:
-        if len(self._in_flight) + self._schedule.group_size > self.capacity:
+        starts = (self._start_groups, self._start_evaluation)
+        for start in reversed(starts) if self._evaluation.is_next else starts:
+            yield from start()
+
+    def _start_evaluation(self) -> Iterator[Instruction]:
+        if self._draining or self._version is None or not self._evaluation.to_start:
+            return
+        playing, capacity = len(self._evaluation.in_flight), self.capacity
+        most = capacity - playing - len(self._in_flight)
+        if self._step_to_start <= self._steps:
+            most = min(most, self._evaluation.allowed(capacity, self._schedule.group_size) - playing)
+        if (started := self._evaluation.start(min(most, self._starts_an_event))) is not None:
+            yield StartEvaluationRollouts(*started)
+
+    def _start_groups(self) -> Iterator[Instruction]:
+        if len(self._in_flight) + self._schedule.group_size > self._room_for_groups:
             return  # The most frequent reason, checked without composing its sentence.
         started = 0
         while self._version is not None and self._start_blocker() is None:
@@ -250,6 +282,7 @@ class Scheduler:
             group.outstanding, group.started_version = size, self._version
             self._groups.move(group, "running")
             self._in_flight.update(f"{group.group_id}-{index}" for index in range(size))
+            self._evaluation.is_next = True
             yield StartGroup(group.group_id, group.environment, group.example_index, size)
 
     def _new_group(self) -> Group:
@@ -271,8 +304,7 @@ class Scheduler:
 
     def _start_blocker(self) -> str | None:
         """Returns why no group may start now, as a sentence; None if one may."""
-        schedule, in_flight = self._schedule, len(self._in_flight)
-        step = self._next_step + self._groups.expected // schedule.rollouts_per_step
+        schedule, in_flight, step = self._schedule, len(self._in_flight), self._step_to_start
         if self._draining:
             return "shutting down: nothing more is started"
         if self._version is None:
@@ -284,13 +316,27 @@ class Scheduler:
                 f"waiting for policy version {step - schedule.max_lead_steps}: step {step} is {step - self._version} ahead of "
                 f"version {self._version}, max_lead_steps is {schedule.max_lead_steps}"
             )
-        if in_flight + schedule.group_size > self.capacity:
+        if in_flight + schedule.group_size > self._room_for_groups:
+            evaluation = len(self._evaluation.in_flight) + self._evaluation.to_start
             return (
                 f"capacity full: {in_flight} of {self.capacity} rollouts in flight, a group needs {schedule.group_size}"
+                + (f"; an evaluation has {evaluation} rollouts to go" if evaluation else "")
             )
         return None
 
     # --- what the rules use ---
+
+    @property
+    def _step_to_start(self) -> int:
+        """The step that the next group would start for."""
+        return self._next_step + self._groups.expected // self._schedule.rollouts_per_step
+
+    @property
+    def _room_for_groups(self) -> int:
+        """The most rollouts of groups that may be in flight."""
+        if self._evaluation.in_progress is None and not self._evaluation.in_flight:
+            return self.capacity
+        return self.capacity - self._evaluation.reserved(self.capacity, self._schedule.group_size)
 
     @property
     def capacity(self) -> int:
@@ -315,6 +361,7 @@ class Scheduler:
             policy_version=self._version,
             next_step=self._next_step,
             in_flight_rollouts=len(self._in_flight),
+            evaluation_rollouts=len(self._evaluation.in_flight),
             capacity=self.capacity,
             groups=self._groups.sizes(),
             waiting_for=tuple(self._waiting_for()),
@@ -331,6 +378,9 @@ class Scheduler:
         return "finalize" if "finalizing" in self._groups.sizes() else "wait_trainer"
 
     def _waiting_for(self) -> Iterator[str]:
+        if self._evaluation.in_progress is not None:
+            playing, left = len(self._evaluation.in_flight), self._evaluation.to_start
+            yield f"evaluation {self._evaluation.in_progress}: {playing} rollouts in flight, {left} to start"
         if self._finished:
             yield "nothing: the run is done"
             return

@@ -1,0 +1,67 @@
+"""One evaluation in progress: plays its rollouts, by number, as the daemon or `counterpoint eval` says, and gives its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from orchestrator.evaluation.loading import LoadedEvaluation
+from orchestrator.evaluation.result import EvaluationResult, result_of
+from orchestrator.logging_setup import set_context
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.rollouts.play import PolicyModel, play, score_group
+from orchestrator.rollouts.players import GeneratingPool
+from transport.records import Rollout
+
+
+class Attempt:
+    """The rollouts of one evaluation of a step. Rollout i is attempt i modulo `rollouts_per_example` at its example."""
+
+    def __init__(
+        self,
+        loaded: LoadedEvaluation,
+        step: int,
+        pool: GeneratingPool,
+        opponents: Mapping[str, GeneratingPool] | None = None,
+    ) -> None:
+        self._loaded = loaded
+        self._step = step
+        self._pool = pool
+        self._opponents = opponents or {}
+        self._began, self._started_at = time.monotonic(), time.time()
+        self._size = loaded.config.rollouts_per_example
+        self.rollouts = [
+            Rollout(f"{loaded.config.name}-{step}-{position}-{number}", position, environment, index)
+            for position, (environment, index) in enumerate(loaded.examples)
+            for number in range(self._size)
+        ]
+        self._to_play = [self._size] * len(loaded.examples)
+        """Rollouts that have not ended, by example."""
+
+    async def play(self, index: int) -> None:
+        """Plays rollout `index`, and scores its group if that is scored as one and it is the last to end.
+
+        A failure of the environment or of inference becomes the rollout's `error`.
+        """
+        rollout = self.rollouts[index]
+        set_context(rollout=rollout.rollout_id)
+        loaded = self._loaded.environments[rollout.environment]
+        chat, sampling = self._loaded.calling[rollout.environment]
+        await play(loaded, rollout, PolicyModel(rollout, chat, self._pool, sampling, self._opponents))
+        self._to_play[rollout.group_id] -= 1
+        if loaded.environment.group_scoring and not self._to_play[rollout.group_id]:
+            first = rollout.group_id * self._size
+            group = self.rollouts[first : first + self._size]
+            # A failed rollout fails its group only: the others' rewards would be relative to it.
+            if failed := next((each for each in group if each.error is not None), None):
+                for each in group:
+                    each.error = each.error or f"its group was not scored, since {failed.rollout_id} failed"
+            else:
+                await score_group(loaded, group)
+
+    async def result(self) -> EvaluationResult:
+        """Returns the result, computed in a thread. All rollouts must have ended."""
+        seconds = time.monotonic() - self._began
+        return await in_thread(
+            result_of, self._loaded.config, self._loaded.sampling, self._step, self.rollouts, self._started_at, seconds
+        )

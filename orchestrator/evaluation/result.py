@@ -1,0 +1,149 @@
+"""The result of an evaluation: estimates from its rollouts, and their forms: a line of `evaluations.jsonl`, metrics, a score.
+
+No rollout is left out silently. One that failed counts as no success in pass@k; it has no reward, so that the mean reward is over
+those that have one, and the line counts both. A result of which more than `MOST_FAILED` failed is never the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
+from run.evaluations import EvaluationConfig
+from transport.config import Config
+from transport.records import Rollout
+
+MOST_FAILED = 0.1
+"""Share of failed rollouts above which a result says more about failures than about the policy."""
+
+_MOST_FAILURES = 16
+"""Different errors in a line; further ones are counted together."""
+
+_LONGEST_ERROR = 300
+"""Characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """The result of one evaluation of one step."""
+
+    config: EvaluationConfig
+    step: int
+    estimates: dict[str, Estimate]
+    """By metric: `reward/mean`, `pass@1`, and the same after `<environment>/`."""
+    failed: int
+    line: dict[str, Any]
+    """Of `evaluations.jsonl`."""
+
+    @property
+    def score(self) -> float | None:
+        """The value that `keep_best` names; None if it names none, or too many rollouts failed."""
+        if self.config.keep_best is None or self.failed > MOST_FAILED * (self.failed + self.line["rollouts/completed"]):
+            return None
+        estimate = self.estimates.get(self.config.keep_best)
+        return None if estimate is None else estimate.value
+
+    def in_words(self) -> str:
+        """Returns the result as a line of the log."""
+        shown = ", ".join(
+            f"{name} {each.value:.4g}"
+            + ("" if each.low is None or each.high is None else f" ({each.low:.4g} to {each.high:.4g})")
+            for name, each in self.estimates.items()
+            if name in self.config.own_metrics
+        )
+        versions = f"{self.line['policy_version/min']} to {self.line['policy_version/max']}"
+        return (
+            f"evaluation {self.config.name} of step {self.step}: {shown or 'no results'}; {self.failed} of "
+            f"{self.failed + self.line['rollouts/completed']} rollouts failed; policy versions {versions}; "
+            f"{self.line['seconds']:.1f} s"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the numbers for `metrics.jsonl` and Prometheus, by name."""
+        prefix = f"evaluation/{self.config.name}"
+        metrics = {f"{prefix}/step": float(self.step), f"{prefix}/rollouts/failed": float(self.failed)}
+        for name, estimate in self.estimates.items():
+            for suffix, value in (("", estimate.value), ("/low", estimate.low), ("/high", estimate.high)):
+                if value is not None:
+                    metrics[f"{prefix}/{name}{suffix}"] = value
+        return metrics
+
+
+def result_of(
+    config: EvaluationConfig,
+    sampling: Mapping[str, Config],
+    step: int,
+    rollouts: Sequence[Rollout],
+    started_at: float,
+    seconds: float,
+) -> EvaluationResult:
+    """Returns the result of rollouts that have all ended. `started_at` is a Unix time. Changes rollouts with a useless reward.
+
+    A reward that is not finite is a failure of its rollout.
+    """
+    for rollout in rollouts:
+        if rollout.error is None and (rollout.reward is None or not math.isfinite(rollout.reward)):
+            rollout.error = f"the reward is {rollout.reward}; expected a finite number"
+    estimates = _estimates(config, rollouts)
+    if len(config.environments) > 1:
+        for environment in config.environments:
+            own = [rollout for rollout in rollouts if rollout.environment == environment.name]
+            estimates |= {f"{environment.name}/{name}": each for name, each in _estimates(config, own).items()}
+    else:  # the same numbers
+        estimates |= {f"{config.environments[0].name}/{name}": each for name, each in estimates.items()}
+    failed = [rollout for rollout in rollouts if rollout.error is not None]
+    versions = [turn.policy_version for rollout in rollouts for turn in rollout.turns]
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    line = {
+        "evaluation": config.name,
+        "step": step,
+        "time": started_at + seconds,
+        "seconds": seconds,
+        "policy_version/min": min(versions, default=None),
+        "policy_version/max": max(versions, default=None),
+        "examples": len({(rollout.environment, rollout.example_index) for rollout in rollouts}),
+        "rollouts_per_example": config.rollouts_per_example,
+        "success": config.success,
+        "sampling": {name: each.model_dump(mode="json") for name, each in sampling.items()},
+        "rollouts/completed": len(rollouts) - len(failed),
+        "rollouts/failed": len(failed),
+        "rollouts/inference_failed": sum(rollout.inference_failed for rollout in failed),
+        "failures": _failures(failed),
+        "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),
+        "tokens/completion": sum(len(turn.completion_ids) for turn in turns),
+        "metrics": {
+            name: {"value": each.value, "low": each.low, "high": each.high} for name, each in estimates.items()
+        },
+    }
+    return EvaluationResult(config, step, estimates, len(failed), line)
+
+
+def _estimates(config: EvaluationConfig, rollouts: Sequence[Rollout]) -> dict[str, Estimate]:
+    examples: dict[tuple[str, int], list[Rollout]] = {}
+    for rollout in rollouts:
+        examples.setdefault((rollout.environment, rollout.example_index), []).append(rollout)
+    rewards = [
+        [rollout.reward for rollout in group if rollout.error is None and rollout.reward is not None]
+        for group in examples.values()
+    ]
+    scored = [math.fsum(group) / len(group) for group in rewards if group]
+    estimates = {"reward/mean": mean(scored)} if scored else {}
+    for k in config.pass_at:
+        passed = [
+            pass_at_k(len(group), sum(reward >= config.success for reward in own), k)
+            for group, own in zip(examples.values(), rewards, strict=True)
+        ]
+        estimates[f"pass@{k}"] = proportion(passed)
+    return estimates
+
+
+def _failures(failed: Sequence[Rollout]) -> dict[str, int]:
+    """Counts errors by their first line, the most frequent first."""
+    counts = Counter((rollout.error or "").partition("\n")[0][:_LONGEST_ERROR] for rollout in failed)
+    most = dict(counts.most_common(_MOST_FAILURES))
+    others = counts.total() - sum(most.values())
+    return most | ({"others": others} if others else {})

@@ -1,0 +1,44 @@
+"""The model that an evaluation plays: an adapter of one version under a name of its own, or the weights that training uses.
+
+Several adapters fit a server, so that an evaluation of a run that trains one has the weights of its step throughout, whatever
+training loads meanwhile. Of full weights a server holds one version: rollouts of an evaluation go on across a weight update, as
+those of training do, and the result names the versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from inference.base import Probe, WeightUpdate
+from inference.pool.pool import InferencePool
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.loop_health.watchdog import awaiting
+from run.config import RunConfig
+
+SUFFIX = ".evaluation"
+
+
+def adapter_name(run_id: str) -> str:
+    """Returns the name of the adapter that a run's evaluations use at the servers."""
+    return f"{run_id}{SUFFIX}"
+
+
+@asynccontextmanager
+async def serving_adapter(config: RunConfig, version: int, directory: Path) -> AsyncIterator[InferencePool]:
+    """Yields a pool that serves the adapter in `directory`, proven, during the block. The servers unload it afterwards.
+
+    Raises `InferenceError` if no server takes it, `OSError` and `ValueError` for a probe that cannot be read.
+    """
+    name = adapter_name(config.run_id)
+    probe = await in_thread(Probe.read, directory / "probe.json")
+    # Its capacity is the scheduler's share of that of the run's pool.
+    pool = InferencePool(config.inference.model_copy(update={"capacity": "fixed"}), name)
+    try:
+        with awaiting(f"inference to load policy version {version} for an evaluation", str(directory)):
+            await pool.start()
+            await pool.update_weights(WeightUpdate(version, directory, probe, name))
+        yield pool
+    finally:
+        await pool.close()

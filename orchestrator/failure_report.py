@@ -1,0 +1,54 @@
+"""What ended a run, as its log says it, and the exit code for it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from inference.base import InferenceError
+from orchestrator.loop_health.watchdog import StallError
+from orchestrator.policy import ForeignBroadcastError
+from orchestrator.run_directory import (
+    ConfigurationError,
+    RunEvictedError,
+    config_is_refused,
+    finish_deletion,
+    is_deleted,
+)
+from orchestrator.step.checkpoint import CheckpointError
+from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
+
+logger = logging.getLogger(__name__)
+
+_EXPECTED = (
+    CheckpointError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError, StallError,
+    InferenceError, ConfigurationError, OSError,
+)  # fmt: skip
+"""Failures whose message is complete. Any other is a defect and is logged with its traceback."""
+
+
+def report_failure(error: Exception, run_dir: Path) -> int:
+    """Logs what ended the run and returns the exit code."""
+    if is_deleted(run_dir):  # any other error is a consequence
+        logger.error("the run's directory %s was deleted: the run ends", run_dir)
+        finish_deletion(run_dir)
+        return 3
+    leaves = _leaves(error)
+    expected = [leaf for leaf in leaves if isinstance(leaf, _EXPECTED)]
+    if not expected:
+        logger.critical("the orchestrator failed", exc_info=error)
+        return 1
+    for leaf in expected:
+        logger.error("%s", leaf if str(leaf) else repr(leaf))
+    if any(isinstance(leaf, ConfigurationError) for leaf in expected):
+        return 2
+    if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
+        # A trainer that refuses a configuration also evicts the run; either may be noticed first.
+        return 2 if config_is_refused(run_dir) else 3
+    return 1
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
