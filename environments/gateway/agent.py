@@ -21,17 +21,18 @@ from typing import Any
 import orjson
 
 from environments.base import Example, Model
+from environments.data.load import load_rows
+from environments.data.rows import DataError
 from environments.gateway.agent_process import AgentResult, run_agent
 from environments.gateway.responses import MODEL
 from environments.gateway.server import Gateway
 from environments.import_path import import_advice
-from transport.files.untrusted import UntrustedFileError, parse_json, read_bytes
+from transport.files.untrusted import read_bytes
 from transport.records import Rollout
 
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 """Variables of the orchestrator's environment that an agent gets without being named."""
 
-_MOST_EXAMPLES_BYTES = 2**30
 _MOST_REWARD_BYTES = 4096
 _SHOWN_ERRORS = 1500
 """Characters of an agent's standard error in a failed rollout's message."""
@@ -45,7 +46,7 @@ class AgentEnvironment:
     def __init__(
         self,
         command: Sequence[str],
-        examples: str | Sequence[Any],
+        data: Mapping[str, Any],
         variables: Mapping[str, str] | None = None,
         pass_on: Sequence[str] = (),
         directory: str | None = None,
@@ -54,16 +55,17 @@ class AgentEnvironment:
     ) -> None:
         """Checks the arguments.
 
-        `command` is a program and its arguments; those that are paths of existing files may be relative. `examples` are texts or
-        objects, or the path of a file with one JSON object a line. `variables` are set in the agent's environment, and `pass_on`
-        names those of this process's that it gets besides `PASSED_ON`. It runs in `directory`, or in a new one for each rollout.
-        `score` is an import path, `module:function`, of a function of an example and a rollout. With `agent_sampling` the
-        agent's own sampling parameters are used.
+        `command` is a program and its arguments; those that are paths of existing files may be relative. `data` (see
+        `docs/data.md`) has a column `prompt`, and may have `answer` and any others. `variables` are set in the agent's
+        environment, and `pass_on` names those of this process's that it gets besides `PASSED_ON`. It runs in `directory`, or
+        in a new one for each rollout. `score` is an import path, `module:function`, of a function of an example and a
+        rollout. With `agent_sampling` the agent's own sampling parameters are used.
         """
         if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
             raise ValueError(f"command = {command!r}: expected a list of texts, the program first")
         self._command = _found(command)
-        self._examples = [_example(index, each) for index, each in enumerate(_loaded(examples))]
+        self._rows = load_rows(data)
+        self.fingerprint = self._rows.fingerprint
         self._directory = None if directory is None else Path(directory).resolve(strict=True)
         self._variables = _environment(variables or {}, pass_on)
         self._score = None if score is None else _imported(score)
@@ -74,11 +76,16 @@ class AgentEnvironment:
         await self._gateway.close()
 
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self._rows)
 
     def example(self, index: int) -> Example:
         """See `Environment`."""
-        return self._examples[index]
+        row = self._rows[index]
+        prompt, answer = row.get("prompt"), row.get("answer", "")
+        if not isinstance(prompt, str):
+            raise DataError(f"{self._rows.where(index)}: prompt is {prompt!r:.80}; expected text")
+        info = {name: value for name, value in row.items() if name not in ("prompt", "answer")}
+        return Example(index, prompt, answer if isinstance(answer, str) else orjson.dumps(answer).decode(), info)
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
         """Runs the agent. Raises `RuntimeError` if it fails, or makes no model call."""
@@ -86,7 +93,7 @@ class AgentEnvironment:
         try:
             async with self._gateway.session(model) as session:
                 given = own / "example.json"
-                given.write_bytes(orjson.dumps(self._shown(example)) + b"\n")
+                given.write_bytes(orjson.dumps(self._shown(example), default=str) + b"\n")
                 work = own / "work"
                 work.mkdir()
                 variables = self._variables | {
@@ -161,34 +168,6 @@ def _found(command: Sequence[str]) -> list[str]:
         os.path.abspath(program),
         *(os.path.abspath(part) if os.path.isfile(part) else part for part in command[1:]),
     ]
-
-
-def _loaded(examples: str | Sequence[Any]) -> Sequence[Any]:
-    if not isinstance(examples, str):
-        return examples
-    try:
-        lines = read_bytes(examples, _MOST_EXAMPLES_BYTES).splitlines()
-    except (OSError, UntrustedFileError) as error:
-        raise ValueError(f"examples = {examples!r}: {error}") from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(parse_json(line))
-            except UntrustedFileError as error:
-                raise ValueError(f"examples: {examples}, line {number}: {error}") from None
-    return found
-
-
-def _example(index: int, given: Any) -> Example:
-    if isinstance(given, str):
-        return Example(index, given)
-    if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
-        raise ValueError(
-            f"examples: number {index} is {given!r:.200}; expected text, or an object with a text `prompt`"
-        )
-    rest = {name: value for name, value in given.items() if name not in ("prompt", "answer", "info")}
-    return Example(index, given["prompt"], str(given.get("answer", "")), {**rest, **given.get("info", {})})
 
 
 def _environment(variables: Mapping[str, str], pass_on: Sequence[str]) -> dict[str, str]:

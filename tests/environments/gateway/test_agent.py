@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,8 @@ ONE_CALL = "messages.append(ask(messages))\n"
 
 
 def agent(code: str, **arguments: Any) -> AgentEnvironment:
-    examples = [{"prompt": "one and one?", "answer": "two"}]
-    return AgentEnvironment(command=[sys.executable, "-IS", "-c", PREAMBLE + code], examples=examples, **arguments)
+    data = {"rows": [{"prompt": "one and one?", "answer": "two"}]}
+    return AgentEnvironment(command=[sys.executable, "-IS", "-c", PREAMBLE + code], data=data, **arguments)
 
 
 async def played(environment: AgentEnvironment, chat: Chat, *answers: str) -> tuple[Rollout, ScriptedModel]:
@@ -138,8 +137,7 @@ def _runs(pid: int) -> bool:
         ({"command": "python agent.py"}, "expected a list of texts"),
         ({"command": []}, "expected a list of texts"),
         ({"command": ["no-such-program-here"]}, "no program 'no-such-program-here'"),
-        ({"examples": [{"question": "x"}]}, "number 0 is"),
-        ({"examples": "/no/such/file"}, "/no/such/file"),
+        ({"data": {"path": "/no/such/file.jsonl"}}, "/no/such/file"),
         ({"pass_on": ["NOT_SET_ANYWHERE"]}, "NOT_SET_ANYWHERE: not set"),
         ({"score": "nothing"}, "expected an import path"),
         ({"score": "nothing.here:score"}, "importing 'nothing.here' failed"),
@@ -147,14 +145,15 @@ def _runs(pid: int) -> bool:
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        AgentEnvironment(**{"command": [sys.executable], "examples": ["x"]} | arguments)
+        AgentEnvironment(**{"command": [sys.executable], "data": {"rows": [{"prompt": "x"}]}} | arguments)
 
 
 def test_examples_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "examples.jsonl"
-    file.write_text('{"prompt": "a", "answer": 1}\n\n{"prompt": "b", "level": 2}\n')
-    environment = AgentEnvironment(command=[sys.executable], examples=str(file))
-    assert [environment.example(index).prompt for index in range(len(environment))] == ["a", "b"]
+    file.write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b", "level": 2}\n{"prompt": 3}\n')
+    environment = AgentEnvironment(command=[sys.executable], data={"path": str(file)})
+    assert [environment.example(index).prompt for index in range(2)] == ["a", "b"]
     assert environment.example(0).answer == "1"
     assert environment.example(1).info == {"level": 2}
-    assert os.path.isabs(environment._command[0])
+    with pytest.raises(ValueError, match=r"examples\.jsonl:3: prompt is 3; expected text"):
+        environment.example(2)

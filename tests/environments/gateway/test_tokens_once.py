@@ -76,7 +76,7 @@ class RandomPool:
 async def test_every_sampled_token_is_trained_once(chat: Chat, tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text(AGENT)
-    environment = AgentEnvironment(command=[sys.executable, str(program)], examples=["begin"])
+    environment = AgentEnvironment(command=[sys.executable, str(program)], data={"rows": [{"prompt": "begin"}]})
     pool, rollout = RandomPool(chat.vocabulary, chat.stop_token_ids[0]), Rollout("0-0", 0, "agent", 0)
     model = PolicyModel(rollout, chat, pool, SamplingParameters(1.0, 8, chat.stop_token_ids))
     config = EnvironmentConfig(name="agent", kind="agent", rollout_timeout_seconds=120.0)
