@@ -17,13 +17,15 @@ from environments.base import EnvironmentContext, Example
 from environments.rewards.base import MAX_PARTS, Attempt, RewardFunction, Value
 from environments.rewards.config import ExactConfig, FunctionConfig, MathConfig, PartConfig, RegexConfig
 from environments.rewards.function import FunctionReward
+from environments.rewards.judge.config import JudgeConfig
+from environments.rewards.judge.reward import JudgeReward
 from environments.rewards.processes import BoundedProcesses
 from environments.rewards.verifiable import ExactReward, MathReward, RegexReward
 
 TOTAL = "total"
 """The metric of the weighted sum."""
 
-AnyPart = Annotated[MathConfig | ExactConfig | RegexConfig | FunctionConfig, Field(discriminator="kind")]
+AnyPart = Annotated[MathConfig | ExactConfig | RegexConfig | FunctionConfig | JudgeConfig, Field(discriminator="kind")]
 
 _PARTS: TypeAdapter[list[AnyPart]] = TypeAdapter(list[AnyPart])
 
@@ -95,6 +97,8 @@ class Rubric:
                 return RegexReward(config, name, self._processes)
             case FunctionConfig():
                 return FunctionReward(config, name)
+            case JudgeConfig():
+                return JudgeReward(config, name, self._processes)
         raise AssertionError(f"a kind without a class: {config}")
 
 
