@@ -50,6 +50,7 @@ class Verifiers:
 
         self._env = loading.load(id, taskset or {}, env or {})
         self._tasks = loading.select(self._env.taskset, select or {})
+        self.fingerprint = loading.fingerprint(self._tasks)
         if unknown := set(trained) - set(names := loading.agent_names(self._env)):
             raise ValueError(f"trained: {sorted(unknown)} are no agents of this environment; it has {', '.join(names)}")
         self._trained = frozenset(trained)

@@ -13,7 +13,8 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from environments.import_path import import_advice
 
 CHAT_HARNESS = "counterpoint_chat"
 MOST_TASKS = 10_000_000
+_DIGESTED = 1000
 
 
 def load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
@@ -70,8 +72,8 @@ def importable(identity: str, key: str) -> str:
     path = Path(identity).expanduser()
     if identity.startswith((".", "/", "~")) or identity.endswith(".py"):
         return _of_directory(path, key)
-    if "/" in identity or not {".", ":"} & set(identity):
-        return identity
+    if {"/", "@"} & set(identity) or not {".", ":"} & set(identity):
+        return identity  # of the library, OWNER/NAME@VERSION
     module_name, _, class_name = identity.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -129,6 +131,15 @@ def _local_agents(settings: dict[str, Any], taskset_id: str, env_id: str) -> Non
         if program == "null" or (program == "bash" and not given and author is None):
             kept = author.model_dump(exclude_unset=True) if author and not given else {}
             agent["harness"] = kept | (chosen if isinstance(chosen, dict) else {}) | {"id": CHAT_HARNESS}
+
+
+def fingerprint(tasks: Sequence[Any]) -> str:
+    """A digest of the tasks: of all up to a thousand, else of a thousand between the first and the last."""
+    step = max(1, len(tasks) // _DIGESTED)
+    digest = blake2b(str(len(tasks)).encode(), digest_size=16)
+    for task in [*tasks[::step], *tasks[-1:]]:
+        digest.update(task.hash.encode())
+    return digest.hexdigest()
 
 
 def agent_names(env: Any) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -21,6 +22,7 @@ class OwnLoop:
     def __init__(self, name: str) -> None:
         """Starts the thread."""
         self._loop = asyncio.SelectorEventLoop()
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -34,13 +36,17 @@ class OwnLoop:
             async with asyncio.timeout(seconds):
                 await self.run(_cancel_others())
         finally:
+            self._is_closing = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join, seconds)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._is_closing:
+                # A task that raises one of these ends the loop. It has its exception all the same; the others go on.
+                with suppress(SystemExit, KeyboardInterrupt):
+                    self._loop.run_forever()
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())

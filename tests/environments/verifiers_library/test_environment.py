@@ -41,6 +41,7 @@ async def test_one_turn(chat: Chat, running: Running) -> None:
         assert len(environment) == 2
         assert environment.example(1) == environment.example(1)
         assert environment.example(1).answer == "rats"
+        assert environment.fingerprint != Verifiers(id=f"{__package__}.samples.spelling").fingerprint
         rollout = await played(environment, ScriptedModel(chat, ["nuts"]), index=1)
     assert texts(chat, rollout.turns) == [("<|user|>reverse star<|end|><|assistant|>", "nuts<|end|>")]
     assert rollout.reward == 0.25
@@ -143,6 +144,37 @@ async def test_a_failed_call_fails_the_rollout_with_its_reason(chat: Chat, runni
     async with running("guessing", select={"limit": 1}) as environment:
         with pytest.raises(Exception, match="agent 'agent': ProviderError: OSError: the server is gone"):
             await played(environment, Broken(chat, []))
+
+
+async def test_failures_of_an_author_cost_one_rollout_each(chat: Chat, running: Running) -> None:
+    complaints = {0: "setup.*no disk", 1: "KeyError: 'answer'", 2: "3", 3: "could not convert string to float: 'good'"}
+    async with running("failing") as environment:
+        for index, complaint in complaints.items():
+            with pytest.raises(BaseException, match=complaint) as failure:
+                await played(environment, ScriptedModel(chat, ["a"]), index)
+            assert not isinstance(failure.value, asyncio.CancelledError)
+        rollout = await played(environment, ScriptedModel(chat, ["a"]), index=4)
+    assert rollout.reward == 1
+
+
+async def test_a_cancelled_rollout_ends_its_episode(chat: Chat, running: Running) -> None:
+    called = asyncio.Event()
+
+    class Stuck(ScriptedModel):
+        async def generate(self, prompt_ids: Any, sampling: Any = None) -> Turn:
+            called.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with running("spelling") as environment:
+        task = asyncio.create_task(played(environment, Stuck(chat, [])))
+        async with asyncio.timeout(60):
+            await called.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        rollout = await played(environment, ScriptedModel(chat, ["rats"]))
+    assert rollout.reward == 1
 
 
 async def test_a_missed_deadline_of_the_library_fails_the_rollout(chat: Chat, running: Running) -> None:
