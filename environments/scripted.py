@@ -8,12 +8,12 @@ No server is needed. `chat` is `Chat(DIRECTORY)` of a model's directory, of whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from environments.base import Environment, OnePolicy, Reply
+from environments.base import Environment, Model, OnePolicy, Reply
 from environments.chat import Chat, Tool
 from environments.config import SamplingConfig, SamplingOverrides
 from transport.records import Rollout, Turn
@@ -23,7 +23,7 @@ LOG_PROBABILITY = -0.5
 
 
 class ScriptedModel(OnePolicy):
-    """`environments.base.Model` that says one answer a turn, each with its end of turn."""
+    """`environments.base.Model` that says one answer a turn, each with its end of turn. Its players share the script."""
 
     def __init__(self, chat: Chat, answers: Iterable[str]) -> None:
         self.chat = chat
@@ -34,6 +34,13 @@ class ScriptedModel(OnePolicy):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Returns the next answer as a turn. Raises `AssertionError` when there is none."""
+        return self._next("", prompt_ids)
+
+    def player(self, name: str) -> Model:
+        """See `environments.base.Model`."""
+        return _Player(self, name)
+
+    def _next(self, player: str, prompt_ids: Sequence[int]) -> Turn:
         answer = next(self._answers, None)
         assert answer is not None, f"the environment asked for answer {len(self.turns) + 1}; the script has fewer"
         completion = [*self.chat.encode(answer), self.chat.stop_token_ids[0]]
@@ -43,6 +50,7 @@ class ScriptedModel(OnePolicy):
             log_probabilities=np.full(len(completion), LOG_PROBABILITY, np.float32),
             policy_version=0,
             finish_reason="stop",
+            player=player,
         )
         self.turns.append(turn)
         return turn
@@ -50,6 +58,21 @@ class ScriptedModel(OnePolicy):
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
         """See `environments.base.Model`. Calls of tools are not parsed."""
         return Reply(self.chat.decode(turn.completion_ids.tolist()))
+
+
+class _Player(ScriptedModel):
+    def __init__(self, model: ScriptedModel, name: str) -> None:
+        self.chat, self.sampling, self.turns = model.chat, model.sampling, model.turns
+        self._model, self._name = model, name
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        return self._model._next(self._name, prompt_ids)
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        return await self._model.parse(turn, tools)
+
+    def player(self, name: str) -> Model:
+        return self._model.player(name)
 
 
 async def play(environment: Environment, index: int, chat: Chat, *answers: str) -> Rollout:
@@ -60,5 +83,9 @@ async def play(environment: Environment, index: int, chat: Chat, *answers: str) 
     await environment.rollout(example, model, state)
     rollout = Rollout(f"0-{index}", 0, "under-test", index, model.turns, state=state)
     if not environment.group_scoring:
-        rollout.reward = cast(float, await environment.score(example, rollout))
+        score = await environment.score(example, rollout)
+        if isinstance(score, Mapping):
+            rollout.player_rewards = dict(score)
+            score = sum(score.values()) / len(score)
+        rollout.reward = score
     return rollout

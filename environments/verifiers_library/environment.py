@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from environments.base import EnvironmentContext, Example, Model
+from environments.base import EnvironmentContext, Example, Model, Score
 from environments.verifiers_library.own_loop import OwnLoop
 from transport.records import Rollout
 
@@ -96,11 +96,15 @@ class Verifiers:
         played = self._stage.play(self._tasks[example.index], model, asyncio.get_running_loop())
         state.update(await self._loop.run(played))
 
-    async def score(self, example: Example, rollout: Rollout) -> float:
-        """Returns the reward that the library gave. Each part of it, and each metric, becomes a metric of the rollout."""
-        rollout.metrics |= rollout.state["metrics"]
-        return float(rollout.state["reward"])
+    async def score(self, example: Example, rollout: Rollout) -> Score:
+        """Returns the reward that the library gave, or that of each trained run.
 
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        Each part of a reward, and each metric, becomes a metric of the rollout.
+        """
+        rollout.metrics |= rollout.state["metrics"]
+        reward: Score = rollout.state["reward"]
+        return reward
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """See `Environment`."""
         raise NotImplementedError("an environment of the verifiers library scores each episode by itself")

@@ -7,7 +7,8 @@ that does not exist, so that all agents without an endpoint of their own reach t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Stage:
     def __init__(self, env: Any, trained: frozenset[str]) -> None:
         self._env = env
         self._trained = trained
+        # The library's environment for one run of one agent; any other may give several runs their own rewards.
+        self._has_players = type(env) is not vf.SingleAgentEnv
         self._client = PolicyClient()
         self._context = vf.ModelContext(model="policy", client=POLICY)
         self._resources = AsyncExitStack()
@@ -70,9 +73,17 @@ class Stage:
 
     async def _play(self, task: Any, model: Model, loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
         seats: dict[str, Seat] = {}
+        players: dict[str, str] = {}
+        runs: Counter[str] = Counter()
 
         def sit(trace: Any) -> None:
-            seats[trace.id] = self._client.open(trace.id, model, loop)
+            player = model
+            if self._has_players and self._is_trained(trace):
+                name = trace.agent.name
+                runs[name] += 1
+                players[trace.id] = name if runs[name] == 1 else f"{name}-{runs[name]}"
+                player = model.player(players[trace.id])
+            seats[trace.id] = self._client.open(trace.id, player, loop)
 
         try:
             episode = await self._env.run_episode(task, self._context, on_trace=sit)
@@ -85,7 +96,7 @@ class Stage:
         said = {id(node.message) for trace in trained for node in trace.nodes if node.sampled}
         if not _leave_untrained_but(said, seats.values()):
             raise EpisodeFailed("no agent that is trained called the model")
-        return _result(episode, trained)
+        return _result(episode, trained, players)
 
     def _is_trained(self, trace: Any) -> bool:
         if not trace.agent.trainable or trace.agent.config.client != POLICY:
@@ -113,14 +124,14 @@ def _leave_untrained_but(said: set[int], seats: Iterable[Seat]) -> bool:
     return any_trained
 
 
-def _result(episode: Any, trained: list[Any]) -> dict[str, Any]:
+def _result(episode: Any, trained: list[Any], players: Mapping[str, str]) -> dict[str, Any]:
     for trace in trained:
         if missing := [name for name, reward in trace.rewards.items() if reward is None]:
             raise EpisodeFailed(
                 f"agent {trace.agent.name!r} was not scored: {', '.join(missing)} did not run ({_stop(trace)})"
             )
     return {
-        "reward": sum(trace.reward for trace in trained) / len(trained),
+        "reward": {players[trace.id]: trace.reward for trace in trained} if players else trained[0].reward,
         "metrics": _metrics(episode, trained),
         "stop": [_stop(trace) for trace in trained],
         "agents": [trace.agent.name for trace in episode.traces],

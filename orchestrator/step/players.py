@@ -53,8 +53,10 @@ def fault_of_players(rollout: Rollout) -> str | None:
         if not math.isfinite(reward) or abs(reward) > LARGEST_FLOAT32:
             return f"the reward of player {player!r} is {reward!r}; expected a finite number of at most {LARGEST_FLOAT32:.2g}"
     for index, turn in enumerate(rollout.turns):
-        if turn.player not in rollout.player_rewards:
+        if turn.player not in rollout.player_rewards and turn.trained_tokens:
             named = ", ".join(map(repr, sorted(rollout.player_rewards)))
             whose = f"player {turn.player!r}" if turn.player else "no player"
-            return f"turn {index} is of {whose}, and there are rewards for {named}; expected one for each player with a turn"
+            return (
+                f"turn {index} is of {whose}, and there are rewards for {named}; expected one for each trained player"
+            )
     return None

@@ -16,6 +16,8 @@ from environments.config import EnvironmentConfig
 from environments.registry import load_environment
 from environments.scripted import ScriptedModel
 from environments.verifiers_library.environment import Verifiers
+from orchestrator.rollouts.play import as_rewards
+from orchestrator.step.finalize import find_fault
 from tests.environments.verifiers_library.conftest import SAMPLES, CallingModel, Running
 from transport.records import Rollout, Turn
 
@@ -28,7 +30,8 @@ async def played(environment: Verifiers, model: ScriptedModel, index: int = 0) -
     await environment.rollout(example, model, state)
     assert json.loads(json.dumps(state)) == state
     rollout = Rollout("0-0", 0, "library", index, model.turns, state=state)
-    rollout.reward = await environment.score(example, rollout)
+    rollout.reward, rollout.player_rewards = as_rewards(await environment.score(example, rollout))
+    assert find_fault(rollout) is None
     return rollout
 
 
@@ -72,7 +75,8 @@ async def test_turns_of_an_untrainable_agent_are_not_trained(chat: Chat, running
     async with running("debate") as environment:
         rollout = await played(environment, ScriptedModel(chat, ["pro", "yes", "con", "no"]))
     assert [turn.trained_tokens > 0 for turn in rollout.turns] == [True, False, True, False]
-    assert rollout.reward == 0.5  # the mean over the solver's two runs
+    assert [turn.player for turn in rollout.turns] == ["solver", "", "solver-2", ""]
+    assert rollout.player_rewards == {"solver": 1, "solver-2": 0}
     assert rollout.metrics["solver/best"] == 0.5
     assert rollout.state["agents"] == ["solver", "judge", "solver", "judge"]
 
@@ -97,7 +101,8 @@ async def test_only_the_agents_named_are_trained(chat: Chat, running: Running) -
 async def test_the_librarys_own_environments(chat: Chat, running: Running) -> None:
     async with running("spelling", env={"id": "best-of-n", "n": 2}) as environment:
         rollout = await played(environment, ScriptedModel(chat, ["rats", "x"]))
-    assert (rollout.reward, rollout.metrics["best"], rollout.metrics["pass_at_n"]) == (0.5, 0.5, 1)
+    assert rollout.player_rewards == {"agent": 1, "agent-2": 0}
+    assert (rollout.metrics["best"], rollout.metrics["pass_at_n"]) == (0.5, 1)
     async with running("spelling", env={"id": "user-sim"}) as environment:
         rollout = await played(environment, ScriptedModel(chat, ["please", "rats", "###DONE###"]))
     assert [turn.trained_tokens > 0 for turn in rollout.turns] == [False, True, False]
@@ -141,7 +146,7 @@ async def test_a_failed_call_fails_the_rollout_with_its_reason(chat: Chat, runni
         async def generate(self, prompt_ids: Any, sampling: Any = None) -> Turn:
             raise OSError("the server is gone")
 
-    async with running("guessing", select={"limit": 1}) as environment:
+    async with running("spelling") as environment:
         with pytest.raises(Exception, match="agent 'agent': ProviderError: OSError: the server is gone"):
             await played(environment, Broken(chat, []))
 

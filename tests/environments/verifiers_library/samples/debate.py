@@ -18,6 +18,7 @@ class DebateConfig(vf.EnvConfig):
     solver: vf.AgentConfig = vf.AgentConfig()
     judge: vf.AgentConfig = vf.AgentConfig(max_turns=1)
     attempts: int = 2
+    rounds: int = 1
 
 
 class DebateEnv(vf.Env[DebateConfig]):
@@ -26,7 +27,10 @@ class DebateEnv(vf.Env[DebateConfig]):
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         for _ in range(self.config.attempts):
-            argument = await agents.solver.run(task)
+            async with agents.solver.interaction(task) as talk:
+                argument = await talk.turn()
+                for _ in range(self.config.rounds - 1):
+                    argument = await talk.turn("go on")
             await agents.judge.run(vf.Task(vf.TaskData(prompt=f"judge {argument.last_reply}")))
 
     async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
