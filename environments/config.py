@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from transport.config import Config, Identifier
 
@@ -80,6 +80,36 @@ class SamplingOverrides(Config):
     """As in `[sampling]`."""
 
 
+class CurriculumConfig(Config):
+    """Draws examples more often whose pass rate is within a band (docs/data.md)."""
+
+    passes_at: float = Field(default=1.0, allow_inf_nan=False)
+    """A rollout passes if its reward is at least this. An example's pass rate is the share of its rollouts that pass."""
+
+    low: float = Field(default=0.1, ge=0, le=1)
+    """An example with a lower pass rate is hard."""
+
+    high: float = Field(default=0.9, ge=0, le=1)
+    """An example with a higher pass rate is easy. Between `low` and `high` it is in the band."""
+
+    explore: float = Field(default=0.25, gt=0, le=1)
+    """The least share of draws that go through all examples in shuffled epochs, so that unseen, easy and hard ones have their
+    turn. 1: the curriculum has no effect on the order."""
+
+    rest: int = Field(default=64, ge=1)
+    """The band is drawn from so seldom that an example of it comes up once in this many draws, or less often, on average: few
+    examples in the band are not drawn over and over."""
+
+    smoothing: float = Field(default=0.5, gt=0, le=1)
+    """Weight of an example's newest group in its pass rate, an exponential moving average."""
+
+    @model_validator(mode="after")
+    def _is_a_band(self) -> CurriculumConfig:
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low} is above high = {self.high}: no example would be in the band")
+        return self
+
+
 class EnvironmentConfig(Config):
     """One environment of the mix."""
 
@@ -104,3 +134,6 @@ class EnvironmentConfig(Config):
 
     sampling: SamplingOverrides = SamplingOverrides()
     """Keys of `[sampling]` that this environment has otherwise than the run."""
+
+    curriculum: CurriculumConfig | None = None
+    """Draw examples by their running pass rates. Unset: in shuffled epochs."""

@@ -1,8 +1,9 @@
 """Chooses the next example when a run mixes several environments by ratio. Pure: no clock, no I/O, a small state.
 
 The environment with the largest deficit is next, so any stretch of the stream has each one's share to within an example or
-two. Each environment's examples come in epochs, every epoch shuffled anew by seed, name and number alone. So the state is
-a few counts an environment, and a resumed stream continues exactly.
+two. Each environment's examples come in epochs, every epoch shuffled anew by seed, name and number alone (`shuffle.py`), or by
+their running pass rates (`curriculum.py`). So the state is a few counts an environment, with a curriculum two bytes an example,
+and a resumed stream continues exactly: the same rewards in the same order give the same stream.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from environments.base import Environment
 from environments.config import EnvironmentConfig
-
-_ROUNDS = 6
-"""Rounds of the shuffling network; four suffice for large numbers, and more mix small ones better."""
+from environments.curriculum import Curriculum
+from environments.shuffle import EpochOrder
 
 
 class ExampleMix:
@@ -27,10 +29,11 @@ class ExampleMix:
         sizes: Mapping[str, int],
         seed: int,
         fingerprints: Mapping[str, str] | None = None,
+        weights: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """`sizes` is the number of examples of each environment, by name; `fingerprints` their digest, where there is one.
+        """Takes, by environment, the number of examples and, where there is one, their digest and their weights.
 
-        Raises `ValueError` when one has no examples.
+        Raises `ValueError` when one has no examples, or too many for its curriculum, or invalid weights.
         """
         self._ratios = {environment.name: environment.ratio for environment in environments}
         self._sizes = {name: sizes[name] for name in self._ratios}
@@ -42,6 +45,18 @@ class ExampleMix:
         self._drawn = dict.fromkeys(self._ratios, 0)
         self._before = dict.fromkeys(self._ratios, 0)
         """Examples drawn before the ratios were those of now; shares count from there on."""
+        self._orders: dict[str, EpochOrder] = {}
+        self._curricula: dict[str, Curriculum] = {}
+        for environment in environments:
+            name, size = environment.name, self._sizes[environment.name]
+            try:
+                self._orders[name] = EpochOrder(size, f"{seed}/{name}", (weights or {}).get(name))
+                if environment.curriculum is not None:
+                    self._curricula[name] = Curriculum(
+                        environment.curriculum, self._orders[name], size, f"{seed}/{name}"
+                    )
+            except ValueError as error:
+                raise ValueError(f"environment {name!r}: {error}") from error
 
     def reweight(self, ratios: Mapping[str, float]) -> None:
         """Draws by other ratios of the same environments from now on. What was drawn before is not made up for."""
@@ -56,17 +71,33 @@ class ExampleMix:
         name = max(  # the one furthest below its share; the first among equals
             self._ratios, key=lambda each: total * self._ratios[each] / ratios - drawn[each]
         )
-        epoch, position = divmod(self._drawn[name], self._sizes[name])
+        position = self._drawn[name]
         self._drawn[name] += 1
-        return name, shuffled(position, self._sizes[name], f"{self._seed}/{name}/{epoch}")
+        curriculum = self._curricula.get(name)
+        return name, self._orders[name].at(position) if curriculum is None else curriculum.next()
+
+    def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
+        """Takes up the rewards of one group. Only an environment with a curriculum draws by them."""
+        if (curriculum := self._curricula.get(environment)) is not None:
+            curriculum.observe(index, rewards)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Returns metrics by name: the epochs of each environment, and what its curriculum did since the last call."""
+        metrics: dict[str, float] = {}
+        for name, size in self._sizes.items():
+            curriculum = self._curricula.get(name)
+            own = {"epoch": self._drawn[name] / size} if curriculum is None else curriculum.take_metrics()
+            metrics |= {f"examples/{name}/{what}": value for what, value in own.items()}
+        return metrics
 
     def state(self) -> dict[str, Any]:
-        """Returns the position in the stream, of plain types, for JSON and msgpack."""
+        """Returns the position in the stream, for msgpack; without a curriculum, of plain types."""
         state = {"seed": self._seed, "drawn": dict(self._drawn), "ratios": dict(self._ratios)}
         return state | {
             "before": dict(self._before),
             "sizes": dict(self._sizes),
             "fingerprints": dict(self._fingerprints),
+            "curricula": {name: curriculum.state() for name, curriculum in self._curricula.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -80,6 +111,11 @@ class ExampleMix:
                 f"seed {self._seed} and {sorted(self._drawn)}: resume with the configuration the run was started with"
             )
         self._check_data(state)
+        curricula = {name: saved for name, saved in state.get("curricula", {}).items() if name in self._curricula}
+        for name, saved in curricula.items():
+            self._curricula[name].check(saved)
+        for name, saved in curricula.items():
+            self._curricula[name].restore(saved)
         self._drawn = {name: int(state["drawn"][name]) for name in self._drawn}
         ratios = self._ratios
         self._ratios = {name: float(state.get("ratios", ratios)[name]) for name in ratios}
@@ -98,26 +134,20 @@ class ExampleMix:
 
 
 def mix_of(configs: Sequence[EnvironmentConfig], environments: Mapping[str, Environment], seed: int) -> ExampleMix:
-    """Returns the mix of loaded environments, by name. Asks each for its length, and its `fingerprint` if it has one."""
-    fingerprints = {name: getattr(each, "fingerprint", None) for name, each in environments.items()}
-    known = {name: str(value) for name, value in fingerprints.items() if value is not None}
-    return ExampleMix(configs, {name: len(each) for name, each in environments.items()}, seed, known)
+    """Returns the mix of loaded environments, by name. Asks each for its length, and for `fingerprint` and `weights`.
 
-
-def shuffled(position: int, size: int, key: str) -> int:
-    """Returns the number at `position` of `range(size)`, shuffled by `key`.
-
-    It is computed alone, since the order of a million examples would block the event loop for 0.3 s: a Feistel network
-    permutes the next power of four, and is walked until it returns to the range (Black and Rogaway, "Ciphers with Arbitrary
-    Finite Domains", 2002). Four steps at most on average.
+    Raises `ValueError` as `ExampleMix` does.
     """
-    half = (max(size - 1, 1).bit_length() + 1) // 2
-    value = position
-    while True:
-        left, right = divmod(value, 1 << half)
-        for round_number in range(_ROUNDS):
-            digest = hashlib.blake2b(f"{key}/{round_number}/{right}".encode(), digest_size=8).digest()
-            left, right = right, left ^ (int.from_bytes(digest, "big") & ((1 << half) - 1))
-        value = (left << half) + right
-        if value < size:
-            return value
+    sizes = {name: len(environment) for name, environment in environments.items()}
+    weights = {
+        name: found for name, each in environments.items() if (found := getattr(each, "weights", None)) is not None
+    }
+    fingerprints: dict[str, str] = {}
+    for name, environment in environments.items():
+        known = [str(found)] if (found := getattr(environment, "fingerprint", None)) is not None else []
+        if name in weights:
+            content = np.asarray(weights[name], np.float64).tobytes()
+            known.append(f"weights {hashlib.blake2b(content, digest_size=8).hexdigest()}")
+        if known:
+            fingerprints[name] = ", ".join(known)
+    return ExampleMix(configs, sizes, seed, fingerprints, weights)

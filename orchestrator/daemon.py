@@ -222,6 +222,8 @@ class Daemon:
             link = open_link(config.transport, config.output_dir, config.run_id)
             model = _adapter(config) or config.served_model or config.model
             self._pool = InferencePool(config.inference, model, self._on_capacity)
+            played = {name: environment.environment for name, environment in environments.items()}
+            self._mix = mix_of(config.environments, played, config.seed)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         resources.push_async_callback(self._pool.close)
@@ -232,8 +234,6 @@ class Daemon:
         resources.push_async_callback(self._sender.close)
 
         group_scoring = [name for name, each in environments.items() if each.environment.group_scoring]
-        played = {name: environment.environment for name, environment in environments.items()}
-        self._mix = mix_of(config.environments, played, config.seed)
         self._scheduler = Scheduler(config.schedule, config.steps, self._mix)
         self._dispatcher = Dispatcher(
             config,

@@ -396,6 +396,7 @@ class Dispatcher:
             "uptime_seconds": time.monotonic() - self._began if self._began is not None else 0.0,
             "rollouts/cancelled": 0,
             **counts,
+            **self._scheduler.take_example_metrics(),
             **self._lag.take().metrics(),
             **self._blame.take().metrics(),
             "inflight/rollouts": snapshot.in_flight_rollouts,

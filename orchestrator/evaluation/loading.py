@@ -14,7 +14,7 @@ from pathlib import Path
 from environments.base import EnvironmentContext
 from environments.chat import Chat
 from environments.lifecycle import started
-from environments.mix import shuffled
+from environments.shuffle import shuffled
 from environments.registry import load_environment
 from inference.base import SamplingParameters
 from orchestrator.rollouts.play import LoadedEnvironment, sampling_parameters

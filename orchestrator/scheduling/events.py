@@ -49,6 +49,8 @@ class GroupFinalized:
     """Why the whole group was dropped: `FAILED`, `INFERENCE_FAILED`, `INCOMPLETE` or `ADVANTAGE`; None where it was not."""
     detail: str = ""
     """Of `dropped`, for a person."""
+    rewards: tuple[float, ...] = ()
+    """Of the kept and filtered rollouts, for the curriculum; none where the group was dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Group:
     """The oldest policy version of its completed rollouts' turns so far."""
     kept: int = 0
     filtered: int = 0
+    rewards: tuple[float, ...] = ()
+    """Of a finalized group."""
 
     @property
     def version(self) -> int:
@@ -48,6 +50,7 @@ class Group:
         }
         if ready and self.phase == "ready":
             entry["ready"] = {"kept": self.kept, "filtered": self.filtered, "version": self.version}
+            entry["ready"]["rewards"] = list(self.rewards)
         return entry
 
 
@@ -62,6 +65,7 @@ def restored(entry: dict[str, Any]) -> Group:
         group.phase = "ready"
         group.kept, group.filtered = int(ready["kept"]), int(ready["filtered"])
         group.oldest_version = int(ready["version"])
+        group.rewards = tuple(map(float, ready.get("rewards", ())))
     return group
 
 

@@ -22,6 +22,7 @@ next step to ship and v the newest loaded policy version:
   kept rollouts with `refill`, kept and filtered ones with `ship`. It ships within the lead, one batch at a time.
 - **Replacement.** Failed rollouts never count. A group of which no rollout counts, or a whole batch of which none is kept, is
   dropped, and the rules above start others.
+- **Curriculum.** The source of examples learns a group's rewards when the group ships, or is dropped after it was finalized.
 - **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and at no other time.
 - **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step, without its groups. After a drain, ready
   groups stay ready; any other starts again, with the same id and example. After a kill ready groups start again, too: the commit
@@ -34,7 +35,7 @@ next step to ship and v the newest loaded policy version:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from orchestrator.scheduling.evaluation_share import EvaluationShare
@@ -85,6 +86,12 @@ class ExampleSource(Protocol):
     def next(self) -> tuple[str, int]:
         """Returns environment and index of the next example."""
 
+    def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
+        """Takes up the rewards of a group, by which it may choose."""
+
+    def take_metrics(self) -> dict[str, float]:
+        """Returns metrics by name, of what happened since the last call."""
+
     def state(self) -> dict[str, Any]:
         """Returns its position, for msgpack."""
 
@@ -93,7 +100,7 @@ class ExampleSource(Protocol):
 
 
 class Scheduler:
-    """Decides by the rules above. `mix` is drawn from only when a new group starts, so both are saved as one state."""
+    """Decides by the rules above. `mix` is changed by its rules alone, so both are saved as one state."""
 
     def __init__(self, schedule: ScheduleConfig, steps: int, mix: ExampleSource, *, starts_an_event: int = 64) -> None:
         self._schedule = schedule
@@ -185,7 +192,7 @@ class Scheduler:
             return  # dropped while it was finalized
         if group is None or group.phase != "finalizing" or event.kept + event.filtered > group.completed:
             raise ValueError(f"{event} does not fit the group: {group}{self._shown_log(event.group_id)}")
-        group.kept, group.filtered = event.kept, event.filtered
+        group.kept, group.filtered, group.rewards = event.kept, event.filtered, event.rewards
         if event.dropped is None and self._groups.counts(group):
             self._groups.move(group, "ready")
             return
@@ -251,6 +258,8 @@ class Scheduler:
         self._shipping = self._next_step
         self._next_step += 1
         self._dropped.clear()
+        for group in groups:
+            self._observe(group)
         return ShipBatch(self._shipping, tuple(group.group_id for group in groups))
 
     def _start(self) -> Iterator[Instruction]:
@@ -351,9 +360,22 @@ class Scheduler:
 
     def _drop(self, group: Group, reason: DropReason, detail: str) -> CancelGroup:
         """Counts a group that has been removed."""
+        self._observe(group)
         self._dropped[reason] += 1
         self._last_drop = f"group {group.group_id}, {detail}"
         return CancelGroup(group.group_id, reason, detail)
+
+    def _observe(self, group: Group) -> None:
+        """Shows the examples' source the rewards of a group that leaves for good, if it was finalized.
+
+        Not earlier: a ready group starts again after a kill, and would be seen twice.
+        """
+        if group.rewards:
+            self._mix.observe(group.environment, group.example_index, group.rewards)
+
+    def take_example_metrics(self) -> dict[str, float]:
+        """Returns the metrics of the examples' source since the last call."""
+        return self._mix.take_metrics()
 
     def snapshot(self) -> Snapshot:
         """Returns the present numbers and reasons to wait."""

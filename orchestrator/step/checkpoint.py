@@ -17,6 +17,7 @@ from typing import Any
 import msgpack
 import orjson
 
+from environments.config import EnvironmentConfig
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.run_directory import ConfigurationError
@@ -54,10 +55,15 @@ class Checkpoint:
 def identity_of(config: RunConfig) -> dict[str, Any]:
     """Returns seed and mix. The order of examples depends on them, so a resume must not change them."""
     environments = [
-        environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"})
+        environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"}) | _curriculum(environment)
         for environment in config.environments
     ]
     return {"seed": config.seed, "environments": environments}
+
+
+def _curriculum(environment: EnvironmentConfig) -> dict[str, Any]:
+    """Returns nothing without a curriculum, as runs of before there was one have nothing."""
+    return {} if environment.curriculum is None else {"curriculum": environment.curriculum.model_dump(mode="json")}
 
 
 def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:

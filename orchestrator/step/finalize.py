@@ -126,7 +126,8 @@ def finalize_group(
         return GroupOutcome(dropped, rollouts, failed + len(survivors))
     caught = apply_filters(filters, survivors)
     filtered = sum(rollout.filtered_by is not None for rollout in survivors)
-    event = GroupFinalized(group_id, kept=len(survivors) - filtered, filtered=filtered)
+    rewards = tuple(rollout.reward for rollout in survivors if rollout.reward is not None)
+    event = GroupFinalized(group_id, kept=len(survivors) - filtered, filtered=filtered, rewards=rewards)
     return GroupOutcome(event, rollouts, failed, caught)
 
 

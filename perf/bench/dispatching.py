@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, cast
 
 from environments.base import Environment
@@ -71,6 +72,12 @@ class _Examples:
     def next(self) -> tuple[str, int]:
         self._drawn += 1
         return self._environment, self._drawn
+
+    def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
+        pass
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         return {}

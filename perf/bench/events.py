@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.loop_health.gc_tuning import freeze_gc, infrequent_gc
@@ -97,6 +98,12 @@ class _Examples:
 
     def next(self) -> tuple[str, int]:
         return "short", 0
+
+    def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
+        pass
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         return {}

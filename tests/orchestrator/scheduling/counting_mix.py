@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -10,13 +11,22 @@ class CountingMix:
 
     def __init__(self) -> None:
         self.drawn = 0
+        self.observed: list[Any] = []
+        """Index and rewards of each group that left."""
 
     def next(self) -> tuple[str, int]:
         self.drawn += 1
         return "words", self.drawn - 1
 
+    def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
+        self.observed.append([index, list(rewards)])
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
     def state(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
+        return {"drawn": self.drawn, "observed": list(self.observed)}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.drawn = state["drawn"]
+        self.observed = list(state.get("observed", []))

@@ -64,7 +64,9 @@ class StraightforwardScheduler:
                 group = self.groups.get(event.group_id)
                 if group is not None:
                     group.kept, group.filtered, group.phase = event.kept, event.filtered, "ready"
+                    group.rewards = event.rewards
                     if event.dropped is not None or not self.counts(group):
+                        self.observe(group)
                         yield self.drop(group, event.dropped or DropReason.FILTERED)
             case PolicyUpdated(version):
                 self.version = version
@@ -100,6 +102,7 @@ class StraightforwardScheduler:
         for group in list(self.groups.values()):
             stale = self.next_step - group.version > self.schedule.max_off_policy_steps
             if group.phase in ("running", "ready") and stale:
+                self.observe(group)
                 yield self.drop(group, DropReason.STALE)
 
     def ship(self) -> Iterator[Instruction]:
@@ -115,12 +118,14 @@ class StraightforwardScheduler:
                 continue
             if any(each.kept for each in chosen):
                 for each in chosen:
+                    self.observe(each)
                     del self.groups[each.group_id]
                 yield ShipBatch(self.next_step, tuple(each.group_id for each in chosen))
                 self.shipping = True
                 self.next_step += 1
                 return
             for each in chosen:
+                self.observe(each)
                 yield self.drop(each, DropReason.FILTERED)
             chosen = []
 
@@ -156,6 +161,10 @@ class StraightforwardScheduler:
             if group.phase != "waiting":
                 yield cancelled
         yield Finish()
+
+    def observe(self, group: Group) -> None:
+        if group.rewards:
+            self.mix.observe(group.environment, group.example_index, group.rewards)
 
     def drop(self, group: Group, reason: DropReason) -> CancelGroup:
         del self.groups[group.group_id]

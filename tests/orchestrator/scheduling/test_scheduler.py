@@ -320,7 +320,7 @@ def test_a_ready_group_is_as_old_as_the_oldest_turn_that_completed() -> None:
     for index, (outcome, version) in enumerate((("f", 1), ("c", 3), ("c", 2), ("c", 3))):
         end(scheduler, 0, outcome, version, first=index)
     scheduler.handle(GroupFinalized(0, 3, 0))
-    assert scheduler.state()["groups"][0]["ready"] == {"kept": 3, "filtered": 0, "version": 2}
+    assert scheduler.state()["groups"][0]["ready"] == {"kept": 3, "filtered": 0, "version": 2, "rewards": []}
 
 
 def test_the_log_tells_what_happened_to_a_group_and_is_bounded() -> None:

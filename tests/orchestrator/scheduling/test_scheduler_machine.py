@@ -130,8 +130,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def make_schedulers(self) -> None:
         starts = self.starts_an_event
-        self.scheduler = Scheduler(self.schedule, STEPS, CountingMix(), starts_an_event=starts)
-        self.plain = StraightforwardScheduler(self.schedule, STEPS, CountingMix(), starts_an_event=starts)
+        self.mix, self.plain_mix = CountingMix(), CountingMix()
+        self.scheduler = Scheduler(self.schedule, STEPS, self.mix, starts_an_event=starts)
+        self.plain = StraightforwardScheduler(self.schedule, STEPS, self.plain_mix, starts_an_event=starts)
         self.more_to_start = False
 
     # --- the dispatcher ---
@@ -141,6 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.version, self.loading = event.version, None
         instructions = self.scheduler.handle(event)
         assert [without_detail(each) for each in instructions] == self.plain.handle(event)
+        assert self.mix.observed == self.plain_mix.observed
         assert sum(isinstance(each, StartGroup) for each in instructions) <= self.starts_an_event
         for instruction in instructions:
             self.execute(instruction)
@@ -244,7 +246,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         group = self.world.groups[group_id]
         group.finalizing, group.ready = False, not dropped
         group.kept, group.filtered = kept, filtered
-        self.handle(GroupFinalized(group_id, kept, filtered, DropReason.FAILED if dropped else None))
+        rewards = (0.5,) * (kept + filtered)
+        self.handle(GroupFinalized(group_id, kept, filtered, DropReason.FAILED if dropped else None, rewards=rewards))
 
     def finalize_keeping_all(self, group_id: int) -> None:
         versions = self.world.groups[group_id].versions
@@ -355,6 +358,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         phases = self.scheduler.snapshot().groups
         assert Counter(phases)["running"] == sum(bool(group.outstanding) for group in self.world.groups.values())
         assert len(saved) == sum(phases.values())
+
+    @invariant()
+    def the_rewards_of_each_group_that_left_are_seen_once(self) -> None:
+        """Whatever kills and resumes there were."""
+        seen = [index for index, _ in self.mix.observed]
+        assert len(seen) == len(set(seen))
+        assert self.world.shipped <= set(seen)
+        assert not set(seen) & set(self.world.groups)
 
     @invariant()
     def what_is_in_flight_is_known(self) -> None:

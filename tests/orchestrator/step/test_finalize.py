@@ -32,14 +32,14 @@ zero_advantage = ZeroAdvantageFilter()
 def test_a_good_group_is_kept_with_its_advantages() -> None:
     group = make_group([1.0, 0.0])
     outcome = finalize_group(group, group_mean, [zero_advantage])
-    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
     assert [rollout.advantage for rollout in group] == [0.5, -0.5]
 
 
 def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
     group = make_group([1.0, 0.0, 0.5])
     outcome = finalize_group(group, group_mean, [zero_advantage])
-    assert outcome.event == GroupFinalized(5, kept=2, filtered=1)
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=1, rewards=(1.0, 0.0, 0.5))
     assert [rollout.filtered_by for rollout in group] == [None, None, "zero_advantage"]
     assert outcome.caught == {("zero_advantage", "words"): 1}
 
@@ -153,7 +153,7 @@ def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
     group = make_group([1.0, 0.0, 0.25])
     spoil(group[2])
     outcome = finalize_group(group, group_mean, [zero_advantage])
-    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
     assert outcome.failed == 1
     assert group[2].error is not None
     assert reason in group[2].error
@@ -164,7 +164,7 @@ def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
     group = make_group([1.0, 0.0, 9.0])
     group[2].error = "the environment raised KeyError"
     outcome = finalize_group(group, group_mean, [])
-    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
     assert outcome.failed == 0
     assert group[2].error == "the environment raised KeyError"
 
@@ -239,7 +239,7 @@ def test_a_state_is_recorded_as_it_was_finalized(tmp_path: Path) -> None:
     group[0].state["answer"], group[1].state["answer"] = nested(253), "short"
     group[2].state["answer"] = nested(254)
     outcome = Finalizer(Advantage("mine:function", meddling), [])(group, False)
-    assert outcome.event == GroupFinalized(5, kept=2, filtered=0)
+    assert outcome.event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
     for rollout in group:
         rollout.state["answer"], rollout.metrics["x"], rollout.reward = object(), float("nan"), None
     write_records(tmp_path / "rollouts.jsonl", outcome.rollouts, {"words": ["answer"]})
@@ -270,4 +270,4 @@ async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() ->
             assert await run_cpu_bound(sum, [1, 2]) == 3
     finally:
         released.set()
-    assert (await finalizing).event == GroupFinalized(5, kept=2, filtered=0)
+    assert (await finalizing).event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
