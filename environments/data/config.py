@@ -59,6 +59,9 @@ class DataConfig(Config):
     """Names in a row, and the column that each is taken from: `{ prompt = "question" }`. Only these are read. Empty: every
     column, by its own name."""
 
+    weight: str | None = None
+    """A column of numbers, 0 or more: how often a row is drawn, relative to the others. Unset: all alike."""
+
     max_row_bytes: int = Field(default=16 * 2**20, ge=1)
     """A larger row is an error."""
 
@@ -72,3 +75,9 @@ class DataConfig(Config):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} belongs to a dataset; for {given[0]}, use select")
         return self
+
+    @property
+    def used_columns(self) -> list[str]:
+        """The columns that are read; empty: all."""
+        named = [*self.columns.values(), self.weight] if self.columns and self.weight else self.columns.values()
+        return list(dict.fromkeys(named))

@@ -26,10 +26,11 @@ class HubRows(Rows):
         """Loads it, from the network if it is not here. Blocks. Raises `DataError`."""
         self._name = f"dataset {config.dataset}"
         found = _load(config, self._name)
-        for column in config.columns.values():
+        columns = config.used_columns
+        for column in columns:
             if column not in found.column_names:
                 raise DataError(f"{self._name}: {lacks(column, found.column_names)}")
-        used = found.select_columns(list(dict.fromkeys(config.columns.values()))) if config.columns else found
+        used = found.select_columns(columns) if columns else found
         self._dataset = used.with_format("arrow")  # images stay bytes: nothing is decoded on the event loop
         self._max_row_bytes = config.max_row_bytes
 

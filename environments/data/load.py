@@ -7,16 +7,18 @@ rows[3]["prompt"], rows.where(3), rows.fingerprint
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from environments.data.config import DataConfig, parse_slice
 from environments.data.json_lines import JsonLines
 from environments.data.parquet import Parquet
-from environments.data.rows import Chosen, DataError, Joined, Listed, Rows
+from environments.data.rows import Chosen, DataError, Float64Array, Joined, Listed, Rows, lacks
 
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet")
 
@@ -42,7 +44,22 @@ def load_rows(config: DataConfig | Mapping[str, Any]) -> Rows:
             else f"data: {config.path or config.dataset or 'rows'} holds no row"
         )
     rows.row(0)  # It names a column that is missing, now and not during the run.
+    if config.weight is not None:
+        rows.weights = _weights(every[parse_slice(config.select)], config.weight)
     return rows
+
+
+def _weights(rows: Rows, column: str) -> Float64Array:
+    """Returns the weight of every row. Reads all of them. Raises `DataError`."""
+    weights = np.empty(len(rows))
+    for index, row in enumerate(rows):
+        if column not in row:
+            raise DataError(f"{rows.where(index)}: {lacks(column, list(row))} (`weight`)")
+        value = row[column]
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise DataError(f"{rows.where(index)}: the weight {column!r} is {value!r}; expected a number, 0 or more")
+        weights[index] = value
+    return weights
 
 
 def _source(config: DataConfig) -> Rows:
@@ -74,5 +91,5 @@ def _file(path: Path, config: DataConfig) -> Rows:
     if path.suffix not in _SUFFIXES:
         raise DataError(f"data: path = {str(path)!r}: the name ends with none of {', '.join(_SUFFIXES)}")
     if path.suffix == ".parquet":
-        return Parquet(path, list(dict.fromkeys(config.columns.values())), config.max_row_bytes)
+        return Parquet(path, config.used_columns, config.max_row_bytes)
     return JsonLines(path, config.max_row_bytes)

@@ -12,9 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 Row = Mapping[str, Any]
+Float64Array = npt.NDArray[np.float64]
 
 
 class DataError(ValueError):
@@ -23,6 +26,9 @@ class DataError(ValueError):
 
 class Rows(ABC, Sequence[Row]):
     """Rows in a fixed order."""
+
+    weights: Float64Array | None = None
+    """How often each row is drawn, relative to the others; None: all alike."""
 
     @property
     @abstractmethod

@@ -49,6 +49,7 @@ class SingleTurn:
         """
         self._rows = load_rows(data)
         self.fingerprint = self._rows.fingerprint
+        self.weights = self._rows.weights
         self._prompt = Template(prompt, "prompt")
         self._system = None if system is None else Template(system, "system")
         self._answer = answer

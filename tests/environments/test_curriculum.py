@@ -41,6 +41,7 @@ def thirds(index: int) -> float:
     return (0.0, 0.5, 1.0)[index % 3]
 
 
+@pytest.mark.slow
 def test_the_band_comes_up_more_often_and_nothing_starves() -> None:
     drawn = Counter(play(make_mix(300, rest=10, explore=0.25), 12_000, thirds))
     assert set(drawn) == set(range(300))
@@ -70,7 +71,7 @@ def test_what_the_model_has_learned_leaves_the_band() -> None:
 rewards = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 12), rewards), max_size=60), st.integers(0, 60), st.integers(1, 20))
 def test_a_restored_curriculum_goes_on_exactly(events: list[tuple[int, list[float]]], cut: int, rest: int) -> None:
     def follow(mix: ExampleMix, some: list[tuple[int, list[float]]]) -> list[tuple[str, int]]:
@@ -90,7 +91,7 @@ def test_a_restored_curriculum_goes_on_exactly(events: list[tuple[int, list[floa
     assert resumed.state() == undisturbed.state()
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 2999), rewards), max_size=40))
 def test_the_band_is_that_of_a_plain_average(events: list[tuple[int, list[float]]]) -> None:
     """Over several blocks of examples; the rate is kept in 255 parts."""
@@ -157,7 +158,7 @@ def weighted(weights: list[float], seed: int = 0, fingerprint: str | None = None
     return mix_of([EnvironmentConfig(name="a", kind="reverse-text")], {"a": environment}, seed)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 9) | st.floats(0, 5), min_size=1, max_size=12).filter(any), st.integers(0, 100))
 def test_every_epoch_has_each_example_as_often_as_its_weight_says(weights: list[float], seed: int) -> None:
     mix, size, total = weighted(weights, seed), len(weights), sum(weights)

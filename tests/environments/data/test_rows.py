@@ -139,6 +139,23 @@ def test_columns_are_renamed_and_a_missing_one_is_named(tmp_path: Path) -> None:
         load_rows({"path": path, "columns": {"prompt": "questions"}})
 
 
+def test_a_column_has_the_weights(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "some.jsonl", [{"a": n, "w": n / 2} for n in range(6)])
+    rows = load_rows({"path": str(path), "columns": {"b": "a"}, "weight": "w", "select": "::2"})
+    assert list(rows) == [{"b": 0}, {"b": 2}, {"b": 4}]
+    assert rows.weights is not None
+    assert rows.weights.tolist() == [0, 1, 2]
+    assert load_rows({"path": str(path)}).weights is None
+    for row, said in (
+        ({"a": 1}, r"some\.jsonl:7: there is no column 'w'\. It has 'a' \(`weight`\)"),
+        ({"a": 1, "w": "2"}, r"some\.jsonl:7: the weight 'w' is '2'; expected a number, 0 or more"),
+        ({"a": 1, "w": -1}, r"the weight 'w' is -1"),
+    ):
+        path.write_text("".join(json.dumps({"a": n, "w": 1}) + "\n" for n in range(6)) + json.dumps(row) + "\n")
+        with pytest.raises(DataError, match=said):
+            load_rows({"path": str(path), "weight": "w"})
+
+
 @pytest.mark.parametrize("select", [":", "2:", ":-1", "::3", "1:9:2"])
 def test_select_is_a_slice(select: str) -> None:
     bounds = [int(part) if part else None for part in select.split(":")]
@@ -204,6 +221,9 @@ def test_parquet_is_read_by_row_groups(tmp_path: Path) -> None:
     assert list(rows) == WRITTEN
     assert rows.where(4) == f"{path}, row 4"
     assert list(load_rows({"path": str(path), "columns": {"a": "answer"}, "select": "8:"})) == [{"a": 9}, {"a": 10}]
+    weighted = load_rows({"path": str(path), "columns": {"q": "question"}, "weight": "answer", "select": "8:"})
+    assert weighted.weights is not None
+    assert (list(weighted), weighted.weights.tolist()) == ([{"q": "8 + 1"}, {"q": "9 + 1"}], [9, 10])
     with pytest.raises(DataError, match=r"some\.parquet: there is no column 'anwser'; did you mean 'answer'\?"):
         load_rows({"path": str(path), "columns": {"a": "anwser"}})
     with pytest.raises(DataError, match=r"some\.parquet, row 0: it has \d+ bytes; .* max_row_bytes = 8"):
