@@ -14,8 +14,8 @@ from pathlib import Path
 from environments.base import EnvironmentContext
 from environments.chat import Chat
 from environments.lifecycle import started
-from environments.shuffle import shuffled
 from environments.registry import load_environment
+from environments.shuffle import shuffled
 from inference.base import SamplingParameters
 from orchestrator.rollouts.play import LoadedEnvironment, sampling_parameters
 from run.config import RunConfig
