@@ -106,6 +106,13 @@ Score = float | Mapping[str, float]
 """The reward of a rollout, or that of each of its players by name."""
 
 
+class Unavailable(Exception):
+    """What an environment needs from elsewhere is not there, such as a partner of another run.
+
+    Raised in `rollout` or `score`, it fails the rollout as one that inference failed: not as its environment's failure.
+    """
+
+
 class Environment(Protocol):
     """The protocol. Subclassing is not needed.
 

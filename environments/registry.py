@@ -21,6 +21,7 @@ BUILT_IN = {
     "closest-number": "environments.tasks.closest_number:ClosestNumber",
     "guess-number": "environments.tasks.guess_number:GuessNumber",
     "reverse-text": "environments.tasks.reverse_text:ReverseText",
+    "seat": "environments.seats.seat:Seat",
     "single-turn": "environments.rewards.single_turn:SingleTurn",
     "verifiers": "environments.verifiers_library.environment:Verifiers",
 }

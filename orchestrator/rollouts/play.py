@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from environments.base import Environment, Model, Reply
+from environments.base import Environment, Model, Reply, Unavailable
 from environments.chat import Chat, Tool
 from environments.config import EnvironmentConfig, SamplingConfig, SamplingOverrides
 from environments.tools.calls import read_calls
@@ -210,6 +210,10 @@ class PolicyModel:
             self._cancelled_after = max(self._cancelled_after, time.monotonic() - began)
             raise
 
+    def excuse(self) -> None:
+        """Notes that the rollout fails for want of what is elsewhere (`Unavailable`)."""
+        self._unanswered = True
+
     def inference_failed(self, rollout_seconds: float) -> bool:
         """Whether a rollout with the deadline `rollout_seconds` failed because of inference.
 
@@ -233,8 +237,15 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
             shown = _shown(rollout)
             _take_over(rollout, shown, as_rewards(await environment.score(example, shown)))
 
+    async def excused() -> None:
+        try:
+            await play_and_score()
+        except Unavailable:
+            model.excuse()
+            raise
+
     try:
-        rollout.error = await _failure(loaded, play_and_score)
+        rollout.error = await _failure(loaded, excused)
     finally:
         model.close()
     seconds = loaded.config.rollout_timeout_seconds

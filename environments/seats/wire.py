@@ -1,0 +1,99 @@
+"""What the host of an episode and one seat say to each other: msgpack maps, each after its length, over a UNIX socket.
+
+A connection is one seat in one episode, so its end is the end of the partner. Sizes are checked before memory is allocated.
+
+| message | from | meaning |
+|---|---|---|
+| `sit {protocol, seat, key}` | seat | wants to sit there; seats of one group have the same key |
+| `seated {example}` | host | has a place in an episode of that example |
+| `ask {messages}` | host | the messages since the seat's last answer; an answer is due |
+| `answer {text}` | seat | |
+| `leave {reason}` | seat | will not answer any more |
+| `end {reward, reason}` | host | the last message; without a reward (nil), with a reason |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+
+from environments.base import Unavailable
+
+PROTOCOL = 1
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""Of one message: a million tokens of text."""
+
+CLOSE_SECONDS = 5.0
+
+SOCKET_NAME = "seats.sock"
+
+_LENGTH = struct.Struct(">I")
+
+
+class PartnerGone(Unavailable):
+    """The other side of an episode ended it, died, or did not say anything in time."""
+
+
+class NoPartner(Unavailable):
+    """Nobody came to the episode in time."""
+
+
+class Connection:
+    """One end. Not for use by two tasks at once in one direction."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
+        """`peer` says in errors who the other side is."""
+        self._reader = reader
+        self._writer = writer
+        self._peer = peer
+
+    async def receive(self) -> dict[str, Any]:
+        """Returns the next message. Raises `PartnerGone` at the end of the connection, or for what is no message."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > MAX_MESSAGE_BYTES:
+                raise PartnerGone(
+                    f"{self._peer} sent a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are read"
+                )
+            message = msgpack.unpackb(await self._reader.readexactly(length), max_ext_len=0)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise PartnerGone(f"{self._peer} ended the connection") from error
+        except (ValueError, msgpack.UnpackException) as error:
+            raise PartnerGone(f"{self._peer} sent what is no message: {error!r}") from error
+        if not isinstance(message, dict):
+            raise PartnerGone(f"{self._peer} sent a {type(message).__name__}; expected a map")
+        return message
+
+    async def send(self, **message: Any) -> None:
+        """Sends a message, waiting while the other side does not read. Raises `PartnerGone`."""
+        try:
+            self._write(message)
+            await self._writer.drain()
+        except OSError as error:
+            raise PartnerGone(f"{self._peer} ended the connection") from error
+
+    def end(self, **message: Any) -> None:
+        """Sends a last message without waiting for it to be read, and closes the connection. Never raises."""
+        with suppress(OSError, RuntimeError, ValueError):
+            if not self._writer.is_closing():
+                self._write(message)
+        self._writer.close()
+
+    async def closed(self) -> None:
+        """Closes the connection and returns once it is closed, at the latest after `CLOSE_SECONDS`."""
+        self._writer.close()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._writer.wait_closed()
+        self._writer.transport.abort()  # if the other side has not read what was left
+
+    def _write(self, message: dict[str, Any]) -> None:
+        encoded: bytes = msgpack.packb(message)
+        if len(encoded) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(encoded)} bytes does not travel; at most {MAX_MESSAGE_BYTES} do")
+        self._writer.write(_LENGTH.pack(len(encoded)) + encoded)
