@@ -34,6 +34,9 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 """`{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
 
+LONG_TEXT = 20_000
+"""Characters that take about 10 ms to encode. Longer ones are encoded without the GIL, so that a thread may do it."""
+
 # Stands for a completion when the template is rendered to find the text after one. Templates trim and split the assistant's
 # text, so it has no white space and no angle brackets.
 _COMPLETION = "counterpoint:completion"
@@ -140,6 +143,8 @@ class Chat:
 
         A template writes its own, a leading one included.
         """
+        if len(text) > LONG_TEXT:  # As a batch, for which the tokenizer releases the GIL.
+            return list(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool) -> str:

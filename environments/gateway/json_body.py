@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 
 from environments.gateway.errors import Refused
 
-MOST_VALUES = 400_000
-"""Commas and opening brackets, those inside of text included: each value takes up to 100 bytes of memory."""
+MOST_VALUES = 200_000
+"""Commas and opening brackets outside of text. Each value takes up to 100 bytes of memory, and 100 ns of the event loop."""
+
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 MOST_DEPTH = 64
 """Of lists and objects. Templates and digests walk them by recursion."""
@@ -17,8 +20,7 @@ MOST_DEPTH = 64
 
 def parse_body(content: bytes) -> dict[str, Any]:
     """Returns the JSON object in `content`. Raises `Refused`."""
-    values = content.count(b",") + content.count(b"[") + content.count(b"{")
-    if values > MOST_VALUES:
+    if _values(content) > MOST_VALUES and (values := _values(_TEXT.sub(b"", content))) > MOST_VALUES:
         raise Refused(f"the body has about {values} values; at most {MOST_VALUES} are taken", status=413)
     try:
         value = orjson.loads(content)
@@ -29,6 +31,10 @@ def parse_body(content: bytes) -> dict[str, Any]:
     if is_deep(value):
         raise Refused(f"the body has lists or objects more than {MOST_DEPTH} deep")
     return value
+
+
+def _values(content: bytes) -> int:
+    return content.count(b",") + content.count(b"[") + content.count(b"{")
 
 
 def is_deep(value: dict[str, Any]) -> bool:

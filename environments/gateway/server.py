@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from environments.gateway.errors import Refused
 from environments.gateway.json_body import parse_body
 from environments.gateway.responses import MODEL, events
 from environments.gateway.session import Limits, Session
+from transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class Gateway:
         """Digests of the keys of ended sessions."""
         self._nobodys = secrets.token_bytes(32)
         """What a key is compared with where the id is unknown."""
+        self._log = RateLimitedLog(logger)
         self._starting = asyncio.Lock()
         self._runner: web.ServerRunner | None = None
         self._server: asyncio.Server | None = None
@@ -124,17 +127,21 @@ class Gateway:
             if not request.content.at_eof():
                 response.force_close()
             return response
-        except Exception as error:  # a fault of ours costs one request
-            logger.exception("the gateway failed to answer %s %.200s", request.method, request.path)
+        except ConnectionError:
+            raise  # the client has gone while it was answered
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs one request
+            self._log.note(logging.ERROR, f"the gateway failed to answer a request:\n{traceback.format_exc()}")
             fault = Refused(f"the gateway failed: {type(error).__name__}", status=500)
             return web.json_response(fault.body(), status=500)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, _, path = request.path.removeprefix("/").partition("/")
         session = self._authorized(identity, request.headers.get("Authorization", ""))
+        served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
         if request.method == "GET" and path == "v1/models":
-            served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
             return web.json_response({"object": "list", "data": [served]})
+        if request.method == "GET" and path == f"v1/models/{MODEL}":
+            return web.json_response(served)
         if path not in ("v1/chat/completions", "v1/completions"):
             raise Refused(f"there is no {request.method} /{path[:80]} here", status=404)
         if request.method != "POST":

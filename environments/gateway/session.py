@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec
 
 import orjson
 
 from environments.base import Model, Reply
+from environments.chat import LONG_TEXT
 from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
 from environments.gateway.requests import Asked, ChatRequest, CompletionRequest, chat_request, completion_request
 from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer
 from transport.records import Turn
+
+Parameters = ParamSpec("Parameters")
 
 _KEPT_ERRORS = 8
 _LONGEST_ERROR = 500
@@ -111,7 +114,8 @@ class Session:
 
     async def _chat(self, request: ChatRequest) -> dict[str, Any]:
         try:
-            prompt = self._conversations.prompt(request.messages, request.tools)
+            length = sum(len(message["content"]) for message in request.messages)
+            prompt = await _off_the_loop(length, self._conversations.prompt, request.messages, request.tools)
         except ValueError as error:
             raise Refused(str(error), parameter="messages") from error
         choices = await self._choices([prompt], request)
@@ -121,8 +125,11 @@ class Session:
         return chat_answer(choices, self._model.chat, log_probabilities=request.asked.log_probabilities)
 
     async def _complete(self, request: CompletionRequest) -> dict[str, Any]:
-        prompts = [
-            self._conversations.text_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts
+        prompts: list[Sequence[int]] = [
+            await _off_the_loop(len(prompt), self._conversations.text_prompt, prompt)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in request.prompts
         ]
         choices = await self._choices(prompts, request)
         texts = [prompt for prompt in request.prompts for _ in range(request.asked.choices)]
@@ -168,6 +175,15 @@ class Session:
             text = reply.content
         self.last_reply = reply
         return Choice(turn, _cut(text, request.asked.stop), reply)
+
+
+async def _off_the_loop(
+    length: int, prompt: Callable[Parameters, Sequence[int]], *given: Parameters.args, **named: Parameters.kwargs
+) -> Sequence[int]:
+    """Calls `prompt`, in a thread if it may have to encode a long text."""
+    if length <= LONG_TEXT:
+        return prompt(*given, **named)
+    return await asyncio.to_thread(prompt, *given, **named)
 
 
 def _cut(text: str, stop: Sequence[str]) -> str:

@@ -132,7 +132,7 @@ class HostileRequests:
         depth = self._random.choice((40, 70, 300, 1100, 20_000))
         choice = self._random.randrange(100)
         if choice == 0:
-            body = b'{"messages": [' + b"{}," * 450_000 + b"{}]}"
+            body = b'{"messages": [' + b"{}," * 250_000 + b"{}]}"
         elif choice == 1:
             body = b" " * (4 * 2**20 + 1)
         elif choice < 20:

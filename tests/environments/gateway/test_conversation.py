@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments.chat import Chat
+from environments.chat import LONG_TEXT, Chat
 from environments.gateway import Gateway
 from models.tiny_tokenizer import write_tokenizer
 from tests.environments.gateway.models import RecordingModel, client_of, extends
@@ -112,6 +112,14 @@ async def test_the_longest_known_history_is_continued_and_a_shortened_one_is_not
     assert extends(second, first)
     assert extends(third, second)
     assert not extends(fourth, second)
+
+
+async def test_a_long_history_is_encoded_beside_the_loop(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["a", "b", "c"])
+    long: Any = {"role": "user", "content": "a long text, " * (LONG_TEXT // 10)}
+    await asked(gateway, model, [long], [long, 0, MORE])
+    assert model.turns[0].prompt_ids.tolist() == chat.start([long])
+    assert extends(model.turns[1], model.turns[0])
 
 
 async def test_sessions_know_nothing_of_each_other(gateway: Gateway, chat: Chat) -> None:

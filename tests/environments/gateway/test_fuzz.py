@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from environments.gateway.errors import Refused
-from environments.gateway.json_body import MOST_DEPTH, is_deep, parse_body
+from environments.gateway.json_body import MOST_DEPTH, MOST_VALUES, is_deep, parse_body
 from perf.bench.gateway_fuzz import fuzz, make_chat
 
 
@@ -31,3 +31,13 @@ def test_depth_is_counted_without_recursion(opening: str) -> None:
         else:
             with pytest.raises(Refused, match="deep"):
                 parse_body(body)
+
+
+def test_values_are_counted_outside_of_text() -> None:
+    text = "[{,\\\\" * (MOST_VALUES // 2)
+    assert parse_body(b'{"x": "%b", "y": [1, 2]}' % text.encode())["y"] == [1, 2]
+    with pytest.raises(Refused, match="at most"):
+        parse_body(b'{"x": [%b0]}' % (b"0," * MOST_VALUES))
+    for open_text in (b'"' + b"[" * (MOST_VALUES + 1), b'"' + b"\\," * (MOST_VALUES + 1) + b"\\"):
+        with pytest.raises(Refused, match="not JSON"):
+            parse_body(open_text)
