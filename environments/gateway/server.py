@@ -21,7 +21,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -103,6 +103,7 @@ class Gateway:
                 self._answered,
                 handler_cancellation=True,
                 keepalive_timeout=HEAD_SECONDS,
+                lingering_time=5.0,
                 access_log=None,
                 logger=_http_logger,
             )
@@ -171,8 +172,7 @@ class _Full(asyncio.Protocol):
     """A connection beyond the limit: closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        cast(asyncio.Transport, transport).abort()  # uvloop's are none by inheritance
 
 
 async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:

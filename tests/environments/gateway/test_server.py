@@ -10,10 +10,12 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+import uvloop
 
 from environments.chat import Chat
 from environments.config import SamplingConfig
 from environments.gateway import Gateway, Limits
+from environments.gateway.agent import AgentEnvironment
 from environments.scripted import ScriptedModel
 from tests.environments.gateway.models import FailingModel, RecordingModel, WaitingModel, client_of, extends
 from tests.support.polling import until
@@ -262,3 +264,42 @@ async def test_a_session_after_the_close_serves_again(gateway: Gateway, chat: Ch
         async with gateway.session(ScriptedModel(chat, ["x"])) as session, client_of(session) as client:
             await client.chat.completions.create(model="any", messages=HELLO)
         await gateway.close()
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_connections_beyond_the_limit_are_closed_at_once(
+    run: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("environments.gateway.server.MOST_CONNECTIONS", 2)
+
+    async def connect() -> None:
+        gateway = Gateway()
+        async with (
+            closing(gateway),
+            gateway.session(ScriptedModel(chat, ["x"])) as session,
+            client_of(session) as client,
+            asyncio.timeout(60),
+        ):
+            await client.chat.completions.create(model="any", messages=HELLO)  # it keeps one
+            port = int(session.base_url.split(":")[2].split("/")[0])
+            kept, more = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            try:
+                assert await more[0].read() == b""
+            except ConnectionResetError:
+                pass
+            for _, writer in (kept, more):
+                writer.close()
+
+    run(connect())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_an_agent_runs_on_the_daemon_s_loop(chat: Chat) -> None:
+    environment = AgentEnvironment(command=["sh", "-c", "echo 1; echo 2 >&2; exit 3"], data={"rows": [{"prompt": "x"}]})
+
+    async def play() -> None:
+        async with closing(environment._gateway):
+            await environment.rollout(environment.example(0), ScriptedModel(chat, []), {})
+
+    with pytest.raises(RuntimeError, match=r"exit code 3\. Its errors: 2"):
+        uvloop.run(play())
