@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from inference.base import InferenceError
 from inference.pool.pool import InferencePool
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.run_directory import ConfigurationError
-from run.config import OpponentConfig, RunConfig
+from run.config import RunConfig
+from run.opponents import OpponentConfig
 
 
 @asynccontextmanager
@@ -27,7 +29,10 @@ async def opponents_of(config: RunConfig) -> AsyncIterator[Mapping[str, Inferenc
         for name, opponent in config.opponents.items():
             pools[name] = pool = _pool_of(name, opponent, config)
             with awaiting(f"the first healthy server of opponent {name!r}", pool.describe_sources()):
-                await pool.start()
+                try:
+                    await pool.start()
+                except InferenceError as error:
+                    raise InferenceError(f"opponent {name!r}: {error}") from error
         yield pools
     finally:
         for pool in pools.values():
@@ -40,14 +45,6 @@ def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> Inferenc
         "max_concurrent_requests_per_server": opponent.max_concurrent_requests,
         "capacity": "fixed",
     }
-    if opponent.model == "base" and config.training.lora is None:
-        raise ConfigurationError(
-            f"opponents.{name}: model = 'base' needs [training.lora]: without an adapter the run trains the base model itself"
-        )
-    if opponent.model == f"run:{config.run_id}":
-        raise ConfigurationError(
-            f"opponents.{name}: model = {opponent.model!r} is this run; use model.player for self-play"
-        )
     try:
         if "://" not in opponent.model:
             model = base if opponent.model == "base" else opponent.model.removeprefix("run:")

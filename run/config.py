@@ -6,16 +6,16 @@ versions, steps and staleness relate.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from environments.config import EnvironmentConfig, SamplingConfig
-from inference.config import PoolConfig, check_url
+from inference.config import PoolConfig
 from run.evaluations import EvaluationConfig, check_evaluations
-from transport.config import IDENTIFIER_PATTERN, Config, Identifier, TransportConfig
+from run.opponents import OpponentConfig, check_opponents
+from transport.config import Config, Identifier, TransportConfig
 
 
 class ScheduleConfig(Config):
@@ -241,40 +241,6 @@ class LagConfig(Config):
     quiet loop. A lower value costs more checks of the loop, two in this time. Timers have a resolution of a millisecond."""
 
 
-class OpponentConfig(Config):
-    """Another policy that rollouts may ask, by `model.opponent(NAME)`. It must have the run's tokenizer."""
-
-    model: str
-    """`base`: the base model under the run's adapter. `run:ID`: the adapter of another run, as the servers hold it at the time.
-    A URL: a server of its own."""
-
-    served_model: str | None = None
-    """The name of the model in requests to a URL. Unset: as the run's base model."""
-
-    protocol: Literal["binary", "openai"] = "openai"
-    """Of a URL: `openai` for a stock vLLM, `binary` for `counterpoint inference`."""
-
-    api_key_file: Path | None = None
-    """Of a URL: a file holding the bearer token to send."""
-
-    max_concurrent_requests: int = Field(default=64, ge=1)
-    """Most requests of this run to it at once, at each server. Servers that the run itself uses have these on top of its own."""
-
-    @model_validator(mode="after")
-    def _names_a_model(self) -> OpponentConfig:
-        kind, colon, rest = self.model.partition(":")
-        if self.model == "base" or kind in ("http", "https"):
-            if colon:
-                check_url(self.model)
-            elif self.model_fields_set & {"served_model", "protocol", "api_key_file"}:
-                raise ValueError("model = 'base': served_model, protocol and api_key_file are of a URL")
-        elif kind != "run" or not re.fullmatch(IDENTIFIER_PATTERN, rest):
-            raise ValueError(f"model = {self.model!r}: expected 'base', 'run:ID' or http://HOST:PORT")
-        elif self.model_fields_set & {"served_model", "protocol", "api_key_file"}:
-            raise ValueError(f"model = {self.model!r}: served_model, protocol and api_key_file are of a URL")
-        return self
-
-
 class RunConfig(Config):
     """One run."""
 
@@ -391,6 +357,11 @@ class RunConfig(Config):
                 raise ValueError(
                     f"environments: the name {name!r} is used {names.count(name)} times; each needs its own"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _opponents_are_others(self) -> RunConfig:
+        check_opponents(self.opponents, self.run_id, trains_adapter=self.training.lora is not None)
         return self
 
     @model_validator(mode="after")

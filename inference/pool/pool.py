@@ -351,6 +351,7 @@ def _end(turn: asyncio.Future[None]) -> None:
 
 
 def _as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:
+    cached = completion.cached_tokens
     return Turn(
         prompt_ids=request.prompt_ids,
         completion_ids=completion.token_ids,
@@ -361,5 +362,6 @@ def _as_turn(request: GenerateRequest, completion: Completion, version: int, url
         routed_experts_start=request.routed_experts_start,
         server=url,
         temperature=request.sampling.temperature,
-        cached_tokens=completion.cached_tokens,
+        # Within its limits, whatever a server says: a number for people fails no request.
+        cached_tokens=cached if cached is None else max(0, min(cached, len(request.prompt_ids))),
     )

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from inference.base import SamplingParameters
 from orchestrator.daemon import run
 from orchestrator.opponents import opponents_of
-from orchestrator.run_directory import ConfigurationError
-from run.config import OpponentConfig, RunConfig
+from run.config import RunConfig
+from run.opponents import OpponentConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
@@ -39,14 +39,21 @@ def test_what_is_no_opponent_is_refused(fields: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields", [{"model": "base"}, {"model": "run:two"}, {"model": "http://h:1", "protocol": "binary"}]
+)
+def test_an_opponent_survives_being_written_and_read(fields: dict[str, str]) -> None:
+    opponent = OpponentConfig.model_validate(fields)
+    assert OpponentConfig.model_validate_json(opponent.model_dump_json()) == opponent
+
+
+@pytest.mark.parametrize(
     ("model", "said"), [("base", r"needs \[training.lora\]"), ("run:one", "is this run; use model.player")]
 )
-async def test_an_opponent_that_is_the_policy_itself_is_refused(
+def test_an_opponent_that_is_the_policy_itself_is_refused(
     make_config: Callable[..., RunConfig], model: str, said: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        async with opponents_of(make_config(opponents={"other": {"model": model}})):
-            pass
+    with pytest.raises(ValidationError, match=said):
+        make_config(opponents={"other": {"model": model}})
 
 
 async def test_requests_name_the_opponents_model(

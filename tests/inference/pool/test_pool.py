@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.base import InferenceError, RequestRefused, SamplingParameters
+from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, weight_update
@@ -91,6 +91,37 @@ async def test_retries_are_bounded_and_the_last_reason_is_told() -> None:
         with pytest.raises(InferenceError, match=r"after 2 attempts.*500: so it was told"):
             await generate(pool)
         assert server.answers["/counterpoint/v1/generate"] == 2
+
+
+async def test_groups_begin_at_one_server_each_and_stay_there() -> None:
+    async with FakeServer() as a, FakeServer() as b, pool_of(a, b, health_interval_seconds=60) as pool:
+        await until_states(pool, "serving", "serving")
+        a.gate.clear()
+        b.gate.clear()
+        names = [f"{group}-{index}" for group in range(4) for index in range(8)]
+        requests = [asyncio.create_task(generate(pool, name)) for name in names]
+        await until(lambda: a.running + b.running == 32, "all requests at the servers")
+        assert (a.running, b.running) == (16, 16)
+        a.gate.set()
+        b.gate.set()
+        first = [turn.server for turn in await asyncio.gather(*requests)]
+        later = [(await generate(pool, name)).server for name in names]
+    assert [len(set(first[start : start + 8])) for start in range(0, 32, 8)] == [1, 1, 1, 1]
+    assert later == first
+
+
+@pytest.mark.parametrize(("said", "noted"), [(None, None), (2, 2), (99, 3), (-1, 0)])
+async def test_a_turn_says_how_much_of_its_prompt_was_cached(
+    monkeypatch: pytest.MonkeyPatch, said: int | None, noted: int | None
+) -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        complete = server._complete
+
+        async def cached(asked: GenerateRequest) -> Completion:
+            return replace(await complete(asked), cached_tokens=said)
+
+        monkeypatch.setattr(server, "_complete", cached)
+        assert (await generate(pool)).cached_tokens == noted
 
 
 async def test_a_request_that_no_server_will_serve_is_not_retried() -> None:
