@@ -29,7 +29,8 @@ class Parquet(Rows):
         self._path = path
         self._fingerprint = file_digest(path)
         try:
-            with parquet.ParquetFile(path) as file:
+            # Without `pre_buffer`, by which it would hold the bytes of all row groups.
+            with parquet.ParquetFile(path, pre_buffer=False) as file:
                 present = file.schema_arrow.names
                 for column in columns:
                     if column not in present:

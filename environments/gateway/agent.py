@@ -66,6 +66,7 @@ class AgentEnvironment:
         self._command = _found(command)
         self._rows = load_rows(data)
         self.fingerprint = self._rows.fingerprint
+        self.weights = self._rows.weights
         self._directory = None if directory is None else Path(directory).resolve(strict=True)
         self._variables = _environment(variables or {}, pass_on)
         self._score = None if score is None else _imported(score)

@@ -17,7 +17,7 @@ from tests.orchestrator.scripted_trainer import ScriptedTrainer
 
 pytestmark = pytest.mark.slow
 
-RUN_STEPS = 8
+RUN_STEPS = 6
 
 
 def configured(make_config: Callable[..., RunConfig], **fields: Any) -> RunConfig:
@@ -49,7 +49,7 @@ def test_a_killed_run_draws_what_an_undisturbed_one_draws(
     killed = configured(make_config)
     with ScriptedTrainer(killed.output_dir, "one", RUN_STEPS, durable_every=3) as trainer:
         with started(killed):
-            trainer.wait_for_step(4)
+            trainer.wait_for_step(3)
         resumed = killed.model_copy(update={"resume": True})
         assert run(resumed, lambda: None) == 0
     assert_whole(killed, RUN_STEPS)
