@@ -22,7 +22,7 @@ class EvaluationConfig(Config):
     """Unique in the run; results, metrics and records carry it."""
 
     environments: list[EnvironmentConfig] = Field(min_length=1)
-    """What is played, as in `[[environments]]`. `ratio` has no meaning here: each environment plays `examples` examples."""
+    """What is played, as in `[[environments]]`. `ratio` and `curriculum` have no meaning here: each plays `examples` examples."""
 
     interval: int = Field(default=10, ge=1)
     """Steps between two evaluations. The first and the last policy version are evaluated, too."""
