@@ -8,6 +8,7 @@ No server is needed. `chat` is `Chat(DIRECTORY)` of a model's directory, of whic
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from environments.base import Environment, Model, OnePolicy, Reply
 from environments.chat import Chat, Tool
 from environments.config import SamplingConfig, SamplingOverrides
+from environments.tools.hermes import parse_hermes
 from transport.records import Rollout, Turn
 
 LOG_PROBABILITY = -0.5
@@ -28,6 +30,7 @@ class ScriptedModel(OnePolicy):
     def __init__(self, chat: Chat, answers: Iterable[str]) -> None:
         self.chat = chat
         self._answers = iter(answers)
+        self._ids = itertools.count(1)
         self.turns: list[Turn] = []
         """The turns so far, in order."""
         self.sampling = SamplingConfig()
@@ -56,8 +59,9 @@ class ScriptedModel(OnePolicy):
         return turn
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
-        """See `environments.base.Model`. Calls of tools are not parsed."""
-        return Reply(self.chat.decode(turn.completion_ids.tolist()))
+        """See `environments.base.Model`. Calls of tools are in the format of `environments.tools.hermes`."""
+        text = self.chat.decode(turn.completion_ids.tolist())
+        return parse_hermes(text, tools, lambda: f"call_{next(self._ids)}") if tools else Reply(text)
 
 
 class _Player(ScriptedModel):

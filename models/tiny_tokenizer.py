@@ -18,10 +18,28 @@ PADDING = "<|endoftext|>"
 END_OF_TURN = "<|end|>"
 SPECIAL_TOKENS = (PADDING, "<|system|>", "<|user|>", "<|assistant|>", END_OF_TURN)
 
-# One token opens a message and one ends it, so that sequences stay short on a CPU.
+# One token opens a message and one ends it, so that sequences stay short on a CPU. Tools are written as Hermes writes them, which
+# vLLM's parser of that name reads, in plain text: a token more would be another model.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{% if tools %}"
+    "{{ '<|system|>' + (messages[0]['content'] if messages[0]['role'] == 'system' else '') }}"
+    "{% for tool in tools %}"
+    "{{ '<tool>' + tool['function']['name'] + '(' }}"
+    "{{ ((tool['function']['parameters'] or {})['properties'] or {})|join(', ') + ')</tool>' }}"
+    "{% endfor %}{{ '<|end|>' }}"
+    "{% endif %}"
+    "{% for message in (messages[1:] if tools and messages[0]['role'] == 'system' else messages) %}"
+    "{% if message['role'] == 'tool' %}"
+    "{{ '<|user|><tool_response>' + message['content'] + '</tool_response><|end|>' }}"
+    "{% else %}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>{\"name\": ' + call['function']['name']|tojson + ', \"arguments\": ' }}"
+    "{{ call['function']['arguments'] if call['function']['arguments'] is string else call['function']['arguments']|tojson }}"
+    "{{ '}</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
+    "{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

@@ -1,0 +1,166 @@
+"""The loop of tools: calls are made, results and mistakes are told, and only a tool that cannot work fails the rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from environments.base import Reply
+from environments.chat import Chat
+from environments.scripted import ScriptedModel
+from environments.tools.built_in import calculator_tool
+from environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
+from environments.tools.hermes import write_hermes
+from environments.tools.play import ToolLimits, play_with_tools, tool_metrics
+
+ASK = [{"role": "user", "content": "2 + 3?"}]
+
+
+async def boom() -> None:
+    """Fails."""
+    raise RuntimeError("it broke")
+
+
+async def hang() -> None:
+    """Never returns."""
+    await asyncio.Event().wait()
+
+
+async def quit_python() -> None:
+    """Ends the process, or so it thinks."""
+    raise SystemExit(3)
+
+
+async def cancel() -> None:
+    """Cancels itself."""
+    raise asyncio.CancelledError
+
+
+async def long(count: int) -> str:
+    """Returns a long text."""
+    return "a" * count + "z"
+
+
+async def gone() -> None:
+    """Cannot work."""
+    raise ToolUnavailable("the server of 'gone' does not answer")
+
+
+TOOLS = [calculator_tool(), *(tool_from(function) for function in (boom, hang, quit_python, cancel, long, gone))]
+
+
+async def run(chat: Chat, *answers: str, limits: ToolLimits | None = None, tools: list[ToolFunction] = TOOLS) -> Any:
+    """Plays; returns the reply, the conversation as text, and the state."""
+    model = ScriptedModel(chat, answers)
+    state: dict[str, Any] = {}
+    reply = await play_with_tools(model, ASK, tools, state, limits)
+    *_, last = model.turns
+    (text,) = chat.transcribe([[*last.prompt_ids.tolist(), *last.completion_ids.tolist()]])
+    return reply, text, state
+
+
+async def test_a_call_is_made_and_its_result_told(chat: Chat) -> None:
+    call = write_hermes("calculator", {"expression": "2 + 3"})
+    reply, text, state = await run(chat, call, "5")
+    assert reply == Reply("5")
+    assert text.endswith(
+        f"<|assistant|>{call}<|end|><|user|><tool_response>5</tool_response><|end|><|assistant|>5<|end|>"
+    )
+    assert "<tool>calculator(expression)</tool>" in text
+    assert tool_metrics(state) == {
+        "tools/turns": 2,
+        "tools/malformed": 0,
+        "tools/calls": 1,
+        "tools/errors": 0,
+        "tools/calculator/calls": 1,
+    }
+
+
+async def test_several_calls_of_a_turn_are_answered_in_order(chat: Chat) -> None:
+    calls = "".join(write_hermes("calculator", {"expression": text}) for text in ("1", "1/0", "3"))
+    _, text, state = await run(chat, calls, "done")
+    assert text.count("<tool_response>") == 3
+    assert "<tool_response>1</tool_response>" in text
+    assert "<tool_response>error: division by zero</tool_response>" in text
+    assert state["tools"]["errors"] == {"calculator": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("boom", {}, "error: RuntimeError: it broke"),
+        ("hang", {}, "error: no result within 0.01 s"),
+        ("quit_python", {}, "error: SystemExit: 3"),
+        ("cancel", {}, "error: CancelledError: "),
+        ("long", {"count": 100}, "a" * 20 + "\n[cut: 61 of 101 characters are left out]\n" + "a" * 19 + "z"),
+    ],
+)
+async def test_what_goes_wrong_is_told(chat: Chat, name: str, arguments: dict[str, Any], said: str) -> None:
+    limits = ToolLimits(call_seconds=0.01 if name == "hang" else 60, observation_characters=40)
+    reply, text, state = await run(chat, write_hermes(name, arguments), "ok", limits=limits)
+    assert f"<tool_response>{said}</tool_response>" in text
+    assert reply.content == "ok"
+    assert state["tools"]["errors"].get(name, 0) == (name != "long")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ('<tool_call>{"name": "calculator"', "not complete"),
+        ('<tool_call>{"name": "calc", "arguments": {}}</tool_call>', 'there is no tool "calc"'),
+        (write_hermes("calculator", {"expr": "1"}), "expression missing"),
+        (write_hermes("calculator", {"expression": 1}), "expected string, not 1"),
+    ],
+)
+async def test_a_malformed_call_becomes_an_observation(chat: Chat, answer: str, said: str) -> None:
+    reply, text, state = await run(chat, answer, "sorry")
+    assert said in text
+    assert "<|user|>No tool was called. " in text
+    assert text.endswith("<|assistant|>sorry<|end|>")
+    assert reply.content == "sorry"
+    assert (state["tools"]["malformed"], state["tools"]["calls"]) == (1, {})
+
+
+async def test_a_tool_that_cannot_work_fails_the_rollout(chat: Chat) -> None:
+    with pytest.raises(ToolUnavailable, match="the server of 'gone'"):
+        await run(chat, write_hermes("gone", {}) + write_hermes("hang", {}))
+
+
+async def test_turns_are_bounded(chat: Chat) -> None:
+    call = write_hermes("calculator", {"expression": "1"})
+    reply, _, state = await run(chat, call, call, call, limits=ToolLimits(max_turns=3))
+    assert state["tools"]["turns"] == 3
+    assert [call.name for call in reply.calls] == ["calculator"]
+    assert state["tools"]["calls"] == {"calculator": 2}
+
+
+async def test_two_tools_of_one_name(chat: Chat) -> None:
+    with pytest.raises(ValueError, match="two tools have the same name"):
+        await run(chat, "x", tools=[calculator_tool(), calculator_tool()])
+
+
+async def test_cancelling_a_rollout_cancels_its_calls(chat: Chat) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    rollout = asyncio.create_task(run(chat, write_hermes("wait", {}), tools=[tool_from(wait)]))
+    await asyncio.wait_for(started.wait(), 60)
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+    await asyncio.wait_for(ended.wait(), 60)
+
+
+def test_the_state_is_json() -> None:
+    state: dict[str, Any] = {"tools": {"turns": 1, "malformed": 0, "calls": {"a": 1}, "errors": {"a": 1}}}
+    assert tool_metrics(json.loads(json.dumps(state)))["tools/a/errors"] == 1
+    assert tool_metrics({}) == {}
