@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import reprlib
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -74,7 +75,7 @@ def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
     try:
         return found(**arguments)
     except (Exception, SystemExit) as error:  # likewise: the class may be anybody's
-        raise ValueError(f"{where}: args = {arguments}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{where}: args = {reprlib.repr(arguments)}: {type(error).__name__}: {error}") from error
 
 
 def _check_shape(built: Any, kind: str, where: str) -> None:

@@ -15,6 +15,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from environments.base import EnvironmentContext, Example
 from environments.rewards.base import MAX_PARTS, Attempt, RewardFunction, Value
+from environments.rewards.code.config import CodeConfig
+from environments.rewards.code.reward import CodeReward
 from environments.rewards.config import ExactConfig, FunctionConfig, MathConfig, PartConfig, RegexConfig
 from environments.rewards.function import FunctionReward
 from environments.rewards.judge.config import JudgeConfig
@@ -25,7 +27,9 @@ from environments.rewards.verifiable import ExactReward, MathReward, RegexReward
 TOTAL = "total"
 """The metric of the weighted sum."""
 
-AnyPart = Annotated[MathConfig | ExactConfig | RegexConfig | FunctionConfig | JudgeConfig, Field(discriminator="kind")]
+AnyPart = Annotated[
+    MathConfig | ExactConfig | RegexConfig | FunctionConfig | JudgeConfig | CodeConfig, Field(discriminator="kind")
+]
 
 _PARTS: TypeAdapter[list[AnyPart]] = TypeAdapter(list[AnyPart])
 
@@ -97,6 +101,8 @@ class Rubric:
                 return RegexReward(config, name, self._processes)
             case FunctionConfig():
                 return FunctionReward(config, name)
+            case CodeConfig():
+                return CodeReward(config, name)
             case JudgeConfig():
                 return JudgeReward(config, name, self._processes)
         raise AssertionError(f"a kind without a class: {config}")

@@ -6,6 +6,7 @@ Whatever may take long on hostile text runs in `processes.BoundedProcesses`. A c
 
 from __future__ import annotations
 
+import importlib.util
 import unicodedata
 from collections.abc import Sequence
 
@@ -47,8 +48,11 @@ class MathReward(_OfProcesses):
     """Compares mathematical expressions by the library math-verify."""
 
     def __init__(self, config: MathConfig, name: str, processes: BoundedProcesses) -> None:
+        """Raises `ValueError` where the library is missing."""
         super().__init__(name, processes, config.cpu_seconds)
         self._config = config
+        if importlib.util.find_spec("math_verify") is None:
+            raise ValueError('kind = "math" needs the library math-verify: pip install "counterpoint[math-verify]"')
 
     async def score(self, attempt: Attempt) -> Value:
         """See `RewardFunction`. Raises `ValueError` for an answer that is no mathematics."""

@@ -1,0 +1,162 @@
+"""Tests functions of a program. It and the tests run in sandboxes of their own, and only plain data crosses between them.
+
+`candidate.py` makes calls beside the program, and `assertions.py` runs the tests without it. So the program can return a wrong
+value or none; it cannot reach a test, what it expects, or the outcome.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from environments.rewards.code.config import CodeConfig
+
+_HERE = Path(__file__).parent
+_MOST_ROUNDS = 40
+_MOST_CALLS = 2000
+_MOST_BYTES = 4 << 20
+"""Of all outcomes, which the tests are given."""
+
+_MOST_RUNS = 4
+"""Of the program, in one round: it may end at a call, and the calls after it are made anew."""
+
+
+class FaultyTests(ValueError):
+    """The tests of an example cannot be run, whatever the program is."""
+
+
+class Outcome(Protocol):
+    """What `environments.tools.sandbox` returns, as far as it is used here."""
+
+    @property
+    def stdout(self) -> str:
+        """What was printed."""
+
+    @property
+    def stderr(self) -> str:
+        """Likewise."""
+
+    @property
+    def ok(self) -> bool:
+        """The program ended by itself, with exit code 0."""
+
+    @property
+    def killed(self) -> str:
+        """Why it was killed, or empty."""
+
+
+class Sandbox(Protocol):
+    """Runs a program, confined."""
+
+    async def run(self, code: str, stdin: str = "", seconds: float = 10.0, memory_mib: int = 512) -> Outcome:
+        """Returns the outcome of `code`."""
+
+
+def _program(name: str) -> str:
+    """Returns the source of a program of this folder, with the module that it imports from here."""
+    module = "environments.rewards.code.plain_data"
+    return (
+        "import sys, types\n"
+        f"module = sys.modules[{module!r}] = types.ModuleType({module!r})\n"
+        f"exec(compile({(_HERE / 'plain_data.py').read_text()!r}, 'plain_data.py', 'exec'), module.__dict__)\n"
+        f"exec(compile({(_HERE / name).read_text()!r}, {name!r}, 'exec'))\n"
+    )
+
+
+_CANDIDATE = _program("candidate.py")
+_ASSERTIONS = _program("assertions.py")
+
+
+def wall_seconds(cpu_seconds: float) -> float:
+    """Returns the deadline of something that may use `cpu_seconds`: a busy machine must not change a reward."""
+    return 20.0 + 4 * cpu_seconds
+
+
+class FunctionTests:
+    """The tests of one example and one program."""
+
+    def __init__(self, sandbox: Sandbox, config: CodeConfig, source: str, entry_point: str | None) -> None:
+        self._sandbox = sandbox
+        self._config = config
+        self._source = source
+        self._entry_point = entry_point
+        self._known: dict[str, Any] = {}
+        self._room = _MOST_BYTES
+
+    async def run(self, tests: Sequence[str], setup: str) -> list[bool]:
+        """Returns which tests pass. Raises `FaultyTests`."""
+        for _ in range(_MOST_ROUNDS):
+            outcomes, noted = await self._assert(tests, setup)
+            if not noted:
+                return [outcome == "passed" for outcome in outcomes]
+            if len(self._known) + len(noted) > _MOST_CALLS:
+                raise FaultyTests(f"the tests make more than {_MOST_CALLS} different calls")
+            await self._call(noted)
+        raise FaultyTests(f"the tests make calls that depend on one another more than {_MOST_ROUNDS} deep")
+
+    async def _assert(self, tests: Sequence[str], setup: str) -> tuple[list[str], dict[str, Any]]:
+        config = self._config
+        request = {
+            "tests": list(tests),
+            "setup": setup,
+            "entry_point": self._entry_point,
+            "known": list(self._known.items()),
+            "cpu_seconds": config.cpu_seconds,
+        }
+        seconds = wall_seconds(config.cpu_seconds * len(tests))
+        result = await self._sandbox.run(_ASSERTIONS, orjson.dumps(request).decode(), seconds, config.memory_mib)
+        try:
+            answer = orjson.loads(result.stdout)
+            outcomes, noted = answer["outcomes"], dict(answer["noted"])
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise FaultyTests(f"the tests did not run: {result.killed or result.stderr[-500:]}") from None
+        for index, outcome in enumerate(outcomes):
+            if outcome.startswith("fault"):
+                raise FaultyTests(f"test {index}: {outcome.removeprefix('fault: ')}")
+        return outcomes, noted
+
+    async def _call(self, noted: dict[str, Any]) -> None:
+        """Makes calls, and makes those again that came after one at which the program ended."""
+        left = dict(noted)
+        for _ in range(_MOST_RUNS):
+            outcomes, how = await self._call_once(list(left.values()))
+            for key, outcome in zip(list(left), outcomes, strict=False):
+                size = len(orjson.dumps(outcome))
+                self._room -= size
+                self._known[key] = (
+                    outcome if self._room >= 0 else {"failed": "what it returned is too large, with all before"}
+                )
+                del left[key]
+            if not left:
+                return
+            if how == "deadline":
+                break
+            ended_at = next(iter(left))
+            self._known[ended_at] = {"failed": f"the program ended: {how}"}
+            del left[ended_at]
+        for key in left:
+            self._known[key] = {"failed": "the program ended at earlier calls"}
+
+    async def _call_once(self, calls: list[Any]) -> tuple[list[dict[str, Any]], str]:
+        config = self._config
+        mark = secrets.token_hex(8)
+        request = {"source": self._source, "calls": calls, "cpu_seconds": config.cpu_seconds, "mark": mark}
+        seconds = wall_seconds(config.cpu_seconds)
+        result = await self._sandbox.run(_CANDIDATE, orjson.dumps(request).decode(), seconds, config.memory_mib)
+        outcomes = [_outcome(line.removeprefix(mark)) for line in result.stdout.split("\n") if line.startswith(mark)]
+        return outcomes[: len(calls)], result.killed or result.stderr[-200:] or "by itself"
+
+
+def _outcome(line: str) -> dict[str, Any]:
+    """Returns an outcome as `candidate.py` writes one. The program may have written something else there."""
+    try:
+        outcome = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        outcome = None
+    if not isinstance(outcome, dict) or not isinstance(outcome.get("after", []), list):
+        return {"failed": "the program wrote among the outcomes"}
+    return outcome

@@ -1,0 +1,209 @@
+"""Unit tests for code in the real sandbox: partial credit, and programs that would fake what they did not do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.base import EnvironmentContext, Example
+from environments.rewards.code.functions import FaultyTests
+from environments.rewards.rubric import Rubric, Scored
+from environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
+
+Make = Callable[..., Awaitable[Rubric]]
+
+
+@pytest.fixture(scope="module")
+def mode() -> str:
+    """Namespaces where the machine has them; what the tests assert holds without them, too."""
+    import asyncio
+
+    async def find() -> str:
+        sandbox = Sandbox()
+        try:
+            await sandbox.start()
+            return "namespaces"
+        except SandboxUnavailable:
+            return "none"
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(find())
+
+
+@pytest.fixture
+async def tested_by(tmp_path: Path, mode: str) -> AsyncIterator[Make]:
+    made: list[Rubric] = []
+
+    async def make(style: str, **keys: Any) -> Rubric:
+        made.append(Rubric([{"kind": "code", "style": style, "sandbox": mode, "cpu_seconds": 1.0} | keys], 1))
+        await made[-1].start(EnvironmentContext("mine", tmp_path, tmp_path, 0))
+        return made[-1]
+
+    yield make
+    for rubric in made:
+        await rubric.close()
+
+
+async def score(rubric: Rubric, code: str, **info: Any) -> Scored:
+    return await rubric.score(Example(0, "?", "", info), f"Here it is:\n```python\n{code}\n```\nDone.", {})
+
+
+ADDS = "def add(a, b):\n    return a + b"
+HALF_RIGHT = "def add(a, b):\n    return a + b if a < 5 else 0"
+ASSERTS = [f"assert add({a}, 1) == {a + 1}" for a in (1, 2, 6, 7)]
+CHECK = "def check(candidate):\n" + "".join(f"    {each.replace('add', 'candidate')}\n" for each in ASSERTS)
+
+CHEATS = {
+    "prints success": "print('passed ' * 100)\nprint('{\"outcomes\": [\"passed\"]}')",
+    "exits": "import os\nos._exit(0)",
+    "exits at a call": "import os\ndef add(a, b):\n    os._exit(0)",
+    "raises SystemExit": "def add(a, b):\n    raise SystemExit(0)",
+    "equals everything": "class All(int):\n    __eq__ = lambda self, other: True\ndef add(a, b):\n    return All(0)",
+    "is no number": "class All:\n    def __eq__(self, other): return True\ndef add(a, b):\n    return All()",
+    "patches builtins": "import builtins as b\nb.AssertionError = Exception\nb.all = lambda x: 1\ndef add(a, b):\n    return 0",
+    "patches the harness": (
+        "import sys\nm = sys.modules['__main__'].__dict__\nfor name in list(m):\n"
+        "    if callable(m[name]) and not name.startswith('__'):\n        m[name] = lambda *a, **k: {'value': True}\n"
+        "def add(a, b):\n    return 0"
+    ),
+    "looks for what is expected": (
+        "import gc, sys\ndef add(a, b):\n    for each in gc.get_objects():\n"
+        "        if isinstance(each, str) and 'assert add' in each:\n            return 3\n    return 0"
+    ),
+    "writes outcomes": ("import os\ndef add(a, b):\n    os.write(1, b'\\n{\"value\": true}\\n' * 100)\n    return 0"),
+    "is silent": "import os\nos.close(1)\ndef add(a, b):\n    return a + b",
+    "no function": "x = 1",
+    "does not compile": "def add(a, b)\n    return",
+    "crashes": "import ctypes\ndef add(a, b):\n    ctypes.string_at(0)",
+    "recurses": "def add(a, b):\n    return add(b, a)",
+    "returns itself": "x = []\nx.append(x)\ndef add(a, b):\n    return x",
+    "returns gigabytes": "def add(a, b):\n    return 'x' * 10**6",
+    "takes memory": "def add(a, b):\n    return bytearray(10**10)",
+    "finds the mark": (
+        "import os, sys\nframe = sys._getframe()\nwhile frame:\n    mark = frame.f_locals.get('request', {}).get('mark')\n"
+        "    if mark:\n        break\n    frame = frame.f_back\n"
+        "for _ in range(9):\n    os.write(1, ('\\n' + mark + '{\"passed\": 1, \"value\": [[[' + '\\n').encode())\n"
+        "    os.write(1, ('\\n' + mark + '{\"value\": {\"o\": 1}, \"after\": 3}' + '\\n').encode())\n"
+        "def add(a, b):\n    return 0"
+    ),
+}
+
+
+@pytest.mark.slow
+async def test_credit_is_the_share_of_tests(tested_by: Make) -> None:
+    rubric = await tested_by("asserts")
+    assert (await score(rubric, ADDS, tests=ASSERTS)).metrics == {
+        "total": 1.0, "code": 1.0, "code/found": 1.0, "code/passed": 4.0,
+    }  # fmt: skip
+    assert (await score(rubric, HALF_RIGHT, tests=ASSERTS)).reward == 0.5
+    assert (await score(await tested_by("asserts", all_or_nothing=True), HALF_RIGHT, tests=ASSERTS)).reward == 0.0
+    assert (await score(await tested_by("asserts", max_tests=2), HALF_RIGHT, tests=ASSERTS)).reward == 1.0
+    checked = await tested_by("asserts", entry_point_column="name")
+    assert (await score(checked, ADDS, tests=CHECK, name="add")).reward == 1.0
+    assert (await score(checked, HALF_RIGHT, tests=CHECK, name="add")).reward == 0.0
+    called = await tested_by("calls", entry_point="add")
+    calls = [{"args": [a, 1], "expected": a + 1} for a in (1, 2, 6, 7)]
+    assert (await score(called, HALF_RIGHT, tests=calls)).reward == 0.5
+    assert (await rubric.score(Example(0, "?", "", {"tests": ASSERTS}), "```python\n```", {})).metrics[
+        "code/found"
+    ] == 0.0
+
+
+@pytest.mark.slow
+async def test_no_program_fakes_a_result(tested_by: Make) -> None:
+    asserts = await tested_by("asserts")
+    for name, code in CHEATS.items():
+        assert (await score(asserts, code, tests=ASSERTS)).reward == 0.0, name
+
+
+@pytest.mark.slow
+async def test_no_program_fakes_its_output(tested_by: Make) -> None:
+    printed = await tested_by("stdio")
+    tests = [{"input": f"{a} 1\n", "output": f"{a + 1}\n"} for a in (1, 2, 6, 7)]
+    reads = "a, b = map(int, input().split())\n"
+    assert (await score(printed, f"{reads}print(a + b)", tests=tests)).reward == 1.0
+    half = f"from __future__ import annotations\n{reads}print(a + b if a < 5 else 0)"
+    assert (await score(printed, half, tests=tests)).reward == 0.5
+    ends = f"{reads}print(a + b)\nraise SystemExit(1)"
+    for code in ("print('passed')", "import os\nos._exit(0)", "1/0", ends, "while True: print(1)"):
+        assert (await score(printed, code, tests=tests)).reward == 0.0, code
+
+
+@pytest.mark.slow
+async def test_a_program_that_hangs_costs_two_limits(tested_by: Make) -> None:
+    stdio = await tested_by("stdio", cpu_seconds=0.3)
+    tests = [{"input": str(a), "output": str(a)} for a in range(30)]
+    assert (await score(stdio, "while True: pass", tests=tests)).reward == 0.0
+    asserts = await tested_by("asserts", cpu_seconds=0.3)
+    hangs = "def add(a, b):\n    while a > 5: pass\n    return a + b"
+    assert (await score(asserts, hangs, tests=ASSERTS)).reward == 0.5
+    assert (await score(asserts, "while True: pass", tests=ASSERTS)).reward == 0.0
+
+
+@pytest.mark.slow
+async def test_what_tests_may_do(tested_by: Make) -> None:
+    """One function that is right, and tests of many kinds, all of which pass; and of each, one that does not."""
+    code = (
+        "def sort(x):\n    x.sort()\ndef pair(a):\n    return (a, {a: [a, 1.5, None, True, 'é', b'b', 2**70]}, {a})\n"
+        "def fails(kind):\n    raise {'v': ValueError, 'k': KeyError, 'own': type('Own', (Exception,), {})}[kind]('no')\n"
+        "def twice(n):\n    return n * 2\ndef up(n):\n    return n + 1\ndef opaque():\n    return (i for i in [])\n"
+    )
+    right = [
+        "x = [3, 1, 2]\nsort(x)\nassert x == [1, 2, 3]",
+        "assert pair(1) == (1, {1: [1, 1.5, None, True, 'é', b'b', 2**70]}, {1})",
+        "assert isinstance(pair(2), tuple) and pair(2)[0] == 2",
+        "try:\n    fails('v')\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no'",
+        "try:\n    fails('own')\nexcept Exception:\n    pass\nelse:\n    assert False",
+        "import math\nassert math.isclose(twice(0.5), 1.0)",
+        "assert twice(up(twice(up(1)))) == 10",
+        "assert [twice(n) for n in range(5)] == [0, 2, 4, 6, 8]",
+        "def helper(n):\n    return twice(n)\nassert helper(3) == 6",
+        "n = 1\nwhile twice(n) < 20:\n    n = up(n)\nassert n == 10",
+        "assert opaque() != 1",
+        "assert limit == 7 and twice(limit) == 14",
+    ]
+    wrong = [
+        "assert pair(1) == [1, {1: [1, 1.5, None, True, 'é', b'b', 2**70]}, {1}]",
+        "try:\n    fails('v')\nexcept KeyError:\n    pass",
+        "assert opaque() == opaque()",
+        "assert twice(opaque()) is None or True",
+        "assert len(sort([1])) == 0",
+    ]
+    rubric = await tested_by("asserts", setup_column="setup")
+    assert (await score(rubric, code, tests=right, setup="limit = 7")).metrics["code/passed"] == len(right)
+    assert (await score(rubric, code, tests=wrong, setup="limit = 7")).metrics["code/passed"] == 0
+
+
+@pytest.mark.slow
+async def test_tests_at_fault_fail_the_rollout(tested_by: Make) -> None:
+    rubric = await tested_by("asserts", setup_column="setup")
+    for tests, message in [
+        (["assert add(1, 2) = 3"], "test 0: .*syntax"),
+        (["assert add(1, 2) == 3", "assert math.floor(add(1, 2)) == 3"], "test 1: NameError: name 'math'"),
+        (["import no_such_module\nadd(1, 2)"], "test 0: ModuleNotFoundError"),
+        (["add(1, lambda: 2)"], "no plain data"),
+        ([], "column 'tests' of example 0 is list; expected a list of tests"),
+        (None, "is NoneType"),
+    ]:
+        with pytest.raises(FaultyTests, match=f"part 'code': .*{message}"):
+            await score(rubric, ADDS, tests=tests)
+    calls = await tested_by("calls", entry_point="add")
+    with pytest.raises(FaultyTests, match="expected a table with args and expected"):
+        await score(calls, ADDS, tests=[{"args": [1]}])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"style": "calls"}, "needs entry_point"),
+        ({"style": "calls", "entry_point": "a", "entry_point_column": "b"}, "expected one of them"),
+        ({}, r"rubric\[0\]\.style"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_start(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rubric([{"kind": "code"} | keys])

@@ -1,0 +1,107 @@
+"""Finding the program in a completion, and values that cross between sandboxes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from environments.rewards.code.assertions import same
+from environments.rewards.code.extract import code_of
+from environments.rewards.code.plain_data import Opaque, decode, encode
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("", None),
+        (" \n", None),
+        ("```python\nx = 1\n```", "x = 1"),
+        ("First:\n```\na\n```\nBetter:\n```py\nb\nc\n```\nEnd", "b\nc"),
+        ("```python\nx = '''```'''\n```", "x = '''```'''"),
+        ("```bash\nls\n```", None),
+        ("```python\na\n```\n```text\nout\n```", "a"),
+        ("```python\nx = 1", "x = 1"),
+        ("```python\n```", None),
+    ],
+)
+def test_the_last_block_of_python_is_the_program(completion: str, code: str | None) -> None:
+    assert code_of(completion) == code
+
+
+LEAVES = [
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    st.binary(max_size=4),
+    st.complex_numbers(allow_nan=False, allow_infinity=False),
+    st.sets(st.integers(), max_size=3),
+    st.frozensets(st.integers(), max_size=3),
+]
+
+
+def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=2) | st.integers()
+    return st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(keys, inner, max_size=3)
+
+
+PLAIN = st.recursive(st.one_of(LEAVES), nested, max_leaves=8)
+
+
+@settings(max_examples=150)
+@given(PLAIN)
+def test_plain_data_crosses_exactly(value: Any) -> None:
+    found = decode(json.loads(json.dumps(encode(value))))
+    assert repr(found) == repr(value) or found == value
+    assert type(found) is type(value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("oifcbdtsz"), inner, max_size=2),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=300)
+@given(JSON)
+def test_foreign_data_never_raises(data: Any) -> None:
+    decode(data)
+
+
+def test_what_is_no_plain_data_equals_nothing() -> None:
+    found = decode(encode(object()))
+    assert isinstance(found, Opaque)
+    assert found != found
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert "deeper" in json.dumps(encode(deep))
+    assert isinstance(decode(deep), Opaque)
+    assert math.isnan(decode(encode(math.nan)))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "equal"),
+    [
+        ((1, 2), [1, 2], True),
+        ({1: "a"}, {"1": "a"}, True),
+        (0.1 + 0.2, 0.3, True),
+        (1, 1.0, True),
+        (1, True, False),
+        ([1], [1, 2], False),
+        ("1", 1, False),
+        (Opaque("x"), None, False),
+        (None, None, True),
+        (math.nan, 1.0, False),
+    ],
+)
+def test_values_are_compared_with_those_of_json(found: Any, expected: Any, equal: bool) -> None:
+    assert same(found, expected) == equal
