@@ -101,7 +101,7 @@ class CurriculumConfig(Config):
     examples in the band are not drawn over and over."""
 
     smoothing: float = Field(default=0.5, gt=0, le=1)
-    """Weight of an example's newest group in its pass rate, an exponential moving average."""
+    """Weight of an example's newest group in its pass rate, an exponential moving average; of the first groups, their mean."""
 
     @model_validator(mode="after")
     def _is_a_band(self) -> CurriculumConfig:

@@ -24,6 +24,8 @@ _BLOCK = 1024
 _ONE = 255
 """A rate of 1 as it is kept."""
 _MOST_GROUPS = 255
+_ROUNDING = 1e-9
+"""Of a reward that is a sum, as of a rubric: 0.6 + 0.3 + 0.1 is less than 1."""
 
 
 class Curriculum:
@@ -65,10 +67,12 @@ class Curriculum:
 
     def observe(self, index: int, rewards: Sequence[float]) -> None:
         """Takes up the rewards of one group of the example."""
-        passed = sum(reward >= self._config.passes_at for reward in rewards) / len(rewards)
+        enough = self._config.passes_at - _ROUNDING * max(1.0, abs(self._config.passes_at))
+        passed = sum(reward >= enough for reward in rewards) / len(rewards)
         self._passed.append(passed)
         groups, known = int(self._groups[index]), int(self._rates[index]) / _ONE
-        rate = known + self._config.smoothing * (passed - known) if groups else passed
+        # The mean of the first groups, until the newest would weigh less than in the moving average.
+        rate = known + max(self._config.smoothing, 1 / (groups + 1)) * (passed - known)
         before = self._band(index) == "band"
         self._rates[index] = round(rate * _ONE)
         self._groups[index] = min(groups + 1, _MOST_GROUPS)

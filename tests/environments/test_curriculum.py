@@ -201,3 +201,19 @@ def test_other_weights_are_other_data() -> None:
     ):
         with pytest.raises(ValueError, match="their fingerprint was abc, weights "):
             other.restore(state)
+
+
+def test_a_reward_that_rounds_to_enough_passes() -> None:
+    mix = make_mix(3)
+    for index, reward in enumerate((0.6 + 0.3 + 0.1, 1.0, 0.999)):
+        mix.observe("a", index, [reward])
+    assert mix.take_metrics()["examples/a/pass_rate"] == pytest.approx(2 / 3)
+
+
+def test_the_first_groups_count_alike_however_slow_the_average_is() -> None:
+    """Passed, failed, failed, failed: a quarter, which is in this band, and not 0.9 ** 3."""
+    mix = make_mix(1, rest=1, explore=1e-9, smoothing=0.1, low=0.2, high=0.3)
+    for reward in (1.0, 0.0, 0.0, 0.0):
+        mix.observe("a", 0, [reward])
+    mix.next()
+    assert mix.take_metrics()["examples/a/band"] == 1.0
