@@ -107,8 +107,10 @@ def _of_directory(path: Path, key: str) -> str:
         raise ValueError(f"{key} = {str(path)!r}: the library takes module names in lower case only; rename {name}")
     if str(home) not in sys.path:
         sys.path.insert(0, str(home))
-        # The library starts tool servers by `python -m`.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
+    # The library starts tool servers by `python -m`.
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if str(home) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(home), *paths])
     return name
 
 
