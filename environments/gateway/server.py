@@ -182,6 +182,8 @@ async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:
     too_long = Refused(f"the body has more than {most_bytes} bytes", status=413)
     if (request.content_length or 0) > most_bytes:
         raise too_long
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     received = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

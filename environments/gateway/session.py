@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -77,7 +77,8 @@ class Session:
             finally:
                 self._open -= 1
         except Refused as refusal:
-            self.errors.append(f"{refusal.status}: {refusal.message}"[:_LONGEST_ERROR])
+            text = f"{refusal.status}: {refusal.message}"[:_LONGEST_ERROR]
+            self.errors.append(text.encode(errors="backslashreplace").decode())
             raise
 
     async def chat(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
@@ -100,8 +101,11 @@ class Session:
         if tasks:
             await asyncio.wait(tasks, timeout=_END_SECONDS)
 
-    async def _ended_with_session(self, work: Any) -> dict[str, Any]:
+    async def _ended_with_session(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Awaits `work` in a task that the session's end cancels, and so does the client's disconnection."""
+        if self.has_ended:  # while the request's body arrived
+            work.close()
+            raise _ended()
         task: asyncio.Task[dict[str, Any]] = asyncio.create_task(work, name="a request at the gateway")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -109,15 +113,15 @@ class Session:
             return await task
         except asyncio.CancelledError:
             if self.has_ended:
-                raise Refused("the rollout has ended", status=410, code="rollout_ended") from None
+                raise _ended() from None
             raise
 
     async def _chat(self, request: ChatRequest) -> dict[str, Any]:
         try:
             length = sum(len(message["content"]) for message in request.messages)
             prompt = await _off_the_loop(length, self._conversations.prompt, request.messages, request.tools)
-        except ValueError as error:
-            raise Refused(str(error), parameter="messages") from error
+        except Exception as error:  # a template may fail in any way at messages that it does not expect
+            raise Refused(f"{type(error).__name__}: {error}", parameter="messages") from error
         choices = await self._choices([prompt], request)
         for choice in choices:
             [answer] = template_messages([assistant_message(choice)])
@@ -198,6 +202,10 @@ def _is_json(reply: Reply) -> bool:
         return all(orjson.dumps(call.arguments) for call in reply.calls)
     except TypeError:
         return False
+
+
+def _ended() -> Refused:
+    return Refused("the rollout has ended", status=410, code="rollout_ended")
 
 
 def _refusal(error: BaseException) -> Refused:

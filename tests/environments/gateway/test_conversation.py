@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from environments.chat import LONG_TEXT, Chat
@@ -171,3 +172,10 @@ async def test_prompts_of_token_ids_are_taken_as_they_are(gateway: Gateway, chat
         assert answer.usage.prompt_tokens == 3
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert [turn.prompt_ids.tolist() for turn in model.turns] == [[10, 11], [10, 11], [12], [12]]
+
+
+async def test_messages_at_which_the_template_fails_are_refused(gateway: Gateway, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, longest=1024)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content + 1 if messages[0].content }}")
+    with pytest.raises(openai.BadRequestError, match="TypeError"):
+        await asked(gateway, RecordingModel(Chat(tmp_path), []), [HELLO])

@@ -201,6 +201,26 @@ async def test_the_end_of_the_rollout_ends_its_requests(gateway: Gateway, chat: 
     assert session.turns == []
 
 
+async def test_a_body_that_ends_after_the_rollout_calls_nothing(gateway: Gateway, chat: Chat) -> None:
+    model = ScriptedModel(chat, ["x"])
+    body = b'{"prompt": "x"}'
+    async with asyncio.timeout(60), gateway.session(model) as session:
+        port, path = session.base_url.split(":")[2].split("/", 1)
+        head = f"POST /{path}/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.api_key}\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        try:
+            writer.write(f"{head}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+            assert b"100 Continue" in await reader.readline()
+            await session.end()
+            writer.write(body)
+            answer = await reader.readuntil(b"}}")
+        finally:
+            writer.close()
+            await writer.wait_closed()
+    assert b" 410 " in answer
+    assert model.turns == []
+
+
 async def test_a_client_that_disconnects_cancels_its_call(gateway: Gateway, chat: Chat) -> None:
     model = WaitingModel(chat, [])
     async with gateway.session(model) as session, client_of(session) as client:
