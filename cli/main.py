@@ -14,6 +14,7 @@ COMMANDS = {
     "orchestrator": ("cli.orchestrator", "run one orchestrator, alone or in a live job"),
     "trainer": ("cli.trainer", "run the trainer, alone"),
     "inference": ("cli.inference", "run one vLLM server with our plugin, alone"),
+    "eval": ("cli.eval", "play a file's evaluations on a checkpoint, a running server or the base model"),
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),
     "sweep": (
         "cli.sweep",

@@ -55,9 +55,10 @@ class EvaluationResult:
             for name, each in self.estimates.items()
             if name in self.config.own_metrics
         )
+        of_step = "" if self.line["step"] is None else f" of step {self.line['step']}"
         versions = f"{self.line['policy_version/min']} to {self.line['policy_version/max']}"
         return (
-            f"evaluation {self.config.name} of step {self.step}: {shown or 'no results'}; {self.failed} of "
+            f"evaluation {self.config.name}{of_step}: {shown or 'no results'}; {self.failed} of "
             f"{self.failed + self.line['rollouts/completed']} rollouts failed; policy versions {versions}; "
             f"{self.line['seconds']:.1f} s"
         )

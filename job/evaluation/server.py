@@ -1,0 +1,133 @@
+"""The server that `counterpoint eval` starts, below a guardian, so that it ends with this process however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inference.base import InferenceError
+from inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
+from inference.server import check_configuration
+from job.check import SAFE_PATH
+from job.configuration.load import to_toml
+from job.evaluation.subject import Checkpoint
+from job.placement import WILDCARD_HOSTS
+from orchestrator.evaluation.alone import Subject
+from run.config import RunConfig
+from transport.errors import UserError
+from transport.files.atomic import write_atomically
+from transport.process.launch import guarded
+
+LOG = "inference.log"
+
+_STOP_SECONDS = 30.0
+
+Result = TypeVar("Result")
+
+
+def server_of(
+    given: InferenceConfig, checkpoint: Checkpoint | None, subject: Subject, directory: Path
+) -> InferenceConfig:
+    """Returns the configuration of the server to start, on a port that is free now. Raises `UserError`."""
+    changes: dict[str, Any] = {"log_file": (directory / LOG).absolute(), "port": _free_port(given.host, given.port)}
+    if checkpoint is None or checkpoint.rank is None:
+        changes |= {"lora": None} | ({} if checkpoint is None else {"model": str(checkpoint.directory)})
+    else:
+        lora = given.lora or LoraServingConfig()
+        changes["lora"] = lora.model_copy(update={"max_rank": max(lora.max_rank, checkpoint.rank)})
+        if subject.update is None:
+            named = json.dumps({"name": subject.name, "path": str(checkpoint.directory)})
+            changes["extra_args"] = [*given.extra_args, "--lora-modules", named]
+    config = given.model_copy(update=changes)
+    try:
+        check_configuration(config)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return config
+
+
+def at_servers(run: RunConfig, urls: list[str], server: InferenceConfig | None = None) -> RunConfig:
+    """Returns the run with these servers alone; `server` is the configuration of one that is started. Raises `UserError`."""
+    changes: dict[str, Any] = {"urls": urls, "dns": None, "urls_file": None}
+    if server is not None:
+        changes |= {"protocol": "binary", "api_key_file": server.api_key_file}
+        changes["startup_timeout_seconds"] = server.startup_timeout_seconds
+    try:
+        changes["urls"] = [check_url(url) for url in urls]
+        pool = PoolConfig.model_validate(run.inference.model_dump() | changes)
+    except ValueError as error:
+        raise UserError(f"--server {', '.join(urls)}: {error}") from None
+    return run.model_copy(update={"inference": pool})
+
+
+def url_of(server: InferenceConfig) -> str:
+    """Returns the URL of a started server, seen from this machine."""
+    host = WILDCARD_HOSTS.get(server.host, f"[{server.host}]" if ":" in server.host else server.host)
+    return f"{server.scheme}://{host}:{server.port}"
+
+
+@asynccontextmanager
+async def server_running(
+    config: InferenceConfig, directory: Path, environment: Mapping[str, str]
+) -> AsyncIterator[asyncio.Task[int]]:
+    """Starts the server for the duration of the block; yields a task that ends, with its exit code, when the server does.
+
+    It may not listen yet.
+    """
+    file = directory / "inference.toml"
+    write_atomically(file, to_toml(config).encode())
+    command = guarded([sys.executable, "-P", "-m", "cli.main", "inference", str(file)])
+    kept = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+    # A group of its own: Ctrl-C is ours to pass on.
+    process = await asyncio.create_subprocess_exec(
+        *command, env=kept | dict(SAFE_PATH) | dict(environment), process_group=0, stdin=asyncio.subprocess.DEVNULL
+    )
+    ended = asyncio.create_task(process.wait(), name="inference server")
+    try:
+        yield ended
+    finally:
+        await _stop(process, ended)
+
+
+async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):  # upon SIGHUP the guardian kills all
+        if ended.done():
+            break
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        await asyncio.wait({ended}, timeout=_STOP_SECONDS)
+
+
+async def unless_ended(work: Awaitable[Result], server: asyncio.Task[int], log_file: Path) -> Result:
+    """Awaits `work`, and raises `InferenceError` as soon as the server ends."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, server}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return await task
+        raise InferenceError(f"the inference server ended with exit code {server.result()}; its log is {log_file}")
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def _free_port(host: str, port: int) -> int:
+    """Returns `port`, or another if it is in use, as by a job that runs."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for each in (port, 0):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((host, each))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise UserError(f"inference.host = {host!r}: no port of it is free")

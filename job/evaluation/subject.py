@@ -1,0 +1,95 @@
+"""What `counterpoint eval` evaluates: weights on disk, a model that running servers have, or the base model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.base import Probe, WeightUpdate
+from orchestrator.evaluation.alone import Subject
+from orchestrator.evaluation.versions import adapter_name
+from run.config import RunConfig
+from transport.errors import UserError
+from transport.files.atomic import STABLE, published_steps
+from transport.files.untrusted import UntrustedFileError, read_json
+
+ADAPTER_SETTINGS = "adapter_config.json"
+
+_MAX_BYTES = 2**24
+"""Of `adapter_config.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights on disk."""
+
+    directory: Path
+    step: int | None
+    """As the probe or the directory's name says; None if neither does."""
+    rank: int | None
+    """The rank of an adapter; None: full weights."""
+    probe: Probe | None
+
+
+def find_checkpoint(given: Path) -> Checkpoint:
+    """Returns the checkpoint at `given`: weights, or a directory of steps, such as `best/`, of which the newest is meant.
+
+    Raises `UserError`.
+    """
+    directory = given.absolute()
+    steps = published_steps(directory)
+    if steps:
+        directory /= f"step_{steps[-1]}"
+    name, _, number = directory.name.partition("_")
+    step = int(number) if name == "step" and number.isascii() and number.isdigit() else None
+    if step is not None and not (directory / STABLE).exists():
+        raise UserError(f"--checkpoint {directory}: it has no {STABLE}: it is being written or removed")
+    try:
+        probe = Probe.read(directory / "probe.json")
+    except FileNotFoundError:
+        probe = None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--checkpoint {directory}: {error}") from None
+    step = probe.version if probe is not None else step
+    if (directory / ADAPTER_SETTINGS).is_file():
+        try:
+            rank = int(read_json(directory / ADAPTER_SETTINGS, _MAX_BYTES)["r"])
+        except (OSError, KeyError, TypeError, ValueError, UntrustedFileError) as error:
+            raise UserError(f"--checkpoint {directory}: {ADAPTER_SETTINGS} cannot be used: {error!r}") from None
+        return Checkpoint(directory, step, rank, probe)
+    if (directory / "config.json").is_file():
+        return Checkpoint(directory, step, None, probe)
+    raise UserError(
+        f"--checkpoint {directory}: it holds neither {ADAPTER_SETTINGS} (an adapter) nor config.json (a model); expected a "
+        "directory such as run_default/broadcast/step_10 or run_default/best"
+    )
+
+
+def subject_of(run: RunConfig, checkpoint: Checkpoint | None, model: str | None, servers: list[str]) -> Subject:
+    """Returns what is evaluated at `servers`; none are given if one is started. Raises `UserError`.
+
+    `model` names a model that running servers have.
+    """
+    base = run.served_model if servers and run.served_model else run.model
+    described: dict[str, Any] = {"servers": servers} if servers else {}
+    if checkpoint is None:
+        name = model or base
+        return Subject(name, described | {"model": name}, None if servers else 0)
+    described["checkpoint"] = str(checkpoint.directory)
+    if checkpoint.rank is None:
+        if servers:
+            raise UserError(
+                "--server with --checkpoint: full weights would replace those that the server has; leave --server out"
+            )
+        return Subject(str(checkpoint.directory), described, checkpoint.step)
+    name = adapter_name(run.run_id)
+    if checkpoint.probe is None:
+        if servers:
+            raise UserError(
+                f"--checkpoint {checkpoint.directory}: without probe.json a running server cannot be shown to hold it; leave "
+                "--server out"
+            )
+        return Subject(name, described, checkpoint.step)
+    update = WeightUpdate(checkpoint.probe.version, checkpoint.directory, checkpoint.probe, name)
+    return Subject(name, described, checkpoint.step, update)

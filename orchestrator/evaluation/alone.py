@@ -1,0 +1,119 @@
+"""Plays evaluations alone, beside no training: what `counterpoint eval` does once it knows the servers.
+
+Rollouts are played as beside training (`attempt.py`), as many at once as the run may have in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from environments.chat import Chat
+from inference.base import WeightUpdate
+from inference.pool.pool import InferencePool
+from orchestrator.evaluation.attempt import Attempt
+from orchestrator.evaluation.lines import EVALUATIONS_FILE
+from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
+from orchestrator.evaluation.result import EvaluationResult
+from orchestrator.loop_health.threads import give_environments_threads, in_thread
+from orchestrator.opponents import opponents_of
+from orchestrator.rollouts.transcripts import Transcriber
+from orchestrator.step.records import write_records
+from run.config import RunConfig
+from transport.files.json_lines import append_line
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is evaluated."""
+
+    name: str
+    """Of the model at the servers: the base model's, or an adapter's."""
+    described: dict[str, Any]
+    """What a line of the results says about it."""
+    step: int | None = None
+    """The step of a run that its weights are of, if that is known."""
+    update: WeightUpdate | None = None
+    """The adapter to load first; None: the servers have the model."""
+
+
+def load_evaluations(run: RunConfig, names: Sequence[str]) -> list[LoadedEvaluation]:
+    """Loads the run's evaluations that are named, or all. Raises `ValueError`."""
+    known = [evaluation.name for evaluation in run.evaluations]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no evaluation {unknown[0]!r}; the file has {', '.join(known) or 'none'}")
+    if not known:
+        raise ValueError("the file has no evaluations; write [[orchestrator.evaluations]] (docs/evaluation.md)")
+    chat = Chat(run.model)
+    return [load_evaluation(run, each, chat) for each in run.evaluations if not names or each.name in names]
+
+
+async def play_evaluations(
+    run: RunConfig,
+    evaluations: Sequence[LoadedEvaluation],
+    subject: Subject,
+    directory: Path,
+    on_result: Callable[[EvaluationResult], None],
+) -> list[EvaluationResult]:
+    """Plays the evaluations, one after the other, and writes lines and records to `directory`; returns the results.
+
+    Raises `InferenceError` if no server is ready or takes the weights, `ValueError` if an environment does not start, `OSError`
+    if a result cannot be written.
+    """
+    give_environments_threads(run.schedule.max_inflight_rollouts)
+    transcribe = Transcriber(Chat(run.model).transcribe, run.recorded_tokens) if run.recorded_tokens else None
+    results: list[EvaluationResult] = []
+    async with AsyncExitStack() as resources:
+        pool = InferencePool(run.inference, subject.name)
+        resources.push_async_callback(pool.close)
+        await pool.start()
+        if subject.update is not None:
+            await pool.update_weights(subject.update)
+        opponents = await resources.enter_async_context(opponents_of(run))
+        environments = environments_started(evaluations, directory / "environments", Path(run.model), run.seed)
+        await resources.enter_async_context(environments)
+        for loaded in evaluations:
+            attempt = Attempt(loaded, subject.step or 0, pool, opponents)
+            await _play(attempt, run.schedule.max_inflight_rollouts)
+            result = _of_subject(await attempt.result(), subject)
+            await in_thread(_write, directory, loaded, result, attempt, transcribe)
+            results.append(result)
+            on_result(result)
+    return results
+
+
+async def _play(attempt: Attempt, most: int) -> None:
+    """Plays all rollouts, up to `most` at a time, in order."""
+    indices = iter(range(len(attempt.rollouts)))
+
+    async def play_next() -> None:
+        for index in indices:
+            await attempt.play(index)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(most, len(attempt.rollouts))):
+            tasks.create_task(play_next())
+
+
+def _of_subject(result: EvaluationResult, subject: Subject) -> EvaluationResult:
+    """Returns the result with what is known of the weights: servers number those that they were started with 0."""
+    versions = {"policy_version/min": subject.step, "policy_version/max": subject.step}
+    return replace(result, line=result.line | {"step": subject.step} | versions | subject.described)
+
+
+def _write(
+    directory: Path,
+    loaded: LoadedEvaluation,
+    result: EvaluationResult,
+    attempt: Attempt,
+    transcribe: Transcriber | None,
+) -> None:
+    own = directory / loaded.config.name
+    own.mkdir(parents=True, exist_ok=True)
+    columns: Mapping[str, Sequence[str]] = {each.name: each.state_columns for each in loaded.config.environments}
+    write_records(own / "rollouts.jsonl", attempt.rollouts, columns, transcribe)
+    append_line(directory / EVALUATIONS_FILE, result.line, durable=True)

@@ -1,0 +1,177 @@
+"""`counterpoint eval` against a server without a model, and what it refuses before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+import tomli_w
+
+from cli.main import main
+from inference.config import InferenceConfig
+from job.evaluation.server import server_of
+from job.evaluation.subject import find_checkpoint, subject_of
+from run.config import RunConfig
+from tests.orchestrator.toy_model import make_toy_model
+from tests.support.fake_inference import PROBE_TOKENS, FakeInference, probe_answer
+from transport.errors import UserError
+from transport.files.atomic import publish_directory
+
+EVALUATION = {
+    "name": "toy-eval",
+    "environments": [{"name": "held-out", "kind": "tests.orchestrator.toy_environment:Toy"}],
+    "examples": 5,
+    "rollouts_per_example": 2,
+    "pass_at": [1, 2],
+    "success": 0.5,
+}
+
+
+@pytest.fixture
+def inference() -> Iterator[FakeInference]:
+    with FakeInference() as server:
+        yield server
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """An orchestrator's file with one evaluation."""
+    path = tmp_path / "orchestrator.toml"
+    content = {
+        "output_dir": str(tmp_path / "job"),
+        "model": str(make_toy_model(tmp_path / "model")),
+        "environments": [{"name": "toy", "kind": "tests.orchestrator.toy_environment:Toy"}],
+        "sampling": {"max_tokens": 8},
+        "evaluations": [EVALUATION],
+        "training": {"lora": {"rank": 4}},
+    }
+    path.write_text(tomli_w.dumps(content))
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return path
+
+
+def adapter(directory: Path, version: int, *, probe: bool = True) -> Path:
+    with publish_directory(directory) as partial:
+        (partial / "adapter_config.json").write_text('{"r": 16}')
+        if probe:
+            answer = probe_answer(version, PROBE_TOKENS)
+            content = {"version": version, "token_ids": PROBE_TOKENS, "log_probabilities": answer}
+            (partial / "probe.json").write_bytes(orjson.dumps(content))
+    return directory
+
+
+@pytest.mark.slow
+def test_results_on_a_running_server(
+    file: Path, tmp_path: Path, inference: FakeInference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    assert main(["eval", str(file), "--server", inference.url, "--output", str(output)]) == 0
+    (line,) = [orjson.loads(line) for line in (output / "evaluations.jsonl").read_bytes().splitlines()]
+    assert (line["step"], line["policy_version/min"]) == (None, None)
+    assert line["servers"] == [inference.url]
+    records = [orjson.loads(record) for record in (output / "toy-eval/rollouts.jsonl").read_bytes().splitlines()]
+    assert len(records) == 10
+    passed = sum(record["reward"] >= 0.5 for record in records) / 10
+    assert line["metrics"]["pass@1"]["value"] == pytest.approx(passed)
+    printed = capsys.readouterr().out
+    assert "toy-eval" in printed
+    assert "pass@2" in printed
+    assert {request.model for request in inference.asked} == {str(tmp_path / "model")}
+    assert main(["eval", str(file), "--server", inference.url, "--output", str(output)]) == 2, "it exists"
+
+
+@pytest.mark.slow
+def test_an_adapter_is_loaded_and_proven_at_a_running_server(
+    file: Path, tmp_path: Path, inference: FakeInference
+) -> None:
+    output, steps = tmp_path / "out", tmp_path / "best"
+    adapter(steps / "step_7", 7)
+    arguments = ["eval", str(file), "--server", inference.url, "--checkpoint", str(steps), "--output", str(output)]
+    assert main(arguments) == 0
+    line = orjson.loads((output / "evaluations.jsonl").read_bytes())
+    assert (line["step"], line["policy_version/max"], line["checkpoint"]) == (7, 7, str(steps / "step_7"))
+    assert inference.versions == [7]
+    assert inference.unloaded == ["default.evaluation"]
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_and_rollouts_that_all_fail(
+    file: Path, tmp_path: Path, inference: FakeInference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inference.generate_status = 400
+    arguments = ["eval", str(file), "--server", inference.url, "--output", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    line = orjson.loads((tmp_path / "out/evaluations.jsonl").read_bytes())
+    assert (line["rollouts/completed"], line["rollouts/failed"]) == (0, 10)
+    assert line["metrics"]["pass@1"]["value"] == 0
+    inference.healthy = False
+    gone = ["eval", str(file), "--server", inference.url, "--inference.startup_timeout_seconds", "0.2"]
+    assert main([*gone, "--output", str(tmp_path / "other")]) == 1
+    assert "no inference server is healthy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "describes no server to start"),
+        (["--server", "http://127.0.0.1:1", "--evaluation", "toyeval"], "there is no evaluation 'toyeval'"),
+        (["--server", "ftp://nowhere"], "--server ftp://nowhere"),
+        (["--server", "http://127.0.0.1:1", "--checkpoint", "/nowhere"], "neither adapter_config.json"),
+        (["--server", "http://127.0.0.1:1", "--stpes", "3"], "there is no key stpes"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(
+    file: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(file), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_configuration(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["eval", str(file), "--server", "http://127.0.0.1:1", "--dry-run", "--sampling.temperature", "0.5"]) == 0
+    )
+    assert "temperature = 0.5" in capsys.readouterr().out
+
+
+def test_which_file() -> None:
+    assert main(["eval"]) == 2
+    assert main(["eval", "--help"]) == 0
+
+
+def test_the_server_of_each_kind_of_checkpoint(file: Path, tmp_path: Path) -> None:
+    run = RunConfig(
+        output_dir=tmp_path / "job",
+        model=str(tmp_path / "model"),
+        environments=[{"name": "toy", "kind": "reverse-text"}],
+    )
+    given = InferenceConfig(model=run.model)
+    proven = find_checkpoint(adapter(tmp_path / "broadcast/step_3", 3))
+    subject = subject_of(run, proven, None, [])
+    assert subject.update is not None
+    server = server_of(given, proven, subject, tmp_path)
+    assert server.lora is not None
+    assert (server.model, server.lora.max_rank, server.extra_args) == (run.model, 16, [])
+
+    plain = find_checkpoint(adapter(tmp_path / "adapter", 3, probe=False))
+    subject = subject_of(run, plain, None, [])
+    assert (subject.update, subject.step) == (None, None)
+    assert "--lora-modules" in server_of(given, plain, subject, tmp_path).extra_args
+    with pytest.raises(UserError, match="a running server cannot be shown"):
+        subject_of(run, plain, None, ["http://127.0.0.1:1"])
+
+    full = tmp_path / "full" / "step_5"
+    with publish_directory(full) as partial:
+        (partial / "config.json").write_text("{}")
+    whole = find_checkpoint(tmp_path / "full")
+    subject = subject_of(run, whole, None, [])
+    assert (subject.name, subject.step) == (str(full), 5)
+    server = server_of(given, whole, subject, tmp_path)
+    assert (server.model, server.lora) == (str(full), None)
+    with pytest.raises(UserError, match="full weights would replace"):
+        subject_of(run, whole, None, ["http://127.0.0.1:1"])
+    (full / "STABLE").unlink()
+    with pytest.raises(UserError, match="being written or removed"):
+        find_checkpoint(full)
