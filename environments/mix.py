@@ -20,6 +20,10 @@ from environments.curriculum import Curriculum
 from environments.shuffle import EpochOrder
 
 
+class ExamplesChangedError(ValueError):
+    """A saved stream is of other examples; the message is for a person."""
+
+
 class ExampleMix:
     """An endless stream of `(environment name, example index)`, the same for the same seed and environments."""
 
@@ -123,11 +127,11 @@ class ExampleMix:
         self.reweight(ratios)
 
     def _check_data(self, state: Mapping[str, Any]) -> None:
-        """Raises `ValueError` for other examples than those of `state`, which says nothing of them if it is older."""
+        """Raises `ExamplesChangedError` for other examples than those of `state`, which says nothing of them if it is older."""
         for what, now in (("size", self._sizes), ("fingerprint", self._fingerprints)):
             for name, before in state.get(what + "s", {}).items():
                 if now.get(name) != before:
-                    raise ValueError(
+                    raise ExamplesChangedError(
                         f"the examples of environment {name!r} have changed since the run was started: their {what} was "
                         f"{before} and is {now.get(name)}; resume with the data of then, or start a new run"
                     )

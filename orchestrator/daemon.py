@@ -21,7 +21,7 @@ from cluster.notify import notify
 from environments.base import EnvironmentContext
 from environments.chat import Chat
 from environments.lifecycle import started
-from environments.mix import mix_of
+from environments.mix import ExamplesChangedError, mix_of
 from environments.registry import load_environment
 from inference.pool.pool import InferencePool
 from orchestrator import metrics
@@ -277,6 +277,8 @@ class Daemon:
         if checkpoint is not None:
             try:
                 self._dispatcher.restore(checkpoint)
+            except ExamplesChangedError as error:
+                raise ConfigurationError(str(error)) from error
             except ValueError as error:
                 raise CheckpointError(f"the checkpoint of step {checkpoint.step} cannot be resumed: {error}") from error
             logger.info("resuming after step %d", checkpoint.step)

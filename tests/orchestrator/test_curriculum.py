@@ -1,4 +1,4 @@
-"""The daemon with a curriculum: a run that is killed and resumed draws the examples that an undisturbed one draws."""
+"""The daemon's examples: a run that is killed and resumed draws what an undisturbed one draws, and refuses other data."""
 
 from __future__ import annotations
 
@@ -71,3 +71,18 @@ def test_a_killed_run_draws_what_an_undisturbed_one_draws(
 
 def changed(environment: EnvironmentConfig) -> EnvironmentConfig:
     return environment.model_copy(update={"curriculum": None})
+
+
+def test_a_run_is_not_resumed_with_other_data(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"a": 1}\n' * 20)
+    kind = {"name": "toy", "kind": "tests.orchestrator.toy_environment:ToyOfFile", "args": {"path": str(rows)}}
+    config = make_config(steps=2, environments=[kind])
+    with ScriptedTrainer(config.output_dir, "one", 2) as trainer:
+        assert run(config, lambda: None) == 0
+        again = config.model_copy(update={"resume": True, "steps": 4})
+        rows.write_text('{"a": 1}\n' * 19 + '{"a": 2}\n')
+        assert run(again, lambda: None) == 2
+        said = (config.run_dir / "orchestrator.log").read_text()
+        assert "the examples of environment 'toy' have changed since the run was started: their fingerprint was" in said
+        assert trainer.steps_trained == [1, 2]

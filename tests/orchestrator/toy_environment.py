@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.base import Example, Model
+from environments.data.load import load_rows
 from orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs, group_mean
 from transport.records import Rollout
 
@@ -125,3 +126,15 @@ class SelfPlay(Toy):
     async def score(self, example: Example, rollout: Rollout) -> Any:
         reward = self._chance(rollout)
         return {"white": reward, "black": 1 - reward}
+
+
+class ToyOfFile(Toy):
+    """A toy whose examples are the rows of a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(turns=1)
+        self._rows = load_rows({"path": path})
+        self.fingerprint = self._rows.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._rows)
