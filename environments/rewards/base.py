@@ -17,7 +17,7 @@ from environments.base import EnvironmentContext, Example
 MAX_PARTS = 32
 """Most parts that a function may return, and that a rubric may have."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,30}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def as_value(returned: object, where: str) -> Value:
     for name, value in returned.items():
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(
-                f"{where} returned a part named {short_repr(name)}; expected letters, digits, _ . - (32 at most)"
+                f"{where} returned a part named {short_repr(name)}; expected letters, digits, _ . - (31 at most)"
             )
         parts[name] = _as_number(value, f"{where}, part {name!r},")
     return Value(math.fsum(parts.values()), parts)

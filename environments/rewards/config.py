@@ -27,7 +27,7 @@ CpuSeconds = Annotated[float, Field(gt=0, le=600)]
 class PartConfig(Config):
     """What all parts of a rubric have."""
 
-    name: Identifier | None = None
+    name: Annotated[Identifier, Field(max_length=32)] | None = None
     """Unique in the rubric; the metric has it. Unset: the kind."""
 
     weight: float = Field(default=1.0, allow_inf_nan=False)

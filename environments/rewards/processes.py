@@ -86,7 +86,9 @@ class BoundedProcesses:
         """
         self._slots = asyncio.Semaphore(count)
         self._memory_bytes = memory_bytes
+        self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
+        self._is_closed = False
         self._ending: set[asyncio.Task[int]] = set()
         if keeps_environment:
             self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -109,10 +111,10 @@ class BoundedProcesses:
         )
 
     async def close(self) -> None:
-        """Ends all processes."""
-        for worker in self._idle:
+        """Ends all processes. A task that still runs then fails."""
+        self._is_closed = True
+        for worker in list(self._workers):
             self._end(worker)
-        self._idle.clear()
         if self._ending:
             await asyncio.wait(self._ending, timeout=_CLOSE_SECONDS)
 
@@ -134,10 +136,13 @@ class BoundedProcesses:
         except BaseException:
             self._end(worker)  # its answer would be taken for that of the next task
             raise
-        self._idle.append(worker)
+        if worker in self._workers:
+            self._idle.append(worker)
         return answer
 
     async def _start(self) -> _Worker:
+        if self._is_closed:
+            raise ProcessFailed("the processes for rewards are closed")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -150,9 +155,16 @@ class BoundedProcesses:
             env=self._environment,
             start_new_session=True,
         )
-        return _Worker(process)
+        worker = _Worker(process)
+        self._workers.add(worker)
+        if self._is_closed:  # meanwhile
+            self._end(worker)
+        return worker
 
     def _end(self, worker: _Worker, patience: float = 0.0) -> asyncio.Task[int]:
+        self._workers.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
         task = asyncio.create_task(worker.end(patience), name="end a process for rewards")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

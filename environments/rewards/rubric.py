@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -85,11 +86,10 @@ class Rubric:
 
     async def close(self) -> None:
         """Frees what the parts hold. Call it from the environment's `close`."""
-        try:
+        async with AsyncExitStack() as stack:  # which calls all, whatever one of them raises
+            stack.push_async_callback(self._processes.close)
             for part in self._parts:
-                await part.function.close()
-        finally:
-            await self._processes.close()
+                stack.push_async_callback(part.function.close)
 
     def _build(self, name: str, config: PartConfig) -> RewardFunction:
         match config:

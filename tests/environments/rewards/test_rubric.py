@@ -81,6 +81,7 @@ async def test_a_cancelled_score_leaves_no_task(rubric: MakeRubric) -> None:
         ([EXACT | {"weight": float("nan")}], r"rubric\[0\]\.weight"),
         ([{"kind": "regex", "pattern": "("}], r"rubric\[0\]\.pattern.*no regular expression"),
         ([EXACT | {"name": "a/b"}], r"rubric\[0\]\.name"),
+        ([EXACT | {"name": "a" * 33}], r"rubric\[0\]\.name"),
         ([FUNCTION | {"path": "nowhere"}], "expected package.module:function"),
         ([FUNCTION | {"path": "no_such_module_xyz:f"}], "importing 'no_such_module_xyz' failed.*PYTHONPATH"),
         ([FUNCTION | {"path": "tests.environments.rewards.attempts:lenght"}], "no function 'lenght'"),

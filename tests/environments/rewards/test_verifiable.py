@@ -169,4 +169,9 @@ async def test_silence_is_the_machines_fault_and_a_limit_the_texts() -> None:
         await processes.run("search", {"text": object()}, cpu_seconds=1, seconds=1)
     with pytest.raises(ValueError, match="expected at most"):
         await processes.run("search", {"text": "a" * 2**24}, cpu_seconds=1, seconds=1)
+    task = asyncio.create_task(processes.run("search", SLOW, cpu_seconds=60, seconds=120))
+    while not processes._workers:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
     await processes.close()
+    with pytest.raises(ProcessFailed, match="closed"):
+        await task
