@@ -62,6 +62,8 @@ class Episode:
         partner = self._partner(seat)
         if partner.gone:
             raise PartnerGone(partner.gone)
+        if partner.answer is not None:
+            raise RuntimeError(f"seat {seat!r} has not answered yet; ask it one thing after the other")
         partner.answer = asyncio.get_running_loop().create_future()
         seconds = self._table.answer_seconds
         try:
@@ -198,9 +200,11 @@ class Table:
         except asyncio.CancelledError:
             self._lose(number, seat, "the host's table was closed")
         finally:
-            self._connections.discard(task)
             connection.end(kind="end", reward=None, reason=seat.gone if seat is not None else "this is no seat")
-            await connection.closed()
+            try:
+                await connection.closed()
+            finally:
+                self._connections.discard(task)
 
     def _sat(self, connection: Connection, hello: dict[str, Any]) -> _Seat:
         match hello:

@@ -304,6 +304,60 @@ async def test_an_answer_that_nobody_asked_for_ends_the_seat(tmp_path: Path) -> 
         await writer.wait_closed()
 
 
+def framed(**message: Any) -> bytes:
+    body: bytes = msgpack.packb(message)
+    return struct.pack(">I", len(body)) + body
+
+
+async def test_a_partner_that_is_killed_ends_the_episode(tmp_path: Path, chat: Chat) -> None:
+    host, pool = Debate(), Pool(chat, "ab")
+    async with started(host, context_of(tmp_path, "a", "debate")):
+        path = socket_path(context_of(tmp_path, "a", "debate").directory, SOCKET_NAME)
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(framed(kind="sit", protocol=1, seat="other", key=1))
+        async with asyncio.TaskGroup() as tasks:
+            mine = tasks.create_task(rolled(host, pool, chat))
+            async with asyncio.timeout(DEADLINE):
+                await reader.readuntil(b"messages")
+            writer.transport.abort()
+        rollout = mine.result()
+    assert "a seat ended the connection" in (rollout.error or "")
+    assert rollout.inference_failed
+
+
+async def test_a_host_that_is_killed_ends_the_episode(tmp_path: Path, chat: Chat) -> None:
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"sit")
+        writer.write(
+            framed(kind="seated", example=3) + framed(kind="ask", messages=[{"role": "user", "content": "ab"}])
+        )
+        await reader.readuntil(b"answer")
+        writer.transport.abort()
+
+    directory = context_of(tmp_path, "a", "debate").directory
+    directory.mkdir(parents=True)
+    async with seated(tmp_path, None) as seat:
+        server = await asyncio.start_unix_server(die, socket_path(directory, SOCKET_NAME))
+        async with server:
+            rollout = await rolled(seat, Pool(chat, "cd"), chat)
+    assert "a/debate ended the connection" in (rollout.error or "")
+    assert (rollout.inference_failed, len(rollout.turns)) == (True, 1)
+
+
+async def test_a_seat_is_asked_one_thing_after_the_other(tmp_path: Path, chat: Chat) -> None:
+    class Hasty(Debate):
+        async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+            async with self.table.episode(example.index) as episode:
+                question = [{"role": "user", "content": "ab"}]
+                await asyncio.gather(episode.ask("other", question), episode.ask("other", question))
+
+    host = Hasty()
+    async with seated(tmp_path, host) as seat:
+        mine, theirs = await asyncio.gather(rolled(host, Pool(chat, "ab"), chat), rolled(seat, Pool(chat, "cd"), chat))
+    assert "has not answered yet" in (mine.error or "")
+    assert theirs.inference_failed
+
+
 @pytest.mark.parametrize("host", ["", "a", "a/", "/debate", "a/b/c", "../debate", "a/.."])
 def test_a_host_is_a_run_and_an_environment(host: str) -> None:
     with pytest.raises(ValueError, match="expected RUN/ENVIRONMENT"):
