@@ -5,6 +5,7 @@
 #   make demo-sweep   four runs that share a trainer, two workers, one of them killed midway
 #   make demo-cluster the programs in examples/, as jobs whose workers and master are killed while they work (ARGS="--backend ray")
 #   make demo-tune    a population of eight runs in one job, beside random search with the same budget
+#   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
 #   make test         every test, on two quiet cores in less than half an hour
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in a minute
 #   make lint         style and types
@@ -25,7 +26,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.f
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune test test-fast wheel-test lint format lock
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test lint format lock
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -44,6 +45,9 @@ $(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
 
 demo: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
+
+demo-math: $(INSTALLED)
+	$(BIN)/counterpoint run configs/demo-math.toml $(ARGS)
 
 demo-multi: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_multi $(ARGS)

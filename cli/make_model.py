@@ -9,7 +9,7 @@ from transport.errors import UserError
 
 USAGE = """usage: counterpoint make-model NAME...
 
-NAME is a built-in model (tiny-moe, tiny-dense), a hub name or a directory. Prints one directory a line."""
+NAME is a built-in model (tiny-moe, tiny-dense, tiny-math), a hub name or a directory. Prints one directory a line."""
 
 
 def main(arguments: list[str]) -> int:

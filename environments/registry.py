@@ -19,6 +19,7 @@ from environments.import_path import import_advice
 
 BUILT_IN = {
     "agent": "environments.gateway.agent:AgentEnvironment",
+    "arithmetic": "environments.tasks.arithmetic:Arithmetic",
     "closest-number": "environments.tasks.closest_number:ClosestNumber",
     "guess-number": "environments.tasks.guess_number:GuessNumber",
     "reverse-text": "environments.tasks.reverse_text:ReverseText",

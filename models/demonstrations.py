@@ -1,4 +1,4 @@
-"""Makes demonstrations of the demo's tasks, on which the built-in models are warmed up before RL.
+"""Makes demonstrations of the demos' tasks, on which the built-in models are warmed up before RL.
 
 Players in place of the model play them through the real environments and chat rendering, so every token is where the orchestrator
 will put it. Their quality is mixed on purpose: some players solve the task, the others give plausible bad answers. A model that
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from environments.base import Environment, Example, OnePolicy, Reply
-from environments.chat import Chat, Tool
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.base import Environment, Example
+from environments.chat import Chat
+from environments.scripted import ScriptedModel
+from environments.tasks.arithmetic import CALCULATOR, OPERATIONS, Arithmetic
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
+from environments.tools.built_in import calculate
+from environments.tools.hermes import write_hermes
 from transport.records import Turn
 
 Player = Callable[[list[str]], str]
@@ -35,42 +35,22 @@ class Demonstration:
     """True where the player wrote the token; a model learns these tokens."""
 
 
-class _Performance(OnePolicy):
-    """A conversation in progress, in place of the model (`environments.base.Model`)."""
+def _answers(player: Player) -> Iterator[str]:
+    said: list[str] = []
+    while True:
+        said.append(player(said))
+        yield said[-1]
 
-    def __init__(self, chat: Chat, player: Player) -> None:
-        self.chat = chat
-        self._player = player
-        self._answers: list[str] = []
-        self.turns: list[Turn] = []
-        self.sampling = SamplingConfig()
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
-        answer = self._player(self._answers)
-        self._answers.append(answer)
-        completion = [*self.chat.encode(answer), self.chat.stop_token_ids[0]]
-        turn = Turn(
-            prompt_ids=np.asarray(prompt_ids, np.int32),
-            completion_ids=np.asarray(completion, np.int32),
-            log_probabilities=np.zeros(len(completion), np.float32),
-            policy_version=0,
-            finish_reason="stop",
-        )
-        self.turns.append(turn)
-        return turn
-
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
-        return Reply(self.chat.decode(turn.completion_ids.tolist()))
-
-    def demonstration(self) -> Demonstration:
-        """Returns the conversation so far; the last turn's prompt contains every earlier turn, token for token."""
-        last = self.turns[-1]
-        token_ids = [*last.prompt_ids.tolist(), *last.completion_ids.tolist()]
-        written = [False] * len(token_ids)
-        for turn in self.turns:
-            start = len(turn.prompt_ids)
-            written[start : start + len(turn.completion_ids)] = [True] * len(turn.completion_ids)
-        return Demonstration(token_ids, written)
+def _demonstration(turns: Sequence[Turn]) -> Demonstration:
+    """Returns the conversation of these turns; the last one's prompt contains every earlier turn, token for token."""
+    last = turns[-1]
+    token_ids = [*last.prompt_ids.tolist(), *last.completion_ids.tolist()]
+    written = [False] * len(token_ids)
+    for turn in turns:
+        start = len(turn.prompt_ids)
+        written[start : start + len(turn.completion_ids)] = [True] * len(turn.completion_ids)
+    return Demonstration(token_ids, written)
 
 
 class Demonstrator:
@@ -94,20 +74,40 @@ class Demonstrator:
         examples = [self._guess_number.example(self._choose.choice(secrets)) for _ in range(count)]
         return asyncio.run(self._play(self._guess_number, examples, lambda example: self._guesser(example, able_share)))
 
+    def arithmetic(self, count: int, able_share: float) -> list[Demonstration]:
+        """Returns `count` conversations; on average `able_share` of the players calculate what was asked, with the tool.
+
+        Of the others, half guess, and half calculate something else.
+        """
+        environment = Arithmetic(examples=count, seed=self._choose.getrandbits(64))
+        examples = [environment.example(index) for index in range(count)]
+        return asyncio.run(self._play(environment, examples, lambda example: self._calculator(example, able_share)))
+
     async def _play(
         self, environment: Environment, examples: Sequence[Example], player: Callable[[Example], Player]
     ) -> list[Demonstration]:
         played = []
         for example in examples:
-            performance = _Performance(self._chat, player(example))
-            state: dict[str, Any] = {}
-            await environment.rollout(example, performance, state)
-            played.append(performance.demonstration())
+            model = ScriptedModel(self._chat, _answers(player(example)))
+            await environment.rollout(example, model, {})
+            played.append(_demonstration(model.turns))
         return played
 
     def _speller(self, example: Example, able_share: float) -> Player:
         answer = example.answer if self._choose.random() < able_share else example.answer[::-1]
         return lambda answers: answer
+
+    def _calculator(self, example: Example, able_share: float) -> Player:
+        expression = example.prompt.removesuffix("=?")
+        if self._choose.random() >= able_share:
+            if self._choose.random() < 0.5:
+                guess = str(self._choose.randint(10, 9999))
+                return lambda answers: guess
+            operation = next(sign for sign in OPERATIONS if sign in expression)
+            other = self._choose.choice([sign for sign in OPERATIONS if sign != operation])
+            expression = expression.replace(operation, other)
+        call = write_hermes(CALCULATOR, {"expression": expression})
+        return lambda answers: str(calculate(expression)) if answers else call
 
     def _guesser(self, example: Example, able_share: float) -> Player:
         largest, secret = self._guess_number.largest, int(example.answer)

@@ -35,8 +35,13 @@ _WAIT_REPORT_SECONDS = 10.0
 
 _DETERMINING_MODULES = (
     "environments.chat",
+    "environments.scripted",
+    "environments.tasks.arithmetic",
     "environments.tasks.guess_number",
     "environments.tasks.reverse_text",
+    "environments.tools.environment",
+    "environments.tools.hermes",
+    "environments.tools.play",
     "models.demonstrations",
     "models.tiny_models",
     "models.tiny_tokenizer",
@@ -103,7 +108,7 @@ def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None
     from transformers.utils import logging as transformers_logging
 
     from models.tiny_models import write_untrained
-    from models.warm_up import warm_up
+    from models.warm_up import LESSONS, warm_up
 
     transformers_logging.disable_progress_bar()  # one file is saved at once
 
@@ -111,7 +116,7 @@ def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None
     started = time.monotonic()
     with publish_directory(directory) as partial:
         model = write_untrained(name, partial, seed)
-        warm_up(model, partial, seed, lambda line: on_progress(f"{name}: {line}"))
+        warm_up(model, LESSONS[name], partial, seed, lambda line: on_progress(f"{name}: {line}"))
         model.save_pretrained(partial)
     on_progress(f"{name}: built in {time.monotonic() - started:.0f} s")
 

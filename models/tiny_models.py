@@ -1,6 +1,6 @@
 """The built-in models, untrained: a Qwen3 and a Qwen3-MoE, as transformers and vLLM define them.
 
-They have half a million and 1.1 million parameters, about the least with which both tasks of the demo are learned in seconds,
+They have half a million and 1.1 million parameters, about the least with which the tasks of the demos are learned in seconds,
 within the limits of vLLM's CPU kernels: heads of 32, widths in multiples of 32. The vocabulary is exactly the tokenizer's, so
 every sampled id decodes; the head is not tied to the embedding, since some kernels do not reload a tied one.
 """
@@ -40,6 +40,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "router_aux_loss_coef": 0.01,
     },
     "tiny-dense": {**_SHARED, "intermediate_size": 384},
+    "tiny-math": {**_SHARED, "intermediate_size": 384},
 }
 """By name, the arguments of the model's Hugging Face configuration: a Qwen3-MoE where there are experts, else a Qwen3."""
 

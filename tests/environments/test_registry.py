@@ -79,7 +79,7 @@ async def test_the_documentation_s_example_works(write_module: Any, chat: Chat) 
     ("kind", "message"),
     [
         ("revers-text", "'revers-text' is not known; did you mean 'reverse-text'? Built in are"),
-        ("zzz", "Built in are agent, closest-number, guess-number, reverse-text"),
+        ("zzz", "Built in are agent, arithmetic, closest-number"),
         ("no_such_module_here:Task", "importing 'no_such_module_here' failed: ModuleNotFoundError"),
         ("environments.tasks.guess_number:GuesNumber", "no class 'GuesNumber'; did you mean 'GuessNumber'?"),
         (":Task", "failed: ValueError"),

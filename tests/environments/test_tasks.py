@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 from environments.base import Environment
 from environments.chat import Chat
 from environments.scripted import play
+from environments.tasks.arithmetic import Arithmetic
 from environments.tasks.closest_number import ClosestNumber
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
+from environments.tools.hermes import write_hermes
 
-BUILT_IN: list[Environment] = [ReverseText(examples=20), GuessNumber(), ClosestNumber(examples=20)]
+BUILT_IN: list[Environment] = [
+    ReverseText(examples=20),
+    GuessNumber(),
+    ClosestNumber(examples=20),
+    Arithmetic(examples=20),
+]
 
 
 @pytest.mark.parametrize("environment", BUILT_IN, ids=lambda environment: type(environment).__name__)
@@ -125,3 +132,20 @@ def test_impossible_words_are_refused(arguments: dict[str, int]) -> None:
 def test_impossible_games_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected at least 2 and 1"):
         GuessNumber(**arguments)
+
+
+async def test_the_calculator_answers_and_the_answer_counts(chat: Chat) -> None:
+    environment = Arithmetic(examples=5)
+    for index in range(5):
+        example = environment.example(index)
+        call = write_hermes("calculator", {"expression": example.prompt.removesuffix("=?")})
+        rollout = await play(environment, index, chat, call, example.answer)
+        assert rollout.reward == 1.0
+        assert (
+            f"<tool_response>{example.answer}</tool_response>"
+            in chat.transcribe([rollout.turns[1].prompt_ids.tolist()])[0]
+        )
+        assert rollout.metrics["tools/calls"] == 1.0
+        assert (await play(environment, index, chat, example.answer)).reward == 1.0
+        assert (await play(environment, index, chat, call, "12345")).reward == 0.0
+        assert (await play(environment, index, chat, call, call, call)).reward == 0.0
