@@ -43,7 +43,11 @@ def moe_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     models = [make_model(directory, moe=True, seed=seed) for seed, directory in enumerate(directories)]
     for version, (model, directory) in enumerate(zip(models, directories, strict=True)):
         write_probe(model, directory, version, PROBE_TOKENS)
-    yield from run_server(tiny_config(directories[0], root, return_routed_experts=True), directories, models)
+    # What a stock server needs to parse, too.
+    config = tiny_config(
+        directories[0], root, return_routed_experts=True, tool_parser="hermes", extra_args=["--enable-scale-out"]
+    )
+    yield from run_server(config, directories, models)
 
 
 @pytest.fixture(autouse=True)

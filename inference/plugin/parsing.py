@@ -33,18 +33,13 @@ class ParserRefused(Exception):
 
 
 class ParserProcess:
-    """The process with the parsers of `settings`: see `settings_of`. It is started by `start`, or by the first `parse`."""
+    """The process with the parsers of `settings`: see `settings_of`. The first `parse` starts it, since few runs need one."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self.reads_calls = settings["tool_parser"] is not None
         self._process: asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()
-
-    async def start(self) -> None:
-        """Starts the process, unless it runs."""
-        async with self._one_at_a_time:
-            await self._running()
 
     async def parse(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer: `content`, `reasoning`, `calls` and `malformed`."""

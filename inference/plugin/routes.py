@@ -75,8 +75,6 @@ class CounterpointRoutes:
         self.updater = Updater(engine_client, self.models)
         settings = settings_of(engine_client, args)
         self.parser = None if settings is None else ParserProcess(settings)
-        if self.parser is not None:
-            self.parser_started = asyncio.create_task(self._start_parser(self.parser), name="start of the parsers")
         self.instance = uuid.uuid4().hex
         self.draining = False
 
@@ -95,7 +93,6 @@ class CounterpointRoutes:
                 "draining": self.draining,
                 "version": self.updater.version,
                 "adapters": self.updater.adapters.versions,
-                "parses": self.parser is not None,
             }
         )
 
@@ -203,12 +200,6 @@ class CounterpointRoutes:
             return _answer({"error": str(refused)}, HTTPStatus.BAD_REQUEST)
         except ParserFailed as failed:
             return _answer({"error": str(failed)}, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-    async def _start_parser(self, parser: ParserProcess) -> None:
-        try:
-            await parser.start()
-        except ParserFailed as failed:
-            logger.error("%s", failed)
 
     async def update(self, raw_request: Request) -> Response:
         """Loads published weights: `{"version", "directory", "adapter"}`.

@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from aiohttp import web
@@ -28,6 +28,7 @@ LAYERS, TOP_K = 2, 2
 ROUTES = (
     ("POST", wire.GENERATE_PATH),
     ("POST", wire.PROBE_PATH),
+    ("POST", wire.PARSE_PATH),
     ("POST", wire.UPDATE_PATH),
     ("POST", wire.UNLOAD_PATH),
     ("GET", wire.STATUS_PATH),
@@ -98,6 +99,8 @@ class FakeServer:
         self.draining = False
         self.metrics: str | None = None
         """The body of `/metrics`; None answers 404."""
+        self.parsed: dict[str, Any] = {"content": "text", "reasoning": "", "calls": [], "malformed": ""}
+        """The answer to every parse; with `error`, it is refused."""
         self.unloaded: list[str] = []
         self.unload_gate = asyncio.Event()
         self.unload_gate.set()
@@ -144,6 +147,8 @@ class FakeServer:
         if request.path == wire.GENERATE_PATH:
             return await self._generate(request)
         fields = await request.json()
+        if request.path == wire.PARSE_PATH:
+            return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
             await self.load_gate.wait()
             if self.load_status == 200 and not self.deaf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -14,7 +15,7 @@ import pytest
 
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingOverrides
-from inference.base import InferenceError, RequestRefused, SamplingParameters
+from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.rollouts.rollout_file import rollout_buffers
 from orchestrator.step.records import rollout_record
@@ -67,6 +68,41 @@ async def test_a_call_may_be_sampled_otherwise() -> None:
 async def test_an_environment_sees_how_its_calls_are_sampled() -> None:
     sampling = make_model()[0].sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (1.0, 8, [])
+
+
+class ParsingCounter(CountingPool):
+    """Finds a call of `add` in every completion, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Any] = []
+
+    async def parse(
+        self, token_ids: list[int], tools: Sequence[Any], template_kwargs: dict[str, Any], *, server: str | None
+    ) -> ParsedText:
+        self.asked.append((token_ids, template_kwargs, server))
+        return ParsedText("I add.", "", (("add", '{"a": 1}'), ("add", '{"a": 2}')))
+
+
+async def test_calls_of_tools_are_parsed_by_the_pool_and_get_ids() -> None:
+    class EndedByOne:
+        stop_token_ids = (1,)
+        template_kwargs = {"enable_thinking": False}
+
+    pool, rollout = ParsingCounter(), make_rollout(turns=[], reward=None)
+    model = PolicyModel(rollout, cast(Chat, EndedByOne()), pool, SAMPLING)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"required": ["a"]}}}]
+    turn = await model.generate([1, 2])
+    reply = await model.parse(turn, tools)
+    assert [(call.id, call.name, call.arguments) for call in reply.calls] == [
+        ("call_1", "add", {"a": 1}),
+        ("call_2", "add", {"a": 2}),
+    ]
+    assert [call.id for call in (await model.parse(turn, tools)).calls] == ["call_3", "call_4"]
+    assert pool.asked[0] == ([101], {"enable_thinking": False}, turn.server)
+    strict = [{"type": "function", "function": {"name": "add", "parameters": {"required": ["b"]}}}]
+    assert (await model.parse(turn, strict)).malformed == "add: arguments: b missing\nadd: arguments: b missing"
+    assert turn.completion_ids.tolist() == [101, 1]
 
 
 @pytest.mark.parametrize("prompt", [[], [[1, 2]]])
