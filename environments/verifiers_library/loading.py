@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -105,12 +106,17 @@ def _of_directory(path: Path, key: str) -> str:
         raise ValueError(f"{key} = {str(path)!r}: expected one of {', '.join(map(str, found))}")
     if name != name.lower():
         raise ValueError(f"{key} = {str(path)!r}: the library takes module names in lower case only; rename {name}")
+    importlib.invalidate_caches()
+    there = importlib.util.find_spec(name)
+    if there is not None and (there.origin is None or Path(there.origin).resolve() not in found):
+        raise ValueError(f"{key} = {str(path)!r}: a module {name!r} exists already ({there.origin}); rename yours")
+    # Last, so that no other module of it takes one's place.
     if str(home) not in sys.path:
-        sys.path.insert(0, str(home))
+        sys.path.append(str(home))
     # The library starts tool servers by `python -m`.
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     if str(home) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(home), *paths])
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(home)])
     return name
 
 

@@ -238,6 +238,12 @@ def test_a_wrong_configuration_is_told(arguments: dict[str, Any], complaint: str
         load_environment(EnvironmentConfig(name="library", kind="verifiers", args=given))
 
 
+def test_a_file_must_not_have_the_name_of_another_module(tmp_path: Path) -> None:
+    (tmp_path / "json.py").touch()
+    with pytest.raises(ValueError, match="a module 'json' exists already"):
+        Verifiers(id=str(tmp_path / "json.py"))
+
+
 def test_an_infinite_taskset_needs_a_bound() -> None:
     with pytest.raises(ValueError, match="the taskset is infinite"):
         Verifiers(id=f"{__package__}.samples.guessing")
