@@ -59,12 +59,15 @@ def print_rollout(console: Console, where: str, record: RolloutRecord) -> None:
     reward = "none" if record.reward is None else f"{record.reward:.6g}"
     advantage = _signed(record.advantage) or "none"
     heading(f"reward {reward}, advantage {advantage}, {record.outcome}", "" if record.error is None else "red")
-    for name in ("metrics", "state"):
+    for name in ("metrics", "state", "player_rewards", "player_advantages"):
         if content := record.fields.get(name):
             heading(f"{name} {_as_json(content)}", "")
     turns = record.turns
+    others = _opponent_turns(record)
     for number, turn in enumerate(turns, start=1):
-        title = f"turn {number} of {len(turns)}"
+        while others and others[0][0] < number:
+            _print_text(console, *others.pop(0)[1:], "magenta")
+        title = f"turn {number} of {len(turns)}" + (f", {player}" if (player := turn.get("player")) else "")
         _print_text(console, f"{title}, prompt: {turn.get('prompt_tokens')} tokens", turn.get("prompt"), "cyan")
         name = "answer" if number == len(turns) else "completion"
         how = (
@@ -73,6 +76,19 @@ def print_rollout(console: Console, where: str, record: RolloutRecord) -> None:
         if untrained := turn.get("untrained_tokens"):
             how += f", {untrained} tokens untrained"
         _print_text(console, f"{title}, {name}: {how}", turn.get("completion"), "green")
+    for _, title, text in others:
+        _print_text(console, title, text, "magenta")
+
+
+def _opponent_turns(record: RolloutRecord) -> list[tuple[int, str, object]]:
+    """Returns after how many turns of the policy each other one spoke, who, and what, in order; the record may hold anything."""
+    listed = record.fields.get("opponent_turns")
+    turns = [turn for turn in listed if isinstance(turn, dict)] if isinstance(listed, list) else []
+    before = [turn.get("before") for turn in turns]
+    return [
+        (after if isinstance(after, int) else 0, f"opponent {turn.get('opponent')}", turn.get("completion"))
+        for after, turn in zip(before, turns, strict=True)
+    ]
 
 
 def _print_text(console: Console, title: str, text: object, style: str) -> None:

@@ -20,7 +20,7 @@ from tests.support.rollouts import make_rollout, make_turn
 from transport.errors import UserError
 from transport.files.atomic import publish_directory
 from transport.printable import printable
-from transport.records import Rollout
+from transport.records import OpponentTurn, Rollout
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J[red]not markup[/red]\rreward 1\u202eevil\u202c\nrollout 9-9 of run one"
 
@@ -83,6 +83,24 @@ def test_the_best_rollout_of_the_newest_step_in_whole(job: Path, capsys: pytest.
         "turn 2 of 2, answer: 4 tokens, stop, policy 2",
         "    two</s>",
     ]
+
+
+def test_players_and_opponents_are_shown_where_they_spoke(
+    tmp_path: Path, chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollout = spoken(chat, 1, "one", "two", player_rewards={"white": 1.0}, player_advantages={"white": 0.5})
+    rollout.turns = [replace(turn, player="white") for turn in rollout.turns]
+    rollout.opponent_turns = [
+        OpponentTurn("frozen", before, said) for before, said in ((0, "hm"), (1, "oh"), (2, "ah"))
+    ]
+    write_step(tmp_path, "one", 1, [rollout], chat)
+    lines = shown(capsys, tmp_path, "--best").splitlines()
+    assert 'player_rewards {"white":1.0}' in lines
+    spoke = [line.split(",")[0].strip() for line in lines if line.startswith(("turn", "opponent"))]
+    policy = ["turn 1 of 2", "turn 1 of 2", "opponent frozen", "turn 2 of 2", "turn 2 of 2", "opponent frozen"]
+    assert spoke == ["opponent frozen", *policy]
+    assert [line.strip() for line in lines if line.strip() in ("hm", "oh", "ah")] == ["hm", "oh", "ah"]
+    assert any(line.startswith("turn 1 of 2, white, completion") for line in lines)
 
 
 def test_the_worst_and_its_filter(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +200,8 @@ def publish(job: Path, *lines: bytes) -> Path:
     [
         b'{"turns": 3, "reward": "0.7", "rollout_id": ["x"]}',
         b'{"turns": [1, {"prompt": 7}], "state": []}',
+        b'{"turns": [{"player": [1]}], "opponent_turns": [1, {"before": "x", "completion": 3}, {}]}',
+        b'{"opponent_turns": 7}',
         b'{"reward": -1e300, "metrics": {"x": ' + b"[" * 300 + b"]" * 300 + b"}}",
     ],
 )
