@@ -133,7 +133,7 @@ class Evaluations:
     def execute(self, instruction: EvaluationInstruction) -> None:
         """Executes an instruction of the scheduler about the evaluation in progress."""
         match instruction:
-            case StartEvaluationRollouts(evaluation_id, first, count):
+            case StartEvaluationRollouts(evaluation_id, first, count) if not self._cancelled:
                 attempt = self._playing
                 assert attempt is not None
                 for index in range(first, first + count):
@@ -253,6 +253,9 @@ class Evaluations:
     async def _play(self, attempt: Attempt, evaluation_id: int, index: int) -> None:
         try:
             await attempt.play(index)
+        except asyncio.CancelledError:
+            self._cancelled = True  # as all others are: none is started in its place
+            raise
         finally:
             self._on_progress()
             self._handle(EvaluationRolloutEnded(evaluation_id, index))

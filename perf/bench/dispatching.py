@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from environments.base import Environment
 from environments.chat import Chat
 from orchestrator.decisions import DecisionLog
 from orchestrator.dispatcher import Dispatcher
+from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
 from orchestrator.loop_health.lag import EventLoopLagMonitor
@@ -25,9 +26,16 @@ from transport.records import Batch
 
 
 async def run_to_the_end(
-    config: RunConfig, pool: GeneratingPool, environment: Environment, rollout_counts: RolloutCounts
+    config: RunConfig,
+    pool: GeneratingPool,
+    environment: Environment,
+    rollout_counts: RolloutCounts,
+    evaluations_of: Callable[[Dispatcher], Evaluations] | None = None,
 ) -> None:
-    """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist."""
+    """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist.
+
+    `evaluations_of` makes evaluations, which are played beside the steps and cancelled after the last one.
+    """
     trainer = _InstantTrainer()
     (entry,) = config.environments
     lag, blame = EventLoopLagMonitor(config.lag), LoopBlame(config.lag.blame_seconds)
@@ -39,7 +47,7 @@ async def run_to_the_end(
                 scheduler=Scheduler(config.schedule, config.steps, _Examples(entry.name)),
                 environments={entry.name: LoadedEnvironment(entry, environment)},
                 advantage=load_advantage(config.advantage),
-                chats={entry.name: cast(Chat, _NoTokenizer())},
+                chats={entry.name: cast(Chat, NoTokenizer())},
                 pool=pool,
                 sender=cast(Sender, trainer),
                 boundary=StepBoundary(config.run_dir, config.run_id, {entry.name: []}),
@@ -53,12 +61,21 @@ async def run_to_the_end(
                 on_progress=lambda: None,
             )
             dispatcher.handle(CapacityChanged(config.schedule.max_inflight_rollouts))
+            if evaluations_of is not None:
+                evaluations = dispatcher.evaluations = evaluations_of(dispatcher)
+                evaluations.policy_updated(0)
+                tasks.create_task(evaluations.run())
+                await asyncio.sleep(0.1)  # it begins beside the first groups
             dispatcher.handle(PolicyUpdated(0))
             await dispatcher.finished.wait()
+            if evaluations_of is not None:
+                evaluations.cancel()
             monitor.cancel()
 
 
-class _NoTokenizer:
+class NoTokenizer:
+    """Stands for the chat template, which nothing asks."""
+
     stop_token_ids = (2,)
 
 
