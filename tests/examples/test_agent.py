@@ -38,7 +38,11 @@ def test_an_agent_with_the_stock_client_is_trained(moe_server: ServerProcess, tm
     assert_nothing_is_left(job)
     summary = json.loads((output_dir / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"]["trained"]) == ("done", STEPS)
-    lines = (output_dir / "run_killed" / "metrics.jsonl").read_text().splitlines()
-    for metrics in map(json.loads, lines):
-        assert metrics["rollouts/completed"] >= 4
-        assert metrics["rollouts/failed"] == 0
+    sampled, trained = (
+        {line["step"]: line for line in map(json.loads, file.read_text().splitlines())}
+        for file in (output_dir / "run_killed" / "metrics.jsonl", output_dir / "trainer" / "metrics.jsonl")
+    )
+    for step in range(1, STEPS + 1):
+        assert sampled[step]["rollouts/completed"] >= 4
+        assert sampled[step]["rollouts/failed"] == 0
+        assert trained[step]["tokens/trained"] == sampled[step]["tokens/completion"] > 0
