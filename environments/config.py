@@ -137,3 +137,17 @@ class EnvironmentConfig(Config):
 
     curriculum: CurriculumConfig | None = None
     """Draw examples by their running pass rates. Unset: in shuffled epochs."""
+
+    workers: int = Field(default=0, ge=0, le=1024)
+    """Processes of its own that play its rollouts, so that its crash, leak or blocked loop costs only what they play
+    (docs/env_workers.md). 0: it runs in the orchestrator's process."""
+
+    worker_sessions: int = Field(default=1024, ge=1)
+    """Most rollouts that one worker plays at once; others wait, within their deadline."""
+
+    worker_memory_bytes: int | None = Field(default=None, ge=2**26)
+    """Resident memory of a worker and the processes below it. Above it, the worker is killed; above three quarters of it, it is
+    started anew once its rollouts have ended. Unset: half of the machine's memory, divided by `workers`."""
+
+    worker_processes: int = Field(default=64, ge=0)
+    """Most processes that a worker may have below it. A worker with more is killed, with all of them."""

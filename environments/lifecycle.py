@@ -1,10 +1,10 @@
-"""Starts and closes environments that hold resources: the optional methods `start` and `close` of an environment."""
+"""The optional methods of an environment: `start` and `close`, for one that holds resources, and `take_metrics`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from environments.base import Environment, EnvironmentContext
@@ -39,3 +39,13 @@ async def started(environment: Environment, context: EnvironmentContext) -> Asyn
                     await close()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - likewise
                 logger.warning("environment %r was not closed in order: %r", context.name, error)
+
+
+def metrics_of(environments: Iterable[Environment]) -> dict[str, float]:
+    """Returns what the environments that have processes of their own say of these since the last call, by metric."""
+    metrics: dict[str, float] = {}
+    for environment in environments:
+        take = getattr(environment, "take_metrics", None)
+        if isinstance(taken := take() if take is not None else None, Mapping):
+            metrics |= taken
+    return metrics

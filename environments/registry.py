@@ -31,10 +31,21 @@ BUILT_IN = {
 
 
 def load_environment(config: EnvironmentConfig) -> Environment:
-    """The environment that `config` describes, constructed and checked.
+    """The environment that `config` describes, constructed and checked; with `workers`, one that plays in these.
 
-    Raises `ValueError` that names the environment, the value at fault, and what would do instead.
+    Raises `ValueError` that names the environment, the value at fault, and what would do instead. With workers it is loaded by a
+    process of its own, so that nothing of it is in this one; that takes a moment, so call it in a thread.
     """
+    if config.workers == 0:
+        return load_here(config)
+    from environments.workers.found import check_in_process
+    from environments.workers.proxy import WorkerEnvironment
+
+    return WorkerEnvironment(config, check_in_process(config))
+
+
+def load_here(config: EnvironmentConfig) -> Environment:
+    """As `load_environment`, in this process, whatever `workers` says."""
     where = f"environment {config.name!r}"
     built = _construct(_find_class(config.kind, where), config.args, where)
     _check_shape(built, config.kind, where)

@@ -41,13 +41,13 @@ def check_run(config: RunConfig) -> None:
 
     Raises `UserError` for an environment or advantage that does not exist or whose arguments are invalid.
     """
-    from environments.registry import load_environment
+    from environments.registry import load_here
     from orchestrator.step.advantages import load_advantage
 
     for place, (environment, _) in config.every_environment.items():
         if ":" not in environment.kind:
             try:
-                load_environment(environment)
+                load_here(environment)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
     if ":" not in config.advantage.kind:
@@ -173,12 +173,12 @@ def main() -> int:
 
 
 def _load_all(run: RunConfig) -> None:
-    from environments.registry import load_environment
+    from environments.registry import load_here
     from orchestrator.step.advantages import load_advantage, try_advantage
 
     for place, (environment, _) in run.every_environment.items():
         try:
-            load_environment(environment)
+            load_here(environment)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)

@@ -20,6 +20,7 @@ import uvloop
 from cluster.notify import notify
 from environments.base import EnvironmentContext
 from environments.chat import Chat
+from environments.describe_error import describe_error
 from environments.lifecycle import started
 from environments.mix import ExamplesChangedError, mix_of
 from environments.registry import load_environment
@@ -41,7 +42,6 @@ from orchestrator.loop_health.watchdog import Watchdog, awaiting
 from orchestrator.metrics import MetricsLine, PrometheusEndpoint
 from orchestrator.opponents import opponents_of
 from orchestrator.policy import PolicyWatcher
-from orchestrator.rollouts.describe_error import describe_error
 from orchestrator.rollouts.dump import header_of
 from orchestrator.rollouts.play import LoadedEnvironment
 from orchestrator.rollouts.transcripts import Transcriber

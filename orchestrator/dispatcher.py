@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.chat import Chat
+from environments.lifecycle import metrics_of
 from inference.base import SamplingParameters
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.evaluation.evaluations import Evaluations
@@ -399,6 +400,7 @@ class Dispatcher:
             **self._scheduler.take_example_metrics(),
             **self._lag.take().metrics(),
             **self._blame.take().metrics(),
+            **metrics_of(loaded.environment for loaded in self._environments.values()),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "inflight/evaluation_rollouts": snapshot.evaluation_rollouts,
             **(self.evaluations.take_metrics() if self.evaluations is not None else {}),

@@ -33,7 +33,7 @@ from rich.table import Table
 
 from environments.chat import Chat
 from environments.mix import ExampleMix
-from environments.registry import load_environment
+from environments.registry import load_here
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from models.make_model import resolve_model
@@ -137,7 +137,7 @@ def _differing_routing(learner: Learner, batch: Batch) -> float:
 
 async def _sample(model: Path, run: RunConfig, url: str, rollouts: int) -> Batch:
     """Plays the run's environments on the server, with the orchestrator's own code, into one batch."""
-    environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in run.environments}
+    environments = {e.name: LoadedEnvironment(e, load_here(e)) for e in run.environments}
     mix = ExampleMix(run.environments, {name: len(e.environment) for name, e in environments.items()}, run.seed)
     chat = Chat(str(model))
     calling = {

@@ -22,6 +22,7 @@ from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
 from environments.lifecycle import started
 from environments.registry import load_environment
+from environments.reward import as_rewards
 from inference.base import ParsedText, SamplingParameters
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.resident import resident_bytes
@@ -31,7 +32,6 @@ from orchestrator.rollouts.play import (
     LoadedEnvironment,
     ParsingPool,
     PolicyModel,
-    as_rewards,
     play,
     sampling_parameters,
     score_group,

@@ -7,22 +7,19 @@ with tokens, not with turns squared.
 from __future__ import annotations
 
 import asyncio
-import reprlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
 
 from environments.base import Environment, Model, Reply, Unavailable
 from environments.chat import Chat, Tool
 from environments.config import EnvironmentConfig, SamplingConfig, SamplingOverrides
+from environments.describe_error import describe_error
+from environments.reward import Rewards, as_rewards
 from environments.tools.calls import read_calls
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.rollouts.describe_error import describe_error
 from orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
 from orchestrator.rollouts.trajectories import OpenBranches
 from transport.records import Int32Array, OpponentTurn, Rollout, Turn
@@ -99,6 +96,11 @@ class PolicyModel:
         """A call failed because it got no answer."""
         self._cancelled_after = 0.0
         """The longest time that a call had waited for its answer when it was cancelled, in seconds."""
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout that it records. An environment with workers is told its names."""
+        return self._rollout
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -272,30 +274,6 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
     error = await _failure(loaded, score)
     for rollout in rollouts:
         rollout.error = error
-
-
-Rewards = tuple[float, dict[str, float]]
-"""Of the rollout, and of each player where players have rewards of their own."""
-
-
-def as_rewards(value: object) -> Rewards:
-    """Converts what `score` returned: one number, or one for each player by name, whose mean is the rollout's."""
-    if not isinstance(value, Mapping):
-        return _as_reward(value), {}
-    rewards = {str(player): _as_reward(reward) for player, reward in value.items()}
-    if not rewards:
-        raise ValueError("the rewards by player are empty; expected one for each player, or a number")
-    return sum(rewards.values()) / len(rewards), rewards
-
-
-def _as_reward(value: object) -> float:
-    """Converts a number of Python or numpy; a truth value counts as 1 or 0. Raises `TypeError` for anything else.
-
-    A number as text is refused, too: a parser's output that reaches the score is an error in the environment.
-    """
-    if isinstance(value, Real | np.bool_):
-        return float(value)
-    raise TypeError(f"the reward is {reprlib.repr(value)} ({type(value).__name__}); expected a number")
 
 
 def _shown(rollout: Rollout) -> Rollout:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from environments.describe_error import describe_error
 from environments.import_path import import_advice
-from orchestrator.rollouts.describe_error import describe_error
 from run.config import AdvantageConfig
 from transport.records import Rollout, Turn
 

@@ -21,6 +21,7 @@ CASES = {
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
     "evaluation": "training rollouts a second beside an evaluation with a share of 0.2, beside the same without",
+    "env-workers": "4,096 sessions of an environment in 8 workers, beside the same in the loop",
     "events": "the scheduler's time for an event, with 100 to 10,000 groups in progress",
     "garbage": "memory and pauses with an environment that makes reference cycles, beside Python's defaults",
     "memory": "peak and growth of resident size",

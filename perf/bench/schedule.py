@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openai
 import uvloop
 
-from environments.base import Example, Model
+from environments.base import Environment, EnvironmentContext
 from environments.config import EnvironmentConfig, SamplingConfig
+from environments.lifecycle import started
+from environments.registry import load_environment
+from environments.workers.proxy import WorkerEnvironment
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from job.replay.lag_trace import LagTrace
@@ -31,13 +32,12 @@ from orchestrator.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
+from perf.bench.short_turns import REPLY, TURNS, first_prompt
 from perf.figures import Case, Figure
 from run.config import RunConfig, ScheduleConfig
-from transport.records import Rollout
 
-TURNS = 8
 DELAY_SECONDS = 0.05
-PROMPT_TOKENS, REPLY_TOKENS, COMPLETION_TOKENS = 64, 8, 16
+COMPLETION_TOKENS = 16
 GROUP_SIZE = 8
 STEPS = 16
 IDLE_SECONDS = 2.0
@@ -73,74 +73,63 @@ async def _idle() -> LagDistribution:
 # --- ours ---
 
 
-class ShortTurns:
-    """An environment with turns of a few tokens, and a reward that differs within a group."""
-
-    group_scoring = False
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def example(self, index: int) -> Example:
-        """Returns no conversation."""
-        return Example(index, "")
-
-    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
-        """Plays turns whose prompt is the last one, its completion and a reply."""
-        prompt = _first_prompt(example.index)
-        for _ in range(TURNS):
-            turn = await model.generate(prompt)
-            prompt = [*turn.prompt_ids.tolist(), *turn.completion_ids.tolist(), *_REPLY]
-
-    async def score(self, example: Example, rollout: Rollout) -> float:
-        """Rewards a rollout by its number."""
-        return float(rollout.rollout_id.rpartition("-")[2])
-
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
-        """Is not called."""
-        raise NotImplementedError
-
-
-_REPLY = list(range(50, 50 + REPLY_TOKENS))
-
-
-def _first_prompt(index: int) -> list[int]:
-    return [1 + index, *range(2, 1 + PROMPT_TOKENS)]
-
-
 async def _ours(url: str, in_flight: int) -> Measured:
+    return await measure_rollouts(url, in_flight)
+
+
+async def measure_rollouts(url: str, in_flight: int, workers: int = 0, steps: int = STEPS) -> Measured:
+    """Plays the rollouts of `steps` steps, in the loop or in an environment's workers."""
     with tempfile.TemporaryDirectory() as directory:
         config = RunConfig(
             run_id="bench",
             output_dir=Path(directory),
             model="none",
-            steps=STEPS,
-            environments=[EnvironmentConfig(name="short", kind="perf.bench.schedule:ShortTurns")],
+            steps=steps,
+            environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns", workers=workers)],
             sampling=SamplingConfig(max_tokens=COMPLETION_TOKENS),
             # Two thirds of the steps are under way at once, and the rollouts of all of them are never stale.
             schedule=ScheduleConfig(
                 group_size=GROUP_SIZE,
                 rollouts_per_step=in_flight // 8,
                 max_inflight_rollouts=in_flight,
-                max_lead_steps=STEPS,
-                max_off_policy_steps=STEPS,
+                max_lead_steps=steps,
+                max_off_policy_steps=steps,
             ),
             inference=PoolConfig(urls=[url], max_concurrent_requests_per_server=in_flight),
         )
         config.run_dir.mkdir()
         pool = InferencePool(config.inference, config.model)
         await pool.start()
-        with infrequent_gc():
-            freeze_gc()
-            counts = RolloutCounts()
-            collecting = asyncio.create_task(collect_as_memory_grows(counts))
-            started, cpu_started = time.perf_counter(), time.process_time()
-            async with LagTrace() as trace:
-                await run_to_the_end(config, pool, ShortTurns(), counts)
-            seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-            collecting.cancel()
+        environment = await asyncio.to_thread(load_environment, config.environments[0])
+        context = EnvironmentContext("short", config.run_dir / "environments" / "short", Path("none"), 0)
+        async with started(environment, context):
+            await _all_ready(environment)
+            measured = await _measured(config, pool, environment)
         await pool.close()
-    return Measured(STEPS * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace.distribution())
+    return measured
+
+
+async def _all_ready(environment: Environment) -> None:
+    """Waits until every worker is ready, and has beaten for a while."""
+    if isinstance(environment, WorkerEnvironment):
+        while environment.take_metrics()["environment/short/workers"] < environment.workers:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
+
+
+async def _measured(config: RunConfig, pool: InferencePool, environment: Environment) -> Measured:
+    with infrequent_gc():
+        freeze_gc()
+        counts = RolloutCounts()
+        collecting = asyncio.create_task(collect_as_memory_grows(counts))
+        started, cpu_started = time.perf_counter(), time.process_time()
+        async with LagTrace() as trace:
+            await run_to_the_end(config, pool, environment, counts)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        collecting.cancel()
+    return Measured(
+        config.steps * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace.distribution()
+    )
 
 
 # --- with the openai client ---
@@ -156,7 +145,7 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
 
     async def rollout(index: int) -> None:
         nonlocal done
-        prompt = _first_prompt(index)
+        prompt = first_prompt(index)
         for _ in range(TURNS):
             answer = await client.completions.create(
                 model="none",
@@ -167,7 +156,7 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
                 extra_body={"return_token_ids": True, "return_tokens_as_token_ids": True, "stop_token_ids": [2]},
             )
             completion = (answer.choices[0].model_extra or {})["token_ids"]
-            prompt = [*prompt, *completion, *_REPLY]
+            prompt = [*prompt, *completion, *REPLY]
             done += 1
             if done == in_flight:
                 connected.set()

@@ -14,9 +14,9 @@ import pytest
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
 from environments.registry import load_environment
+from environments.reward import as_rewards
 from environments.scripted import ScriptedModel
 from environments.verifiers_library.environment import Verifiers
-from orchestrator.rollouts.play import as_rewards
 from orchestrator.step.finalize import find_fault
 from tests.environments.verifiers_library.conftest import SAMPLES, CallingModel, Running
 from transport.records import Rollout, Turn

@@ -1,0 +1,32 @@
+"""What counts as a reward: a number, or one for each player."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from numbers import Real
+
+import numpy as np
+
+Rewards = tuple[float, dict[str, float]]
+"""Of the rollout, and of each player where players have rewards of their own."""
+
+
+def as_rewards(value: object) -> Rewards:
+    """Converts what `score` returned: one number, or one for each player by name, whose mean is the rollout's."""
+    if not isinstance(value, Mapping):
+        return _as_reward(value), {}
+    rewards = {str(player): _as_reward(reward) for player, reward in value.items()}
+    if not rewards:
+        raise ValueError("the rewards by player are empty; expected one for each player, or a number")
+    return sum(rewards.values()) / len(rewards), rewards
+
+
+def _as_reward(value: object) -> float:
+    """Converts a number of Python or numpy; a truth value counts as 1 or 0. Raises `TypeError` for anything else.
+
+    A number as text is refused, too: a parser's output that reaches the score is an error in the environment.
+    """
+    if isinstance(value, Real | np.bool_):
+        return float(value)
+    raise TypeError(f"the reward is {reprlib.repr(value)} ({type(value).__name__}); expected a number")

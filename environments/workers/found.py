@@ -1,0 +1,54 @@
+"""What the orchestrator knows of an environment that runs in workers: a process loads it once, before they start (`check.py`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from environments.config import EnvironmentConfig
+from transport.process.launch import guarded
+
+CHECK_SECONDS = 240.0
+_LAST_LINES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the orchestrator has to know about an environment."""
+
+    examples: int
+    group_scoring: bool
+    fingerprint: str | None = None
+    """Of its data, if it has one (`environments.mix.mix_of`)."""
+    weights: list[float] | None = None
+    """Of its examples, likewise."""
+
+
+def check_in_process(config: EnvironmentConfig) -> Found:
+    """Returns what a process found that loaded the environment. Raises `ValueError` as loading it here would."""
+    where = f"environment {config.name!r}"
+    command = [sys.executable, "-P", "-m", "environments.workers.check"]
+    try:
+        ended = subprocess.run(
+            guarded(command),
+            input=config.model_dump_json().encode(),
+            capture_output=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{where}: kind = {config.kind!r} was not loaded within {CHECK_SECONDS:g} s") from None
+    try:
+        match json.loads(ended.stdout.rpartition(b"\n")[2]):
+            case {"error": str(error)}:
+                raise ValueError(error)
+            case {"examples": int(), "group_scoring": bool(), "fingerprint": _, "weights": _} as found:
+                return Found(**found)
+    except json.JSONDecodeError:
+        pass
+    output = ended.stderr.decode(errors="replace")[-_LAST_LINES:].strip()
+    raise ValueError(
+        f"{where}: kind = {config.kind!r}: the process that loaded it ended with {ended.returncode}; last output: {output!r}"
+    )

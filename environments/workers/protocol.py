@@ -1,0 +1,191 @@
+"""The messages between the orchestrator and the workers of an environment.
+
+A message is a list: its kind, mostly the number of a session, and plain values; arrays are bytes in it. Messages that are sent in
+one iteration of a loop travel together, as one frame of msgpack. A frame's size, and that of every container in it, is bounded
+before memory is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+import orjson
+
+from transport.records import Rollout, Turn
+
+Message = list[Any]
+
+# From a worker.
+HELLO, READY, UNABLE, BEAT, GENERATE, PARSE, ABANDON, DONE = range(1, 9)
+"""`HELLO token pid`; `READY examples group_scoring`; `UNABLE error`; `BEAT lag`;
+`GENERATE session call seat base sampling ids`: the prompt is the tokens of turn `base` (-1: none) and then `ids`; `seat` is ""
+for the policy, or `PLAYER` or `OPPONENT` and its name;
+`PARSE session call turn tools`; `ABANDON session call`; `DONE session error rewards results unavailable`."""
+
+# To a worker.
+PLAY, SCORE, TURN, REPLY, FAILURE, CANCEL, LEAVE = range(33, 40)
+"""`PLAY session example rollout sampling scored`; `SCORE session example rollouts grouped`; `TURN session call index turn`;
+`REPLY session call reply`; `FAILURE session call kind text`; `CANCEL session`; `LEAVE`."""
+
+PLAYER, OPPONENT = "player:", "opponent:"
+
+MAX_FRAME_BYTES = 64 * 2**20
+MAX_BATCH_BYTES = 2**20
+"""Above this a frame takes no further message."""
+MAX_BATCH = 64
+"""Messages in one frame."""
+MAX_STATE_BYTES = 4 * 2**20
+"""Of a rollout's state or metrics as JSON."""
+MAX_CALLS = 1024
+"""Model calls of one rollout at the same time."""
+MAX_ERROR = 2000
+"""Characters of an error."""
+MAX_CONTAINER = 65536
+
+_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+class ProtocolError(ValueError):
+    """A frame or message is none of ours."""
+
+
+def pack(messages: Sequence[Message]) -> bytes:
+    """Returns a frame."""
+    packed: bytes = msgpack.packb(messages)
+    return packed
+
+
+def unpack(frame: bytes) -> list[Message]:
+    """Returns the messages of a frame. Raises `ProtocolError`."""
+    try:
+        messages = msgpack.unpackb(frame, max_array_len=MAX_CONTAINER, max_map_len=MAX_CONTAINER, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a frame of {len(frame)} bytes is not msgpack: {error or type(error).__name__}") from None
+    if type(messages) is not list or not all(type(each) is list and each for each in messages):
+        raise ProtocolError(f"a frame of {len(frame)} bytes is no list of messages")
+    return messages
+
+
+def encoded(name: str, value: object) -> bytes:
+    """Returns an environment's `state` or `metrics` as JSON. Raises `ValueError` that says what is wrong with it."""
+    if not isinstance(value, dict):
+        raise ValueError(f"the environment left a {name} of type {type(value).__name__}; expected a dictionary")
+    try:
+        data = orjson.dumps(value, option=_JSON)
+    except Exception as error:
+        raise ValueError(f"the environment left a {name} that is not JSON-serialisable: {error}") from error
+    if len(data) > MAX_STATE_BYTES:
+        raise ValueError(
+            f"the environment left a {name} of {len(data)} bytes as JSON; from a worker at most {MAX_STATE_BYTES} travel"
+        )
+    return data
+
+
+def decoded(data: object, name: str) -> dict[str, Any]:
+    """Returns what `encoded` made. Raises `ProtocolError`."""
+    if not isinstance(data, bytes) or len(data) > MAX_STATE_BYTES:
+        raise ProtocolError(f"a worker sent a {name} that is no JSON of at most {MAX_STATE_BYTES} bytes")
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"a worker sent a {name} that is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ProtocolError(f"a worker sent a {name} of type {type(value).__name__}; expected an object")
+    return value
+
+
+def pack_answer(turn: Turn) -> list[Any]:
+    """Returns what a worker is told about a turn whose prompt it knows. Its routing stays here."""
+    return [
+        turn.completion_ids.tobytes(), turn.log_probabilities.tobytes(), turn.policy_version, turn.finish_reason, turn.server,
+        turn.temperature, turn.cached_tokens, turn.player,
+    ]  # fmt: skip
+
+
+def unpack_answer(prompt: bytes, answer: Sequence[Any]) -> Turn:
+    """Returns the turn that `pack_answer` described."""
+    completion, log_probabilities, version, finish_reason, server, temperature, cached, player = answer
+    return Turn(
+        prompt_ids=np.frombuffer(prompt, np.int32),
+        completion_ids=np.frombuffer(completion, np.int32),
+        log_probabilities=np.frombuffer(log_probabilities, np.float32),
+        policy_version=version,
+        finish_reason=finish_reason,
+        server=server,
+        temperature=temperature,
+        cached_tokens=cached,
+        player=player,
+    )
+
+
+def pack_rollout(rollout: Rollout) -> list[Any]:
+    """Returns a finished rollout, to be scored by a worker that may not have played it."""
+    turns = [[turn.prompt_ids.tobytes(), bytes(turn.untrained), *pack_answer(turn)] for turn in rollout.turns]
+    return [*identity_of(rollout), encoded("state", rollout.state), encoded("metrics", rollout.metrics), turns]
+
+
+def unpack_rollout(packed: Sequence[Any]) -> Rollout:
+    """Returns what `pack_rollout` made."""
+    *identity, state, metrics, turns = packed
+    rollout = rollout_of(identity)
+    rollout.state, rollout.metrics = orjson.loads(state), orjson.loads(metrics)
+    for prompt, untrained, *answer in turns:
+        turn = unpack_answer(prompt, answer)
+        set_untrained(turn, untrained)
+        rollout.turns.append(turn)
+    return rollout
+
+
+def identity_of(rollout: Rollout) -> list[Any]:
+    """Returns what tells a rollout from others."""
+    return [rollout.rollout_id, rollout.group_id, rollout.environment, rollout.example_index]
+
+
+def rollout_of(identity: Sequence[Any]) -> Rollout:
+    """Returns an empty rollout of `identity_of`."""
+    return Rollout(*identity)
+
+
+def untrained_of(turns: Sequence[tuple[int, Turn]]) -> list[list[Any]]:
+    """Returns the masks of untrained tokens of numbered turns, for each turn that has one."""
+    return [[number, bytes(turn.untrained)] for number, turn in turns if turn.untrained]
+
+
+def set_untrained(turn: Turn, mask: object) -> None:
+    """Sets a turn's mask of untrained tokens. Raises `ProtocolError` for one that does not fit it."""
+    if not isinstance(mask, bytes) or (mask and len(mask) != len(turn.completion_ids)) or mask.strip(b"\x00\x01"):
+        raise ProtocolError(f"a mask that does not fit a completion of {len(turn.completion_ids)} tokens")
+    if isinstance(turn.untrained, bytearray):
+        turn.untrained[:] = mask
+
+
+def result_of(rollout: Rollout, turns: Sequence[tuple[int, Turn]]) -> list[Any]:
+    """Returns what an environment left in a rollout and in its turns, which have the numbers of the other end.
+
+    Raises `ValueError`.
+    """
+    return [encoded("state", rollout.state), encoded("metrics", rollout.metrics), untrained_of(turns)]
+
+
+def take_result(result: object, turns: Sequence[Turn]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the state and metrics of `result_of`, and sets the masks of `turns`. Raises `ProtocolError`."""
+    match result:
+        case [state, metrics, list(masks)]:
+            pass
+        case _:
+            raise ProtocolError("a result that is not [state, metrics, masks]")
+    for each in masks:
+        match each:
+            case [int(index), mask] if 0 <= index < len(turns):
+                set_untrained(turns[index], mask)
+            case _:
+                raise ProtocolError("a mask of a turn that there is not")
+    return decoded(state, "state"), decoded(metrics, "metrics")
+
+
+def is_message(message: Message, *types: type | tuple[type, ...]) -> bool:
+    """Whether the values after the kind are of these types, neither more nor fewer."""
+    return len(message) == len(types) + 1 and all(map(isinstance, message[1:], types))

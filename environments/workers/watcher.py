@@ -1,0 +1,153 @@
+"""Watches the workers of an environment: says which one is blocked and where, and kills those that break a limit.
+
+A blocked loop alone is no reason to kill a worker, which may compute for its rollouts. It is killed once it lets a rollout's
+deadline pass and gives no sign of its loop; or when it has too many processes or too much memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from environments.config import EnvironmentConfig
+from environments.workers.process import blocked_at
+from environments.workers.supply import Supply, Worker
+from environments.workers.upkeep import Usage, look_at_all
+from transport.config import machine_memory
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+KEEP_SECONDS = 0.5
+GRACE_SECONDS = 5.0
+"""How long after a rollout's deadline its worker may be silent, or the rollout go on."""
+SILENT_SECONDS = 3.0
+"""A worker whose loop was silent for so long, with such a rollout, does not react."""
+BLOCKED_SECONDS = 1.0
+"""A loop that is silent for so long is named in the log, and gets no further rollout if another worker has room."""
+START_SECONDS = 240.0
+SOFT_SHARE = 0.75
+"""Of the memory limit: a worker above it gets no further session, and is started anew when its last one ends."""
+
+
+class Watcher:
+    """Looks at the workers of a supply. `drain` begins the end of a worker that gets no further session."""
+
+    def __init__(self, config: EnvironmentConfig, supply: Supply, drain: Callable[[Worker, str], None]) -> None:
+        self._config = config
+        self._supply = supply
+        self._drain = drain
+        self._memory_limit = config.worker_memory_bytes or machine_memory() // 2 // max(1, config.workers)
+        self._lag = 0.0
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._loop = asyncio.get_running_loop()
+        self._supply.spawn(self._watch())
+        self._supply.spawn(self._keep())
+
+    def beat(self, worker: Worker, lag: float) -> None:
+        """Notes a sign of a worker's loop, which was late by `lag` seconds."""
+        worker.silent_ticks, worker.blamed = 0, False
+        self._lag = max(self._lag, lag)
+
+    def take_lag(self) -> float:
+        """Returns the largest lag since the last call, in seconds."""
+        lag, self._lag = self._lag, 0.0
+        return lag
+
+    def is_silent(self, worker: Worker) -> bool:
+        """Whether its loop seems to be blocked."""
+        return worker.silent_ticks * TICK_SECONDS >= BLOCKED_SECONDS
+
+    async def _watch(self) -> None:
+        due = self._loop.time()
+        while True:
+            due += TICK_SECONDS
+            await asyncio.sleep(max(0.0, due - self._loop.time()))
+            if self._loop.time() - due >= TICK_SECONDS:  # this loop was blocked, and has the workers' beats to read
+                due = self._loop.time()
+                continue
+            for worker in self._supply.workers:
+                if worker.process is not None:
+                    self._look_at(worker)
+
+    async def _keep(self) -> None:
+        """Looks after memory, processes and files, in a thread."""
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            kept = [(worker, worker.process) for worker in self._supply.workers if worker.process is not None]
+            usages = await self._loop.run_in_executor(
+                self._supply.threads, look_at_all, [process for _, process in kept]
+            )
+            for (worker, process), usage in zip(kept, usages, strict=True):
+                if worker.process is process and not worker.killed:
+                    self._limit(worker, usage)
+
+    def _look_at(self, worker: Worker) -> None:
+        now = self._loop.time()
+        worker.messages = 0
+        if not worker.ready:
+            if now - worker.since > START_SECONDS:
+                worker.kill(f"was killed: it was not ready within {START_SECONDS:g} s")
+            return
+        worker.silent_ticks += 1
+        silent = worker.silent_ticks * TICK_SECONDS
+        if self.is_silent(worker):
+            self._lag = max(self._lag, silent)
+            if not worker.blamed:
+                worker.blamed = True
+                self._supply.spawn(self._blame(worker))
+        overdue = [session.deadline for session in worker.sessions.values() if now > session.deadline + GRACE_SECONDS]
+        if not overdue or worker.killed:
+            return
+        if silent >= SILENT_SECONDS:
+            worker.killed = "was killed"  # and why, once its stack is read
+            self._supply.spawn(self._kill_blocked(worker, silent))
+        elif silent < BLOCKED_SECONDS:
+            self._is_ignored(worker, len(overdue))
+
+    def _is_ignored(self, worker: Worker, overdue: int) -> None:
+        """Handles rollouts that go on although they were cancelled, on a loop that runs."""
+        if not worker.draining:
+            logger.warning("%s: %s has a rollout that ignores its cancellation", self._supply.where, worker)
+            self._drain(worker, "a rollout ignored its cancellation")
+        if overdue == len(worker.sessions):
+            worker.kill(f"was killed: {worker.draining}")
+
+    def _limit(self, worker: Worker, usage: Usage) -> None:
+        most = self._config.worker_processes
+        if usage.processes > 1 + most:
+            worker.kill(f"was killed: it had {usage.processes - 1} processes; worker_processes = {most}")
+        elif usage.memory > self._memory_limit:
+            used, allowed = usage.memory >> 20, self._memory_limit >> 20
+            worker.kill(f"was killed: it used {used} MiB of memory; worker_memory_bytes allows {allowed} MiB")
+        elif usage.memory > SOFT_SHARE * self._memory_limit and worker.ready and not worker.draining:
+            logger.warning(
+                "%s: %s uses %d MiB of %d: it is started anew when its rollouts have ended",
+                self._supply.where, worker, usage.memory >> 20, self._memory_limit >> 20,
+            )  # fmt: skip
+            self._drain(worker, "it used most of its memory")
+
+    async def _blame(self, worker: Worker) -> str:
+        """Logs where a worker's loop is blocked, and returns that; empty if it is not in the environment's code."""
+        process = worker.process
+        if process is None:
+            return ""
+        process.ask_for_stack()
+        await asyncio.sleep(TICK_SECONDS)
+        place = await self._loop.run_in_executor(self._supply.threads, blocked_at, process.stack_file)
+        if place:
+            logger.warning("%s: the event loop of %s is blocked in %s", self._supply.where, worker, place)
+        else:  # it waits for the CPU, or begins to
+            logger.info("%s: %s is silent, and no code of the environment runs there", self._supply.where, worker)
+        return place
+
+    async def _kill_blocked(self, worker: Worker, silent: float) -> None:
+        process = worker.process
+        place = await self._blame(worker)
+        if worker.process is process:
+            worker.killed = ""
+            where = f" in {place}" if place else ""
+            worker.kill(f"was killed: its event loop was blocked{where}; for {silent:.0f} s, past a rollout's deadline")

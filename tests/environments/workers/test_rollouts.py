@@ -1,0 +1,100 @@
+"""Rollouts in workers: the same turns, tokens and masks as without, whatever the environment does with the model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from environments.config import EnvironmentConfig
+from environments.registry import load_environment
+from orchestrator.rollouts.play import score_group
+from tests.environments.workers.playing import KIND, playing, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_path: Path, model: Path) -> None:
+    async with playing(tmp_path, model) as each:
+        well = await each.play("well")
+        assert well.error is None
+        assert (well.reward, well.metrics) == (2.0, {"turns": 2})
+        assert well.state["started"] == "mine"
+        assert well.state["turns"] == [turn.completion_ids.tolist() for turn in well.turns]
+        assert well.branches is not None
+        assert [branch.token_ids_T.tolist() for branch in well.branches] == [[1, 2, 3, 3, 6, 1, 9, 7, 25, 2]]
+        assert [turn.policy_version for turn in well.turns] == [3, 3]
+        (routing,) = {sum(len(chunk) for chunk in branch.routed_experts) for branch in well.branches}
+        assert routing == 9, "the routing stays here, complete"
+
+        branching = await each.play("branch")
+        assert branching.state["turns"][1:] == [
+            turn.prompt_ids.tolist() + turn.completion_ids.tolist() for turn in branching.turns[1:]
+        ]
+        assert [turn.prompt_ids.tolist()[-1] for turn in branching.turns] == [3, 7, 8, 9]
+
+        overlapping = await each.play("overlap")
+        played = [turn.prompt_ids.tolist() + turn.completion_ids.tolist() for turn in overlapping.turns[1:]]
+        assert sorted(played) == sorted(overlapping.state["turns"])
+
+        given_up = await each.play("cancel")
+        assert given_up.error is None
+        assert given_up.state["gave up"]
+        assert [turn.prompt_ids.tolist() for turn in given_up.turns] == [[1, 2, 3], [4]]
+
+        untrained = await each.play("untrained")
+        assert bytes(untrained.turns[0].untrained) == b"\x00\x01\x01"
+
+
+async def test_a_group_is_scored_by_one_worker_with_all_that_it_left(tmp_path: Path, model: Path) -> None:
+    async with playing(tmp_path, model, args={"group_scoring": True}) as each:
+        assert each.environment.group_scoring
+        rollouts = await asyncio.gather(*(each.play("well") for _ in range(4)))
+        assert {rollout.reward for rollout in rollouts} == {None}
+        await score_group(each.loaded, rollouts)
+        assert [rollout.reward for rollout in rollouts] == [0.0, 1.0, 2.0, 3.0]
+        assert [rollout.error for rollout in rollouts] == [None] * 4
+        assert all(rollout.metrics == {"of": 4} for rollout in rollouts)
+        assert all(rollout.state["turns"] for rollout in rollouts)
+        assert [bytes(rollout.turns[0].untrained) for rollout in rollouts] == [b"\x01\x00\x00"] * 4
+        assert {worker.deaths for worker in each.pool.workers} == {0}
+
+
+async def test_rollouts_go_to_the_least_loaded_worker_and_wait_when_all_are_full(tmp_path: Path, model: Path) -> None:
+    async with playing(tmp_path, model, worker_sessions=2) as each:
+        hanging = [asyncio.create_task(each.play("hang")) for _ in range(4)]
+        await wait_until(lambda: len(each.servers.asked) == 4)
+        assert [len(worker.sessions) for worker in each.pool.workers] == [2, 2]
+        waiting = asyncio.create_task(each.play("well"))
+        await asyncio.sleep(0)
+        hanging[0].cancel()
+        assert (await waiting).reward == 2.0
+        for task in hanging:
+            task.cancel()
+        await asyncio.wait(hanging)
+
+
+async def test_a_long_context_travels_once(tmp_path: Path, model: Path) -> None:
+    async with playing(tmp_path, model, workers=1) as each:
+        sent: list[int] = []
+        received = each.pool._handle
+
+        def counting(worker: object, message: list[object]) -> None:
+            sent.extend(len(part) for part in message if isinstance(part, bytes))
+            received(worker, message)
+
+        each.pool._handle = counting
+        assert (await each.play("well")).error is None
+        assert sent == [3 * 4, 4], "the prompt, and then only what it adds"
+
+
+def test_the_class_is_never_imported_here() -> None:
+    with pytest.raises(
+        ValueError, match=r"environment 'x': kind = 'guess-numbr' is not known; did you mean 'guess-number'\?"
+    ):
+        load_environment(EnvironmentConfig(name="x", kind="guess-numbr", workers=1))
+    with pytest.raises(ValueError, match=r"args: .*'large'.*did you mean 'largest'\?"):
+        load_environment(EnvironmentConfig(name="x", kind=KIND, args={"large": 1}, workers=1))
+    environment = load_environment(EnvironmentConfig(name="x", kind="guess-number", args={"largest": 20}, workers=1))
+    assert len(environment) == 20
