@@ -25,6 +25,7 @@ BUILT_IN = {
     "reverse-text": "environments.tasks.reverse_text:ReverseText",
     "seat": "environments.seats.seat:Seat",
     "single-turn": "environments.rewards.single_turn:SingleTurn",
+    "tools": "environments.tools.rows:RowsWithTools",
     "verifiers": "environments.verifiers_library.environment:Verifiers",
 }
 """Import paths by kind. The modules load only when asked for."""

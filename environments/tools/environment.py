@@ -40,8 +40,6 @@ class ToolEnvironment:
         observation_characters: int = 8192,
     ) -> None:
         """`tools` are those of `Toolbox`, or made by `tool_from`."""
-        if max_turns < 1 or call_seconds <= 0 or observation_characters < 1:
-            raise ValueError("max_turns, call_seconds and observation_characters must be positive")
         self._toolbox = Toolbox([tool for tool in tools if not isinstance(tool, ToolFunction)])
         self._functions = [tool for tool in tools if isinstance(tool, ToolFunction)]
         self._system_prompt = system_prompt

@@ -35,6 +35,10 @@ class ToolLimits:
     observation_characters: int = 8192
     """Longest result that the model is told; the middle of a longer one is cut out."""
 
+    def __post_init__(self) -> None:
+        if self.max_turns < 1 or self.call_seconds <= 0 or self.observation_characters < 1:
+            raise ValueError("max_turns, call_seconds and observation_characters must be positive")
+
 
 async def play_with_tools(
     model: Model,

@@ -66,6 +66,8 @@ def _confine(request: Mapping[str, Any], settings: Mapping[str, Any], directory:
     else:
         os.setsid()
         os.chdir(directory)
+    # Again: the kernel forgets it when the user changes.
+    namespaces.set_process_option(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)
     memory = int(request["memory_mib"]) << 20
     seconds = math.ceil(request["seconds"])
     for what, limit in (

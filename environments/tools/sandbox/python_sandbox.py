@@ -79,7 +79,7 @@ class Sandbox:
         self._mode = mode
         self._settings: dict[str, Any] = {
             "namespaces": mode == "namespaces",
-            "as_root": os.geteuid() == 0,
+            "as_root": _has_nobody(),
             "output_bytes": output_bytes,
             "files_bytes": files_mib << 20,
             # Not at their own places: those may be below /tmp, which each run has for itself.
@@ -126,7 +126,10 @@ class Sandbox:
         while True:
             said = await loop.sock_recv(ours, 1024)
             if said == b"unshared":
-                _map_users(self._process.pid)
+                try:
+                    _map_users(self._process.pid)
+                except OSError as error:
+                    raise SandboxUnavailable(_advice(f"users cannot be mapped: {error}")) from error
                 await loop.sock_sendall(ours, b"mapped")
             elif said == b"ready":
                 return
@@ -235,9 +238,17 @@ def _check_machine() -> None:
         )
 
 
+def _has_nobody() -> bool:
+    """Whether we are root, and may map the user nobody: root of a container may have been given a single user."""
+    if os.geteuid() != 0:
+        return False
+    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(int(first) <= NOBODY < int(first) + int(count) for first, _, count in ranges)
+
+
 def _map_users(pid: int) -> None:
     """Gives the zygote's user namespace its users: our own as its root and, if that is root, nobody for the programs."""
-    as_root = os.geteuid() == 0
+    as_root = _has_nobody()
     second = f"\n1000 {NOBODY} 1" if as_root else ""
     if not as_root:
         Path(f"/proc/{pid}/setgroups").write_text("deny")

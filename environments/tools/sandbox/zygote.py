@@ -106,6 +106,8 @@ def _build_root(settings: Mapping[str, Any]) -> None:
     os.fchdir(descriptors)
     for path, descriptor in (sources | devices).items():
         target = Path(root + targets.get(path, path))
+        if path not in settings["directories"] and target.exists():
+            continue  # a library in a directory that is there already
         target.parent.mkdir(parents=True, exist_ok=True)
         if path in settings["directories"] or path in settings["packages"]:
             target.mkdir(exist_ok=True)

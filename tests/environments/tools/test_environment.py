@@ -8,7 +8,9 @@ import pytest
 
 from environments.base import EnvironmentContext, Example
 from environments.chat import Chat
-from environments.registry import _check_shape
+from environments.config import EnvironmentConfig
+from environments.lifecycle import started
+from environments.registry import _check_shape, load_environment
 from environments.scripted import play
 from environments.tools.definition import tool_from
 from environments.tools.environment import ToolEnvironment
@@ -57,3 +59,28 @@ async def test_a_rollout_that_ends_with_a_call_has_no_answer(chat: Chat) -> None
 def test_arguments_out_of_range() -> None:
     with pytest.raises(ValueError, match="must be positive"):
         Sums(max_turns=0)
+
+
+async def test_rows_tools_and_a_rubric_from_a_configuration(chat: Chat, tmp_path: Path) -> None:
+    arguments = {
+        "data": {"rows": [{"question": "2 + 2", "answer": "4"}]},
+        "rubric": [{"kind": "exact"}],
+        "tools": ["calculator"],
+        "max_turns": 3,
+    }
+    environment = load_environment(EnvironmentConfig(name="sums", kind="tools", args=arguments))
+    context = EnvironmentContext("sums", tmp_path, tmp_path, 0)
+    async with started(environment, context):
+        rollout = await play(environment, 0, chat, write_hermes("calculator", {"expression": "2 + 2"}), "4")
+        assert rollout.reward == 1.0
+        assert rollout.metrics["tools/calculator/calls"] == 1
+        without = await play(environment, 0, chat, "5")
+    assert without.reward == 0.0
+
+
+def test_a_key_that_rows_with_tools_do_not_take() -> None:
+    config = EnvironmentConfig(
+        name="sums", kind="tools", args={"tools": ["hammer"], "data": {"rows": [{"question": ""}]}}
+    )
+    with pytest.raises(ValueError, match="environment 'sums'"):
+        load_environment(config)
