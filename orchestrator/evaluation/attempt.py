@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from orchestrator.evaluation.loading import LoadedEvaluation
 from orchestrator.evaluation.result import EvaluationResult, result_of
@@ -49,7 +50,9 @@ class Attempt:
         chat, sampling = self._loaded.calling[rollout.environment]
         await play(loaded, rollout, PolicyModel(rollout, chat, self._pool, sampling, self._opponents))
         self._to_play[rollout.group_id] -= 1
-        if loaded.environment.group_scoring and not self._to_play[rollout.group_id]:
+        if not loaded.environment.group_scoring:
+            _drop_routing(rollout)
+        elif not self._to_play[rollout.group_id]:
             first = rollout.group_id * self._size
             group = self.rollouts[first : first + self._size]
             # A failed rollout fails its group only: the others' rewards would be relative to it.
@@ -58,6 +61,8 @@ class Attempt:
                     each.error = each.error or f"its group was not scored, since {failed.rollout_id} failed"
             else:
                 await score_group(loaded, group)
+            for each in group:
+                _drop_routing(each)
 
     async def result(self) -> EvaluationResult:
         """Returns the result, computed in a thread. All rollouts must have ended."""
@@ -65,3 +70,18 @@ class Attempt:
         return await in_thread(
             result_of, self._loaded.config, self._loaded.sampling, self._step, self.rollouts, self._started_at, seconds
         )
+
+
+def _drop_routing(rollout: Rollout) -> None:
+    """Frees the answers' memory, of which routed experts are the most: nothing of an evaluation is trained on."""
+    rollout.branches = None
+    rollout.turns = [
+        replace(
+            turn,
+            completion_ids=turn.completion_ids.copy(),  # a view would hold the whole answer
+            log_probabilities=turn.log_probabilities.copy(),
+            routed_experts=None,
+            routed_experts_start=0,
+        )
+        for turn in rollout.turns
+    ]
