@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
 KILL_SECONDS = 15.0
-MOST_MESSAGES = 20_000
+MOST_MESSAGES = 4_000
 """Of one worker between two looks at it, calls of the model left out."""
 UNREAD_FRAMES = 64
 """Of one worker."""

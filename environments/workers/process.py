@@ -40,7 +40,7 @@ class WorkerProcess:
         self.stack_file = Path(boot.stack_file)
         self.pid = 0
         """The worker's own; 0 until it has said so."""
-        self.log_from = log_file.stat().st_size if log_file.exists() else 0
+        self.log_from = size_of(log_file)
         """Where its output begins in the log, in bytes."""
         self._ended = ended
         orders = os.memfd_create("boot", os.MFD_CLOEXEC)
@@ -92,6 +92,14 @@ class WorkerProcess:
         self._descriptor = -1
         code = os.waitstatus_to_exitcode(status)
         self._ended(128 - code if code < 0 else code)
+
+
+def size_of(path: Path) -> int:
+    """Returns the size of a file in bytes; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def in_words(code: int) -> str:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from environments.config import EnvironmentConfig
-from environments.workers.process import blocked_at
+from environments.workers.process import WorkerProcess, blocked_at, size_of
 from environments.workers.supply import Supply, Worker
 from environments.workers.upkeep import Usage, look_at_all
 from transport.config import machine_memory
@@ -26,6 +26,8 @@ SILENT_SECONDS = 3.0
 """A worker whose loop was silent for so long, with such a rollout, does not react."""
 BLOCKED_SECONDS = 1.0
 """A loop that is silent for so long is named in the log, and gets no further rollout if another worker has room."""
+STACK_TICKS = 20
+"""How long a worker may take to write its stacks, which needs a moment of the CPU."""
 START_SECONDS = 240.0
 SOFT_SHARE = 0.75
 """Of the memory limit: a worker above it gets no further session, and is started anew when its last one ends."""
@@ -135,14 +137,22 @@ class Watcher:
         process = worker.process
         if process is None:
             return ""
-        process.ask_for_stack()
-        await asyncio.sleep(TICK_SECONDS)
-        place = await self._loop.run_in_executor(self._supply.threads, blocked_at, process.stack_file)
+        place = await self._stack_of(process)
         if place:
             logger.warning("%s: the event loop of %s is blocked in %s", self._supply.where, worker, place)
         else:  # it waits for the CPU, or begins to
             logger.info("%s: %s is silent, and no code of the environment runs there", self._supply.where, worker)
         return place
+
+    async def _stack_of(self, process: WorkerProcess) -> str:
+        """Asks for a worker's stacks, and returns the place; empty if it does not write any for a while."""
+        size = await self._loop.run_in_executor(self._supply.threads, size_of, process.stack_file)
+        process.ask_for_stack()
+        for _ in range(STACK_TICKS):
+            await asyncio.sleep(TICK_SECONDS)
+            if await self._loop.run_in_executor(self._supply.threads, size_of, process.stack_file) != size:
+                break
+        return await self._loop.run_in_executor(self._supply.threads, blocked_at, process.stack_file)
 
     async def _kill_blocked(self, worker: Worker, silent: float) -> None:
         process = worker.process
