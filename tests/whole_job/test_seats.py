@@ -66,6 +66,7 @@ def test_two_runs_are_trained_in_the_same_episodes(
         for name, run in runs.items():
             job.wait_for(f"steps of {name}", lambda: len(steps_of(run / "metrics.jsonl")) >= STEPS)  # noqa: B023
         trained = job.output_dir / "trainer" / "metrics.jsonl"
+        job.wait_for("the trainer's first lines", trained.exists)
         job.wait_for("the training of both", lambda: all(f'"{name}"' in trained.read_text() for name in runs))
         job.process.terminate()
         assert job.wait() == 143, job.output()
@@ -86,3 +87,4 @@ def test_two_runs_are_trained_in_the_same_episodes(
     for run in runs.values():
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert sum(line["rollouts/failed"] for line in lines) == 0
+        assert all(0 <= line["inference/cache_hit_share"] <= 1 for line in lines)
