@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from environments.tools import mcp_server
 from environments.tools.definition import ToolError, ToolFunction, ToolUnavailable
 from environments.tools.mcp_server import McpConfig, McpServer
 from environments.tools.toolbox import Toolbox
@@ -19,7 +20,14 @@ SERVER = Path(__file__).with_name("a_server.py")
 COMMAND = [sys.executable, str(SERVER)]
 ADD = {"left": 1, "right": 2}
 
+pytestmark = pytest.mark.timeout(400)  # A server imports its library, which takes seconds of a busy core.
+
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_SECONDS", 0.5)
 
 
 def by_name(tools: list[ToolFunction]) -> dict[str, ToolFunction]:
@@ -28,7 +36,7 @@ def by_name(tools: list[ToolFunction]) -> dict[str, ToolFunction]:
 
 @pytest.mark.slow
 async def test_a_program(tmp_path: Path) -> None:
-    server = McpServer(McpConfig(kind="mcp", command=COMMAND, prefix="my ", start_seconds=60))
+    server = McpServer(McpConfig(kind="mcp", command=COMMAND, prefix="my ", start_seconds=200))
     await server.start(tmp_path / "env")
     try:
         tools = by_name(server.tools)
@@ -70,7 +78,7 @@ async def test_an_address_that_goes_and_comes_back() -> None:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     process = await asyncio.to_thread(serve)
-    config = McpConfig(kind="mcp", url=f"http://127.0.0.1:{port}/mcp", tools=["add"], start_seconds=60)
+    config = McpConfig(kind="mcp", url=f"http://127.0.0.1:{port}/mcp", tools=["add"], start_seconds=200)
     server = McpServer(config)
     try:
         await server.start()
@@ -90,7 +98,7 @@ async def test_an_address_that_goes_and_comes_back() -> None:
 
 @pytest.mark.slow
 async def test_a_session_for_each_rollout() -> None:
-    toolbox = Toolbox([{"kind": "mcp", "command": COMMAND, "session": "rollout"}, "calculator"])
+    toolbox = Toolbox([{"kind": "mcp", "command": COMMAND, "session": "rollout", "start_seconds": 200}, "calculator"])
     await toolbox.start()
 
     async def play(text: str) -> Any:
