@@ -29,7 +29,7 @@ from orchestrator import metrics
 from orchestrator.changes import Changes, read_changes
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
-from orchestrator.ending import until_durable
+from orchestrator.ending import first_version, until_durable
 from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from orchestrator.failure_report import report_failure
@@ -194,13 +194,13 @@ class Daemon:
             await self._pool.start()
         opponents = await resources.enter_async_context(opponents_of(config))
         self._dispatcher.opponents = self._evaluations.opponents = opponents
-        ready = await self._sender.wait_ready(config.trainer_timeout_seconds)
+        version = await first_version(self._sender, config)
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
         changes = self._changes(loaded.chat)
         await changes.take_all()  # before the first rollout begins
-        await policy.load_first(ready.next_step - 1)
+        await policy.load_first(version)
         self._run_in_background(policy.run(), changes.run(), self._evaluations.run())
         freeze_gc()
         self._on_ready()

@@ -55,6 +55,20 @@ async def until_durable(sender: Sender, config: RunConfig, on_progress: Callable
             await durable
 
 
+async def first_version(sender: Sender, config: RunConfig) -> int:
+    """Returns the policy version that inference is to serve first: that of the trainer's READY.
+
+    A run whose evaluations alone are left takes the last one from a trainer that is done and has left. Raises `NoTrainerError`.
+    """
+    if sender.newest_step >= config.steps and await in_thread(_left_weights, config):
+        return config.steps
+    return (await sender.wait_ready(config.trainer_timeout_seconds)).next_step - 1
+
+
+def _left_weights(config: RunConfig) -> bool:
+    return _checkpointed(config) and config.steps in published_steps(config.run_dir / "broadcast")
+
+
 def _checkpointed(config: RunConfig) -> bool:
     steps = published_steps(config.output_dir / "trainer" / config.run_id / "checkpoints")
     return max(steps, default=0) >= config.steps

@@ -11,6 +11,7 @@ import orjson
 import pytest
 import uvloop
 
+import orchestrator.ending
 from orchestrator.daemon import run
 from orchestrator.evaluation.versions import adapter_name
 from run.config import RunConfig
@@ -18,7 +19,7 @@ from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
 from tests.support.polling import wait_until
-from transport.files.atomic import STABLE, published_steps
+from transport.files.atomic import STABLE, publish_directory, published_steps
 
 pytestmark = pytest.mark.slow
 
@@ -139,3 +140,20 @@ def test_an_interrupted_evaluation_is_played_again(make_config: Callable[..., Ru
     with ScriptedTrainer(config.output_dir, "one", STEPS, checkpoint=STEPS):
         assert run(resumed, lambda: None, uvloop.new_event_loop) == 0
     assert [line["step"] for line in lines_of(config)] == [STEPS]
+
+
+@pytest.mark.parametrize("training", [LORA, {}], ids=["adapter", "full"])
+def test_a_resume_evaluates_the_last_version_although_the_trainer_has_left(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, training: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
+    config = make_config(steps=1, evaluations=[evaluation(interval=100)], training=training)
+    with ScriptedTrainer(config.output_dir, "one", 1):
+        assert run(config, lambda: None, uvloop.new_event_loop) == 0
+    with publish_directory(config.output_dir / "trainer" / "one" / "checkpoints" / "step_1"):
+        pass
+    # As after a kill during the last evaluation.
+    file = config.run_dir / "evaluations.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    assert run(config.model_copy(update={"resume": True}), lambda: None, uvloop.new_event_loop) == 0
+    assert [line["step"] for line in lines_of(config)] == [0, 1]
