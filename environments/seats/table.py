@@ -75,6 +75,9 @@ class Episode:
         except TimeoutError:
             raise PartnerGone(f"seat {seat!r} did not answer within answer_seconds = {seconds:g}") from None
         finally:
+            if not partner.answer.done() or partner.answer.cancelled():
+                # What it may still say would be taken for the answer to the next question.
+                partner.gone = partner.gone or f"seat {seat!r} owes the answer to an earlier question"
             partner.answer = None
         self.said.append({"seat": seat, "text": text})
         return text

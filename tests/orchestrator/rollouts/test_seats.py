@@ -18,7 +18,7 @@ from environments.config import EnvironmentConfig
 from environments.lifecycle import started
 from environments.seats.seat import Seat
 from environments.seats.table import Table
-from environments.seats.wire import MAX_MESSAGE_BYTES, SOCKET_NAME
+from environments.seats.wire import MAX_MESSAGE_BYTES, SOCKET_NAME, PartnerGone
 from inference.base import InferenceError, SamplingParameters
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
 from orchestrator.rollouts.trajectories import merge_rollout, merge_turns
@@ -235,6 +235,22 @@ async def test_a_cancelled_seat_and_a_silent_one(tmp_path: Path, chat: Chat) -> 
         mine = await other
     assert "the partner in seat 'other' left: CancelledError" in (mine.error or "")
     assert mine.inference_failed
+
+
+async def test_a_late_answer_is_not_one_to_the_next_question(tmp_path: Path, chat: Chat) -> None:
+    host, pool = Debate(answer_seconds=0.05), Pool(chat, "cd")
+    pool.gate.clear()
+    async with seated(tmp_path, host) as seat:
+        late = asyncio.create_task(rolled(seat, pool, chat))
+        async with host.table.episode(0) as episode:
+            with pytest.raises(PartnerGone, match="did not answer within"):
+                await episode.ask("other", [{"role": "user", "content": "first"}])
+            host.table.answer_seconds = DEADLINE
+            pool.gate.set()
+            with pytest.raises(PartnerGone):
+                await episode.ask("other", [{"role": "user", "content": "second"}])
+        assert (await late).error is not None
+    assert episode.said == []
 
 
 async def test_a_table_that_closes_ends_what_waits(tmp_path: Path, chat: Chat) -> None:
