@@ -48,7 +48,7 @@ class Session:
         """For an agent: `OPENAI_API_KEY`. A secret."""
         self.limits = limits
         self.turns: list[Turn] = []
-        """Those that were answered, in order of their ends."""
+        """Those that were answered, in order."""
         self.last_reply: Reply | None = None
         """Of the newest turn."""
         self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
@@ -118,7 +118,8 @@ class Session:
 
     async def _chat(self, request: ChatRequest) -> dict[str, Any]:
         try:
-            length = sum(len(message["content"]) for message in request.messages)
+            # All that a template may write: calls, reasoning and tools are text as well.
+            length = len(orjson.dumps([request.messages, request.tools]))
             prompt = await _off_the_loop(length, self._conversations.prompt, request.messages, request.tools)
         except Exception as error:  # a template may fail in any way at messages that it does not expect
             raise Refused(f"{type(error).__name__}: {error}", parameter="messages") from error
@@ -149,7 +150,7 @@ class Session:
     async def _choices(
         self, prompts: Sequence[Sequence[int]], request: ChatRequest | CompletionRequest
     ) -> list[Choice]:
-        """Generates the turns of a request at once; returns them in order."""
+        """Generates the turns of a request at once; returns them in order. If one fails, none of them is trained."""
         each = [prompt for prompt in prompts for _ in range(request.asked.choices)]
         if self._turns_begun + len(each) > self.limits.turns:
             raise Refused(
@@ -158,16 +159,25 @@ class Session:
                 code="too_many_turns",
             )
         self._turns_begun += len(each)
+        made: list[Turn] = []
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._choice(prompt, request)) for prompt in each]
-        except ExceptionGroup as errors:
-            raise _refusal(errors.exceptions[0]) from errors
+                tasks = [group.create_task(self._choice(prompt, request, made)) for prompt in each]
+        except BaseException as errors:
+            for turn in made:
+                turn.leave_untrained()  # the agent never read it
+            if isinstance(errors, ExceptionGroup):
+                raise _refusal(errors.exceptions[0]) from errors
+            raise
+        self.turns += made
         return [task.result() for task in tasks]
 
-    async def _choice(self, prompt: Sequence[int], request: ChatRequest | CompletionRequest) -> Choice:
+    async def _choice(
+        self, prompt: Sequence[int], request: ChatRequest | CompletionRequest, made: list[Turn]
+    ) -> Choice:
+        """Adds the turn to `made` as soon as it is generated."""
         turn = await self._model.generate(prompt, request.asked.overrides)
-        self.turns.append(turn)
+        made.append(turn)
         text = self._model.chat.decode(turn.completion_ids.tolist())
         if isinstance(request, CompletionRequest):
             reply = Reply(text)

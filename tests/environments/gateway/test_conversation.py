@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,31 @@ async def test_a_long_history_is_encoded_beside_the_loop(gateway: Gateway, chat:
     await asked(gateway, model, [long], [long, 0, MORE])
     assert model.turns[0].prompt_ids.tolist() == chat.start([long])
     assert extends(model.turns[1], model.turns[0])
+
+
+@pytest.mark.parametrize("where", ["content", "arguments", "reasoning", "tools"])
+async def test_whatever_is_long_is_encoded_beside_the_loop(
+    gateway: Gateway, chat: Chat, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def start(messages: Any, tools: Any = ()) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1]
+
+    monkeypatch.setattr(chat, "start", start)
+    long = "a" * (LONG_TEXT + 1)
+    call = {"name": "look", "arguments": '{"at": "%s"}' % (long if where == "arguments" else "here")}
+    said: Any = {
+        "role": "assistant",
+        "content": long if where == "content" else "b",
+        "reasoning_content": long if where == "reasoning" else "c",
+        "tool_calls": [{"id": "1", "type": "function", "function": call}],
+    }
+    look = {"name": "look", "description": long if where == "tools" else "d"}
+    await asked(gateway, RecordingModel(chat, ["x"]), [HELLO, said], tools=[{"type": "function", "function": look}])
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_sessions_know_nothing_of_each_other(gateway: Gateway, chat: Chat) -> None:

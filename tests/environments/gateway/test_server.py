@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,12 +13,13 @@ import pytest
 import uvloop
 
 from environments.chat import Chat
-from environments.config import SamplingConfig
+from environments.config import SamplingConfig, SamplingOverrides
 from environments.gateway import Gateway, Limits
 from environments.gateway.agent import AgentEnvironment
 from environments.scripted import ScriptedModel
 from tests.environments.gateway.models import FailingModel, RecordingModel, WaitingModel, client_of, extends
 from tests.support.polling import until
+from transport.records import Turn
 
 
 @asynccontextmanager
@@ -161,6 +162,39 @@ async def test_a_failed_call_is_told(gateway: Gateway, chat: Chat, error: Except
         with pytest.raises(openai.APIStatusError, match=str(error)) as told:
             await client.chat.completions.create(model="any", messages=HELLO)
     assert told.value.status_code == status
+
+
+class HalfFailingModel(ScriptedModel):
+    """Answers the first choice of a request, and fails at the second, or waits until it is cancelled."""
+
+    def __init__(self, chat: Chat, *, waits: bool) -> None:
+        super().__init__(chat, ["never read", "read"])
+        self._waits = waits
+        self.begun = 0
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        self.begun += 1
+        if self.begun == 2 and self._waits:
+            await asyncio.Event().wait()
+        if self.begun == 2:
+            raise RuntimeError("gone")
+        return await super().generate(prompt_ids, sampling)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_what_no_agent_has_read_is_not_trained(gateway: Gateway, chat: Chat, waits: bool) -> None:
+    model = HalfFailingModel(chat, waits=waits)
+    async with gateway.session(model) as session, client_of(session) as client:
+        asking = asyncio.create_task(client.chat.completions.create(model="any", messages=HELLO, n=2))
+        await until(lambda: model.begun == 2, "the second choice")
+        if waits:
+            asking.cancel()
+        with pytest.raises(asyncio.CancelledError if waits else openai.APIStatusError):
+            await asking
+        await until(lambda: model.turns[0].trained_tokens == 0, "the mask of what was not read")
+        await client.chat.completions.create(model="any", messages=HELLO)
+    assert session.turns == model.turns[1:]
+    assert model.turns[1].trained_tokens == len(model.turns[1].completion_ids)
 
 
 async def test_keys_of_others_and_of_nobody_are_refused(gateway: Gateway, chat: Chat) -> None:
