@@ -64,7 +64,7 @@ def unpack(frame: bytes) -> list[Message]:
         messages = msgpack.unpackb(frame, max_array_len=MAX_CONTAINER, max_map_len=MAX_CONTAINER, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a frame of {len(frame)} bytes is not msgpack: {error or type(error).__name__}") from None
-    if type(messages) is not list or not all(type(each) is list and each for each in messages):
+    if type(messages) is not list or not all(type(each) is list and each and type(each[0]) is int for each in messages):
         raise ProtocolError(f"a frame of {len(frame)} bytes is no list of messages")
     return messages
 
