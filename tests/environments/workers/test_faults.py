@@ -103,10 +103,10 @@ async def test_a_blocked_loop_is_named_and_killed_once_a_deadline_has_passed(
     monkeypatch.setattr(watcher, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(watcher, "SILENT_SECONDS", 1.25)
     async with playing(tmp_path, model, workers=1) as each:
-        blocked = asyncio.create_task(each.play(fault, 0.5))
+        blocked = asyncio.create_task(each.play(fault, 2.0))  # time enough to begin on a busy machine
         await wait_until(lambda: each.servers.asked)
         with_it = await each.play("hang")
-        assert (await blocked).error == "missed its deadline of rollout_timeout_seconds = 0.5"
+        assert (await blocked).error == "missed its deadline of rollout_timeout_seconds = 2"
         assert with_it.error is not None
         place = (
             f"its worker 0 was killed: its event loop was blocked in _{fault}, {REPOSITORY}/tests/environments/workers/"
@@ -124,7 +124,7 @@ async def test_a_rollout_that_ignores_its_cancellation_ends_with_its_worker(
     monkeypatch.setattr(watcher, "GRACE_SECONDS", 0.5)
     async with playing(tmp_path, model, workers=1) as each:
         before = each.pids()
-        assert "missed its deadline" in str((await each.play("stubborn", 0.5)).error)
+        assert "missed its deadline" in str((await each.play("stubborn", 2.0)).error)
         await wait_until(lambda: each.pids() and each.pids() != before and each.pool.workers[0].ready)
         await bystander(each)
     assert "has a rollout that ignores its cancellation" in caplog.text
@@ -165,7 +165,8 @@ async def test_workers_that_do_not_leave_are_killed_at_the_end(
     monkeypatch.setattr(pool, "LEAVE_SECONDS", 0.2)
     async with playing(tmp_path, model, workers=1) as each:
         blocked = asyncio.create_task(each.play("block"))
-        await wait_until(lambda: each.servers.asked)
+        # Silence shows that it has its answer: asked to leave before that, it would.
+        await wait_until(lambda: each.servers.asked and each.pool.workers[0].silent_ticks >= 4)
         guardian = each.pool.workers[0].process.guardian
     assert "its worker 0 died: signal 9" in str((await blocked).error)
     assert not os.path.exists(f"/proc/{guardian}")  # noqa: ASYNC240

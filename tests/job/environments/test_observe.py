@@ -68,7 +68,7 @@ class Unsound(Sound):
         await model.generate(model.chat.start([{"role": "user", "content": "something else"}]))
         if not self._tasks:
             self._tasks.append(asyncio.create_task(asyncio.sleep(3600), name="left"))
-            time.sleep(0.4)  # noqa: ASYNC251 - the fault
+            time.sleep(1.0)  # noqa: ASYNC251 - the fault, longer than what a busy machine adds elsewhere
         if example.index == 1 and state["right"]:
             raise KeyError("gone")
 
