@@ -27,7 +27,11 @@ OVERHEAD_SECONDS = 30.0
 MAX_CODE_BYTES = 1 << 20
 MAX_STDIN_BYTES = 8 << 20
 LEAST_MEMORY_MIB = 64
-OLDEST_LINUX = (5, 12)
+LEAST_THREADS, THREADS_EACH = 512, 64
+"""Threads of all programs at a time: a machine, or a container, has a limited number for everything."""
+
+OLDEST_LINUX = (5, 14)
+"""The first that counts the threads of a namespace by themselves."""
 
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _FILES = ("/etc/ld.so.cache", "/etc/localtime")
@@ -77,15 +81,17 @@ class Sandbox:
         if mode not in ("namespaces", "none"):
             raise ValueError(f"sandbox = {mode!r}: expected 'namespaces' or 'none'")
         self._mode = mode
+        at_once = at_once or len(os.sched_getaffinity(0))
         self._settings: dict[str, Any] = {
             "namespaces": mode == "namespaces",
             "as_root": _has_nobody(),
             "output_bytes": output_bytes,
             "files_bytes": files_mib << 20,
+            "threads": max(LEAST_THREADS, THREADS_EACH * at_once),
             # Not at their own places: those may be below /tmp, which each run has for itself.
             "packages": {str(path.resolve()): f"/packages/{index}" for index, path in enumerate(packages)},
         } | _paths()
-        self._places = asyncio.Semaphore(at_once or len(os.sched_getaffinity(0)))
+        self._places = asyncio.Semaphore(at_once)
         self._starting = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None

@@ -33,6 +33,7 @@ REFUSED = {
     "a device": "import os, stat; os.mknod('disk', 0o600 | stat.S_IFBLK, os.makedev(254, 0))",
     "chroot": "import os; os.chroot('.')",
     "root again": "import os; os.setuid(0) if os.getuid() else os.setuid(1)",
+    "memory in a file": "import os; os.memfd_create('hidden')",
     "more open files": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))",
     "the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, 0)",
 }
@@ -120,6 +121,22 @@ for descriptor in range(3, 1024):
 """
     result = await sandbox.run(code, seconds=60)
     assert (result.stdout, result.exit_code) == ("", 0)
+
+
+async def test_threads_are_bounded(sandbox: Sandbox) -> None:
+    code = f"""
+import os, threading, time
+threading.stack_size(32768)
+started = 0
+try:
+    while started < {sandbox._settings["threads"]}:
+        threading.Thread(target=time.sleep, args=[1000]).start()
+        started += 1
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+    assert (await sandbox.run(code, seconds=60)).stdout == "can't start new thread\n"
 
 
 async def test_nothing_is_left_of_threads_that_never_end(sandbox: Sandbox) -> None:
