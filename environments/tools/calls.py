@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from environments.base import Reply, ToolCall
@@ -22,6 +23,18 @@ MAX_CALLS = 64
 MAX_ARGUMENT_CHARACTERS = 1 << 20
 MAX_DEPTH = 32
 """Of nested values and schemas."""
+
+MAX_CHECKS = 100_000
+"""Of a value by a schema: one that refers to itself several times would take years."""
+
+
+@dataclass(slots=True)
+class _Root:
+    """What references of a schema point into, and how many checks may still be made."""
+
+    schema: Any
+    left: int = MAX_CHECKS
+
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
@@ -85,9 +98,12 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def violation(value: Any, schema: Any, root: Any = None, where: str = "arguments", depth: int = 0) -> str:
+def violation(value: Any, schema: Any, root: _Root | None = None, where: str = "arguments", depth: int = 0) -> str:
     """Returns what in `value` is not as `schema` wants it, for a model to read; empty if nothing is."""
-    root = schema if root is None else root
+    root = root or _Root(schema)
+    root.left -= 1
+    if root.left < 0:
+        return f"{where}: takes more than {MAX_CHECKS} checks"
     if depth > MAX_DEPTH:
         return f"{where}: nested deeper than {MAX_DEPTH} levels"
     if schema is False:
@@ -95,7 +111,7 @@ def violation(value: Any, schema: Any, root: Any = None, where: str = "arguments
     if not isinstance(schema, Mapping):
         return ""
     if (reference := schema.get("$ref")) is not None:
-        return violation(value, _resolve(reference, root), root, where, depth + 1)
+        return violation(value, _resolve(reference, root.schema), root, where, depth + 1)
     return (
         _wrong_type(value, schema, where)
         or _wrong_value(value, schema, where)
@@ -158,7 +174,7 @@ def _outside(
     return ""
 
 
-def _wrong_choice(value: Any, schema: Mapping[str, Any], root: Any, where: str, depth: int) -> str:
+def _wrong_choice(value: Any, schema: Mapping[str, Any], root: _Root, where: str, depth: int) -> str:
     for part in _list(schema.get("allOf")):
         if problem := violation(value, part, root, where, depth + 1):
             return problem
@@ -170,7 +186,7 @@ def _wrong_choice(value: Any, schema: Mapping[str, Any], root: Any, where: str, 
     return ""
 
 
-def _wrong_parts(value: Any, schema: Mapping[str, Any], root: Any, where: str, depth: int) -> str:
+def _wrong_parts(value: Any, schema: Mapping[str, Any], root: _Root, where: str, depth: int) -> str:
     if isinstance(value, list):
         items = schema.get("items", {})
         problems = (violation(each, items, root, f"{where}[{index}]", depth + 1) for index, each in enumerate(value))

@@ -100,3 +100,9 @@ def test_the_check_agrees_with_jsonschema(schema: dict[str, Any], value: Any) ->
 
 def test_a_schema_without_end_is_refused() -> None:
     assert "nested deeper" in violation(1, {"$ref": "#"})
+
+
+def test_a_schema_that_multiplies_is_given_up() -> None:
+    schema = {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 10}}}
+    assert "fits none of" in violation({"a": 1}, schema)
+    assert "takes more than" in violation([1] * 200_000, {"items": {"type": "integer"}})
