@@ -68,7 +68,7 @@ class Unsound(Sound):
         await model.generate(model.chat.start([{"role": "user", "content": "something else"}]))
         if not self._tasks:
             self._tasks.append(asyncio.create_task(asyncio.sleep(3600), name="left"))
-            time.sleep(1.0)  # noqa: ASYNC251 - the fault, longer than what a busy machine adds elsewhere
+            time.sleep(1.0)  # noqa: ASYNC251 - the fault
         if example.index == 1 and state["right"]:
             raise KeyError("gone")
 
@@ -90,6 +90,11 @@ async def seen_of(kind: str, directory: Path) -> Observations:
     return await observe(config, SamplingConfig(max_tokens=8), directory, Pool(), PLAN, directory / "files")
 
 
+def places_of(seen: Observations) -> set[str]:
+    """Returns the files that held the event loop."""
+    return {spot.place.file for spot in seen.slow_spots.by_key.values()}
+
+
 @pytest.mark.slow
 async def test_a_sound_environment(tmp_path: Path) -> None:
     seen = await seen_of("Sound", tmp_path)
@@ -109,7 +114,8 @@ async def test_an_unsound_environment(tmp_path: Path) -> None:
     assert "KeyError" in by_check["outcomes"].text
     assert by_check["scoring"].level is Level.WARNING
     assert by_check["event loop"].level is not Level.OK
-    assert "test_observe.py" in by_check["event loop"].text
+    # The text names the worst place, which a busy machine may have made of another: of our own collection of garbage, say.
+    assert any(place.endswith("test_observe.py") for place in places_of(seen))
     assert by_check["sequences"].level is Level.WARNING
     assert seen.left_tasks == ["left"]
 
