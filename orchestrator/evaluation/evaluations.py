@@ -112,13 +112,13 @@ class Evaluations:
 
     async def finish(self) -> None:
         """Waits until the last version is loaded and evaluated. One that is not loaded in time is not evaluated."""
+        if self.all_done:  # as in a resume of a run that was evaluated: it loads no version
+            return
         limit = self._config.trainer_timeout_seconds
         async with self._changed:
             try:
                 async with asyncio.timeout(limit):
-                    await self._changed.wait_for(
-                        lambda: not self._loaded or self._cancelled or self._seen >= self._config.steps
-                    )
+                    await self._changed.wait_for(lambda: self._cancelled or self._seen >= self._config.steps)
             except TimeoutError:
                 error = f"policy version {self._config.steps} was not loaded within {limit:g} s, and is not evaluated"
                 logger.warning("evaluations: %s", error)
