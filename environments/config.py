@@ -117,8 +117,8 @@ class EnvironmentConfig(Config):
     """Unique in the run; metrics and records carry it."""
 
     kind: str
-    """A built-in (`reverse-text`, `guess-number`, `closest-number`, `arithmetic`, `single-turn`, `verifiers`, `agent`,
-    `seat`) or an import path, `package.module:Class`."""
+    """A built-in (`reverse-text`, `guess-number`, `closest-number`, `arithmetic`, `single-turn`, `tools`, `verifiers`,
+    `agent`, `seat`) or an import path, `package.module:Class`."""
 
     args: dict[str, Any] = {}
     """Keyword arguments of the environment's constructor."""

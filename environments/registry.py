@@ -81,7 +81,7 @@ def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
     try:
         inspect.signature(found).bind(**arguments)
     except TypeError as error:
-        allowed = list(inspect.signature(found).parameters)
+        allowed = _argument_names(found)
         unknown = [name for name in arguments if name not in allowed]
         nearest = _nearest(unknown[0], allowed) if unknown else "."
         raise ValueError(f"{where}: args: {error}{nearest} Allowed are {', '.join(allowed) or 'none'}") from error
@@ -89,6 +89,16 @@ def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
         return found(**arguments)
     except (Exception, SystemExit) as error:  # likewise: the class may be anybody's
         raise ValueError(f"{where}: args = {reprlib.repr(arguments)}: {type(error).__name__}: {error}") from error
+
+
+def _argument_names(found: type[Any]) -> list[str]:
+    """The constructor's arguments; where it passes on keywords, those of the classes that it extends, too."""
+    parameters = inspect.signature(found).parameters.values()
+    names = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    base = found.__mro__[1]
+    if any(each.kind is each.VAR_KEYWORD for each in parameters) and base.__module__ not in ("builtins", "typing"):
+        names += [name for name in _argument_names(base) if name not in names]
+    return names
 
 
 def _check_shape(built: Any, kind: str, where: str) -> None:

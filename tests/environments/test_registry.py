@@ -112,6 +112,12 @@ def test_arguments_that_do_not_fit(args: dict[str, Any], message: str) -> None:
         load("guess-number", **args)
 
 
+def test_arguments_that_a_class_passes_on_are_among_the_allowed_ones() -> None:
+    with pytest.raises(ValueError, match=r"Allowed are tools, .*, data, rubric, prompt") as caught:
+        load("tools")
+    assert "single_turn" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
