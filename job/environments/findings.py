@@ -56,6 +56,8 @@ def findings(seen: Observations) -> list[Finding]:
 
 Verdict = tuple[Level, str]
 
+_NOT_CHECKED: Verdict = (Level.WARNING, "not checked: no rollout completed")
+
 
 def _examples(seen: Observations) -> Verdict:
     if seen.changed_examples:
@@ -92,6 +94,8 @@ def _rewards(seen: Observations) -> Verdict:
 
 
 def _scoring(seen: Observations) -> Verdict:
+    if not _completed(seen):
+        return _NOT_CHECKED
     if not seen.changed_scores:
         return Level.OK, "scoring a rollout again gives the same reward"
     name, first, second = seen.changed_scores[0]
@@ -129,6 +133,8 @@ def _event_loop(seen: Observations) -> Verdict:
 
 
 def _lengths(seen: Observations) -> Verdict:
+    if not _completed(seen):
+        return _NOT_CHECKED
     turns = [turn for rollout in _completed(seen) for turn in rollout.turns]
     if not turns:
         return Level.ERROR, "no turn was generated"
@@ -143,6 +149,8 @@ def _lengths(seen: Observations) -> Verdict:
 
 def _branches(seen: Observations) -> Verdict:
     completed = _completed(seen)
+    if not completed:
+        return _NOT_CHECKED
     branches = [len(rollout.branches or ()) for rollout in completed]
     if not branches or max(branches) == 1:
         return Level.OK, "each rollout is one sequence of tokens"
@@ -157,7 +165,9 @@ def _branches(seen: Observations) -> Verdict:
 
 
 def _state(seen: Observations) -> Verdict:
-    largest = max((_state_bytes(rollout) for rollout in _completed(seen)), default=0)
+    if not _completed(seen):
+        return _NOT_CHECKED
+    largest = max(_state_bytes(rollout) for rollout in _completed(seen))
     if largest > LARGE_STATE_BYTES:
         return (
             Level.WARNING,

@@ -86,6 +86,12 @@ def test_each_fault_is_found(change: Callable[[Observations], Any], check: str, 
     assert text in finding.text
 
 
+@pytest.mark.parametrize("check", ["scoring", "lengths", "sequences", "state"])
+def test_what_needs_completed_rollouts_is_not_called_sound_without_any(check: str) -> None:
+    finding = found(set_group(rollout(0, None, "KeyError: gone")))[check]
+    assert (finding.level, finding.text) == (Level.WARNING, "not checked: no rollout completed")
+
+
 def test_completions_that_were_cut() -> None:
     seen = sound()
     for each in seen.rollouts:
