@@ -17,6 +17,7 @@ from job.environments.new_environment import write_environment
 from transport.errors import UserError
 
 if TYPE_CHECKING:
+    from environments.base import Environment
     from environments.config import EnvironmentConfig, SamplingConfig
     from inference.pool.pool import InferencePool
     from job.environments.findings import Finding
@@ -73,6 +74,7 @@ def _class(name: str) -> str:
 def _check(arguments: list[str]) -> int:
     given = _check_parser().parse_args(arguments)
     from environments.config import EnvironmentConfig, SamplingConfig
+    from environments.registry import load_environment
     from job.environments.findings import Level, findings
     from job.environments.observe import Plan
     from job.resolve_model import resolve_model
@@ -84,8 +86,14 @@ def _check(arguments: list[str]) -> int:
     sampled = {"temperature": given.temperature, "max_tokens": given.max_tokens}
     sampling = validate(SamplingConfig, sampled, "env check")
     plan = Plan(given.examples, given.rollouts, given.rounds)
+    try:
+        loaded = load_environment(
+            environment
+        )  # before a model is built and a server starts: its errors are there at once
+    except ValueError as error:
+        raise UserError(str(error)) from None
     model = resolve_model(given.model)
-    seen = _played(given, environment, sampling, model, plan)
+    seen = _played(given, environment, loaded, sampling, model, plan)
     found = findings(seen)
     if given.json:
         print(orjson.dumps([{"check": f.check, "level": f.level, "text": f.text} for f in found]).decode())
@@ -130,7 +138,12 @@ def _check_parser() -> argparse.ArgumentParser:
 
 
 def _played(
-    given: argparse.Namespace, environment: EnvironmentConfig, sampling: SamplingConfig, model: Path, plan: Plan
+    given: argparse.Namespace,
+    config: EnvironmentConfig,
+    environment: Environment,
+    sampling: SamplingConfig,
+    model: Path,
+    plan: Plan,
 ) -> Observations:
     """Plays against the given server, or one of its own."""
     import contextlib
@@ -154,7 +167,7 @@ def _played(
             watch = ended
         folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="counterpoint-"))
         try:
-            return asyncio.run(_observe(url, str(model), environment, sampling, plan, Path(folder), watch))
+            return asyncio.run(_observe(url, str(model), config, environment, sampling, plan, Path(folder), watch))
         except* ValueError as errors:
             raise UserError(str(errors.exceptions[0])) from None
 
@@ -162,7 +175,8 @@ def _played(
 async def _observe(
     url: str,
     model: str,
-    environment: EnvironmentConfig,
+    config: EnvironmentConfig,
+    environment: Environment,
     sampling: SamplingConfig,
     plan: Plan,
     folder: Path,
@@ -176,7 +190,7 @@ async def _observe(
     pool = InferencePool(PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS), model)
     try:
         await _started(pool, watch)
-        return await observe(environment, sampling, Path(model), pool, plan, folder, _say_round)
+        return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say_round)
     except InferenceError as error:
         raise UserError(str(error)) from None
     finally:

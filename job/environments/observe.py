@@ -21,7 +21,6 @@ from environments.base import Environment, EnvironmentContext, Example, Model, S
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
 from environments.lifecycle import started
-from environments.registry import load_environment
 from environments.reward import as_rewards
 from inference.base import ParsedText, SamplingParameters
 from orchestrator.loop_health.blame import LoopBlame
@@ -103,6 +102,7 @@ class Observations:
 
 async def observe(
     config: EnvironmentConfig,
+    environment: Environment,
     sampling: SamplingConfig,
     model: Path,
     pool: GeneratingPool,
@@ -110,12 +110,12 @@ async def observe(
     directory: Path,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Observations:
-    """Plays the environment on the running loop. `model` is a model's directory, `directory` one for the environment's files.
+    """Plays the environment, which `config` describes, on the running loop.
 
-    Raises `ValueError` if the environment cannot be loaded or started.
+    `model` is a model's directory, `directory` one for the environment's files. Raises `ValueError` if the environment cannot be
+    started.
     """
     give_environments_threads(plan.examples * plan.rollouts)
-    environment = await asyncio.to_thread(load_environment, config)
     chat = (await asyncio.to_thread(Chat, model)).with_template_kwargs(sampling.chat_template_kwargs)
     seen = Observations(config.name, config.kind, config.rollout_timeout_seconds, len(environment))
     parameters = sampling_parameters(sampling, chat)

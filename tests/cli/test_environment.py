@@ -24,6 +24,15 @@ def test_a_new_environment_says_how_to_check_it(tmp_path: Path, capsys: pytest.C
     assert f"PYTHONPATH={tmp_path} counterpoint env check my_task:MyTask" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["singel-turn", "tools"])
+def test_an_environment_that_cannot_be_loaded_is_refused_before_a_model_is_resolved(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("job.resolve_model.resolve_model", lambda name: pytest.fail("a model was resolved"))
+    assert main(["env", "check", kind]) == 2
+    assert "environment 'checked': " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", ["[1]", "{"])
 def test_arguments_that_are_no_table(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

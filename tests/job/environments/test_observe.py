@@ -14,6 +14,7 @@ import pytest
 
 from environments.base import Example, Model
 from environments.config import EnvironmentConfig, SamplingConfig
+from environments.registry import load_environment
 from inference.base import SamplingParameters
 from job.environments.findings import Level, findings
 from job.environments.observe import Observations, Plan, observe
@@ -87,7 +88,10 @@ async def ends_tasks() -> AsyncIterator[None]:
 async def seen_of(kind: str, directory: Path) -> Observations:
     write_tokenizer(directory, 1024)
     config = EnvironmentConfig(name="checked", kind=f"tests.job.environments.test_observe:{kind}")
-    return await observe(config, SamplingConfig(max_tokens=8), directory, Pool(), PLAN, directory / "files")
+    environment = load_environment(config)
+    return await observe(
+        config, environment, SamplingConfig(max_tokens=8), directory, Pool(), PLAN, directory / "files"
+    )
 
 
 def places_of(seen: Observations) -> set[str]:
