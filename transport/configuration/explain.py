@@ -152,7 +152,9 @@ def _without_tags(location: list[str | int], keys: dict[str, Key]) -> list[str |
         pattern = ".".join(ITEM if isinstance(one, int) else one for one in [*kept, part])
         is_last = position == len(location) - 1
         is_prefix = any(key == pattern or key.startswith(f"{pattern}.") for key in keys)
-        if isinstance(part, int) or is_last or is_prefix:
+        above = keys.get(".".join(ITEM if isinstance(one, int) else one for one in kept))
+        is_name = above is not None and above.is_free  # of an entry, such as of an opponent
+        if isinstance(part, int) or is_last or is_prefix or is_name:
             kept.append(part)
     return kept
 

@@ -32,6 +32,13 @@ class Whole(Config):
     """The parts."""
 
 
+class Named(Config):
+    """A file of named parts."""
+
+    parts: dict[str, Part] = {}
+    """The parts by name."""
+
+
 def complaint(text: str, above: list[Layer] | None = None, directory: Path = Path("/nowhere")) -> str:
     values = parse(text, directory / "whole.toml")
     for layer in above or []:
@@ -55,6 +62,13 @@ def test_an_unknown_key_is_told_with_the_nearest() -> None:
     message = complaint('[[parts]]\nname = "a"\ncuont = 2\n')
     assert "whole.toml:3:1: parts[0].cuont = 2" in message
     assert "unknown key; the nearest is parts[0].count" in message
+
+
+def test_an_entry_of_a_table_with_arbitrary_keys_is_named() -> None:
+    text = '[parts.old]\nname = "a"\ncount = 0\n'
+    with pytest.raises(UserError) as caught:
+        validate(Named, parse(text, Path("named.toml")), "named.toml", text=text)
+    assert "named.toml:3:1: parts.old.count = 0" in str(caught.value)
 
 
 def test_all_errors_come_at_once() -> None:
