@@ -290,7 +290,8 @@ class RunConfig(Config):
     """The inference servers."""
 
     opponents: dict[Identifier, OpponentConfig] = {}
-    """Other policies that rollouts may ask, by name (docs/several_policies.md)."""
+    """Other policies that rollouts may ask, by name (docs/several_policies.md). Each is a table with `model`, and may have
+    `served_model`, `protocol`, `api_key_file` and `max_concurrent_requests`."""
 
     transport: TransportConfig = TransportConfig()
     """The connection to the trainer."""
