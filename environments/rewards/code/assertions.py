@@ -14,6 +14,9 @@ from typing import Any
 
 from environments.rewards.code.plain_data import Opaque, decode, encode
 
+_DEEPER = 40
+"""Levels that a test may put around what a call returned: a value that is too deep is then still known as the program's."""
+
 
 class _Stop(BaseException):
     """Ends a test: it took too long, or cannot go on with an unknown value."""
@@ -91,8 +94,8 @@ class _Test:
                 raise _Stop
             call = {
                 "name": name,
-                "args": [encode(value) for value in args],
-                "kwargs": {key: encode(value) for key, value in kwargs.items()},
+                "args": [encode(value, -_DEEPER) for value in args],
+                "kwargs": {key: encode(value, -_DEEPER) for key, value in kwargs.items()},
             }
             key = json.dumps(call, sort_keys=True)
             if f'{{"o": "{Opaque.__name__}"' in key:  # what another call returned

@@ -30,6 +30,8 @@ class Opaque:
 
 def encode(value: Any, depth: int = 0) -> Any:
     """Returns the value for JSON."""
+    if isinstance(value, Opaque):
+        return {"o": Opaque.__name__}
     if depth > _DEEPEST:
         return {"o": "something deeper"}
     if value is None or isinstance(value, bool):

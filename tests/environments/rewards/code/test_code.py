@@ -121,6 +121,14 @@ async def test_no_program_fakes_a_result(tested_by: Make) -> None:
 
 
 @pytest.mark.slow
+async def test_no_program_makes_a_test_look_faulty_by_what_it_returns(tested_by: Make) -> None:
+    asserts = await tested_by("asserts")
+    endless = "def add(a, b):\n    endless = []\n    endless.append(endless)\n    return endless"
+    scored = await score(asserts, endless, tests=["assert add(add(1, 2), 3) == 6", "assert add([add(1, 2)], 3) == 6"])
+    assert scored.metrics["code/passed"] == 0
+
+
+@pytest.mark.slow
 async def test_no_program_fakes_its_output(tested_by: Make) -> None:
     printed = await tested_by("stdio")
     tests = [{"input": f"{a} 1\n", "output": f"{a + 1}\n"} for a in (1, 2, 6, 7)]
