@@ -34,7 +34,9 @@ def load_rows(config: DataConfig | Mapping[str, Any]) -> Rows:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(["data", *map(str, first["loc"])])
-            raise DataError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
+            unknown = f"unknown key; valid: {', '.join(sorted(DataConfig.model_fields))}"
+            message = unknown if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+            raise DataError(f"{where}: {message}") from error
     every = _source(config)
     rows = Chosen(every, range(len(every))[parse_slice(config.select)], config.columns)
     if not len(rows):

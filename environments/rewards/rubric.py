@@ -115,7 +115,12 @@ def _validated(parts: Sequence[Mapping[str, Any]]) -> list[AnyPart]:
         return _PARTS.validate_python([dict(part) for part in parts])
     except ValidationError as error:
         faults = [
-            f"rubric[{fault['loc'][0]}]{''.join(f'.{key}' for key in fault['loc'][2:])}: {fault['msg']}"
+            f"rubric[{fault['loc'][0]}]{''.join(f'.{key}' for key in fault['loc'][2:])}: "
+            + (
+                f"unknown key of the kind {fault['loc'][1]!r}; docs/rewards.md has its keys"
+                if fault["type"] == "extra_forbidden"
+                else fault["msg"]
+            )
             for fault in error.errors(include_url=False, include_input=False)
         ]
         raise ValueError("; ".join(faults)) from None

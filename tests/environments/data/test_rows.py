@@ -174,7 +174,7 @@ def test_select_is_a_slice(select: str) -> None:
         ({"rows": [{}], "select": "::-1"}, "'::-1' is not a slice"),
         ({"rows": [{}], "select": "5:"}, "select = '5:' leaves no row of 1"),
         ({"rows": []}, "rows holds no row"),
-        ({"rows": [{}], "shuffle": True}, "data.shuffle: Extra inputs are not permitted"),
+        ({"rows": [{}], "shuffle": True}, "data.shuffle: unknown key; valid: columns, dataset, "),
         ({"path": "nowhere.jsonl"}, "nowhere.jsonl: No such file"),
         ({"path": "nowhere/*.jsonl"}, "no file matches path = 'nowhere/\\*.jsonl'"),
         ({"path": "some.csv"}, "the name ends with none of .jsonl"),

@@ -77,7 +77,7 @@ async def test_a_cancelled_score_leaves_no_task(rubric: MakeRubric) -> None:
         ([EXACT | {"name": "total"}], "named 'total'"),
         ([{"kind": "maths"}], r"rubric\[0\].*'maths'"),
         ([EXACT, {"weight": 1.0}], r"rubric\[1\].*kind"),
-        ([EXACT | {"wait": 1.0}], r"rubric\[0\]\.wait: Extra"),
+        ([EXACT | {"wait": 1.0}], r"rubric\[0\]\.wait: unknown key of the kind 'exact'"),
         ([EXACT | {"weight": float("nan")}], r"rubric\[0\]\.weight"),
         ([{"kind": "regex", "pattern": "("}], r"rubric\[0\]\.pattern.*no regular expression"),
         ([EXACT | {"name": "a/b"}], r"rubric\[0\]\.name"),
