@@ -291,3 +291,4 @@ def _import_library() -> None:
     except ImportError as error:
         raise ToolUnavailable('MCP servers need the extra `mcp`: pip install "counterpoint[mcp]"') from error
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs each request.
+    logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)  # A traceback for each line that is no message.
