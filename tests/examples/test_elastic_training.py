@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,29 +63,28 @@ def ranks_of(training: Path) -> set[str]:
 @pytest.mark.timeout(900)
 def test_a_job_that_loses_and_gains_workers_ends_where_an_undisturbed_one_ends(tmp_path: Path) -> None:
     training, calm = tmp_path / "disturbed", tmp_path / "undisturbed"
-    handle = submit(job_of(training), tmp_path / "job", standby=False)
-    try:
-        wait_for_step(training, 2, "of two workers")
-        send(handle, "trainer-master", signal.SIGKILL)
-        goes_on = "goes on under a new incarnation of its SubMaster"
-        wait_until(lambda: goes_on in handle.logs("trainer-master", 1000), goes_on)
-        wait_for_step(training, 2, "under another SubMaster")
-        send(handle, "trainer-1", signal.SIGKILL)
-        wait_for_step(training, 2, "after a death")
-        send(handle, "trainer-0", signal.SIGSTOP)
-        wait_for_step(training, 2, "after a silence")
-        handle.scale("trainer", 3)
-        wait_for_step(training, 3, "of three workers")
-        (training / "hurry").touch()
-        outcome = handle.wait(timeout=120)
-    finally:
-        handle.stop()
-    undisturbed = alone((sys.executable, str(EXAMPLE / "train.py"), str(calm), "--steps", str(STEPS)), 1)
-    try:
+    # Meanwhile, since it takes as long as it takes to start torch.
+    calm_command = (sys.executable, str(EXAMPLE / "train.py"), str(calm), "--steps", str(STEPS))
+    with closing(alone(calm_command, 1)) as undisturbed:
+        handle = submit(job_of(training), tmp_path / "job", standby=False)
+        try:
+            wait_for_step(training, 2, "of two workers")
+            send(handle, "trainer-master", signal.SIGKILL)
+            goes_on = "goes on under a new incarnation of its SubMaster"
+            wait_until(lambda: goes_on in handle.logs("trainer-master", 1000), goes_on)
+            wait_for_step(training, 2, "under another SubMaster")
+            send(handle, "trainer-1", signal.SIGKILL)
+            wait_for_step(training, 2, "after a death")
+            send(handle, "trainer-0", signal.SIGSTOP)
+            wait_for_step(training, 2, "after a silence")
+            handle.scale("trainer", 3)
+            wait_for_step(training, 3, "of three workers")
+            (training / "hurry").touch()
+            outcome = handle.wait(timeout=120)
+        finally:
+            handle.stop()
         wait_until(lambda: undisturbed.poll() is not None, "the undisturbed run", seconds=120)
         assert undisturbed.succeeded, undisturbed.failure
-    finally:
-        undisturbed.close()
     assert (outcome.code, outcome.reason) == (0, "done")
     results = [json.loads((directory / "result.json").read_text()) for directory in (training, calm)]
     assert results[0] == results[1]
