@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
@@ -110,6 +111,25 @@ class CurriculumConfig(Config):
         return self
 
 
+class HostsConfig(Config):
+    """Where the orchestrator listens for hosts: other machines that play rollouts (`counterpoint env serve`).
+
+    docs/env_workers.md says how to make the keys.
+    """
+
+    address: str
+    """`tcp://HOST:PORT` of this machine, such as `tcp://0.0.0.0:5600`."""
+
+    server_public_key_file: Path
+    """The orchestrator's CURVE public key."""
+
+    secret_key_file: Path
+    """The orchestrator's CURVE secret key."""
+
+    authorized_keys_directory: Path
+    """A directory with the CURVE public key (`*.key`) of every host that may join."""
+
+
 class EnvironmentConfig(Config):
     """One environment of the mix."""
 
@@ -140,7 +160,10 @@ class EnvironmentConfig(Config):
 
     workers: int = Field(default=0, ge=0, le=1024)
     """Processes of its own that play its rollouts, so that its crash, leak or blocked loop costs only what they play
-    (docs/env_workers.md). 0: it runs in the orchestrator's process."""
+    (docs/env_workers.md). 0: it runs in the orchestrator's process, or with `hosts` only there."""
+
+    hosts: HostsConfig | None = None
+    """Play its rollouts on other machines, too."""
 
     worker_sessions: int = Field(default=1024, ge=1)
     """Most rollouts that one worker plays at once; others wait, within their deadline."""

@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import zmq
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Boot:
@@ -34,6 +32,3 @@ class Boot:
     def read(cls, data: bytes) -> Boot:
         """Returns the orders."""
         return cls(**json.loads(data))
-
-    def secure(self, socket: zmq.Socket[bytes]) -> None:
-        """Gives a socket its keys."""

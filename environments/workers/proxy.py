@@ -35,7 +35,7 @@ class WorkerEnvironment:
         self.group_scoring, self.fingerprint, self.weights = found.group_scoring, found.fingerprint, found.weights
         self._config = config
         self._examples = found.examples
-        self._pool = WorkerPool(config, found.examples, found.group_scoring)
+        self._pool = WorkerPool(config, found.examples, found.group_scoring, found.fingerprint)
         self._scored: dict[int, tuple[dict[str, Any], Score, dict[str, Any]]] = {}
         """By identity of its state: the reward and the metrics of a rollout that was played and is about to be scored."""
 
@@ -55,9 +55,9 @@ class WorkerEnvironment:
         await self._pool.close()
 
     @property
-    def workers(self) -> int:
-        """The number of workers, ready or not."""
-        return self._config.workers
+    def ready(self) -> int:
+        """The number of workers that take rollouts now."""
+        return self._pool.ready
 
     def take_metrics(self) -> dict[str, float]:
         """Returns the metrics of the workers since the last call."""

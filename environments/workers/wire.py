@@ -29,11 +29,16 @@ class BatchingWire:
         socket: zmq.Socket[bytes],
         received: Callable[[bytes, Message], None],
         malformed: Callable[[bytes, str], None],
+        unreachable: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`received` is called for each message, `malformed` for a frame that is none of ours."""
+        """`received` is called for each message, `malformed` for a frame that is none of ours.
+
+        `unreachable` is called for a peer that is no longer connected when something is sent to it.
+        """
         self._socket = socket
         self._received = received
         self._malformed = malformed
+        self._unreachable = unreachable
         self._is_router = socket.type == zmq.ROUTER
         self._loop = asyncio.get_running_loop()
         self._descriptor = socket.fileno()
@@ -89,7 +94,8 @@ class BatchingWire:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            # The peer has just died, which is noticed otherwise.
+            if self._unreachable is not None:  # else its death is noticed otherwise
+                self._unreachable(peer)
 
     def _schedule(self) -> None:
         if not self._scheduled:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import zmq
 import zmq.auth
@@ -35,6 +35,26 @@ class CurveKeys:
     server_public: bytes
     public: bytes
     secret: bytes
+
+
+class CurveFiles(Protocol):
+    """The part of a configuration that names the files of an end's keys."""
+
+    @property
+    def server_public_key_file(self) -> Path | None:
+        """The public key of the end that listens."""
+
+    @property
+    def secret_key_file(self) -> Path | None:
+        """This end's secret key."""
+
+
+class AuthorizingFiles(CurveFiles, Protocol):
+    """The same of the end that listens."""
+
+    @property
+    def authorized_keys_directory(self) -> Path | None:
+        """The public keys of those that may connect."""
 
 
 def resolve_address(config: TransportConfig, output_dir: Path) -> str:
@@ -64,44 +84,44 @@ def resolve_address(config: TransportConfig, output_dir: Path) -> str:
     return config.address
 
 
-def load_keys(config: TransportConfig) -> CurveKeys | None:
+def load_keys(config: CurveFiles, where: str = "transport") -> CurveKeys | None:
     """Returns this end's keys, or None without any.
 
-    Raises `ValueError` naming the field when one is missing or is no certificate.
+    `where` is the section of the configuration. Raises `ValueError` naming the field when one is missing or is no certificate.
     """
     if config.server_public_key_file is None and config.secret_key_file is None:
         return None
     if config.server_public_key_file is None or config.secret_key_file is None:
-        raise ValueError(
-            "transport.server_public_key_file and transport.secret_key_file come together; only one is set"
-        )
-    server_public, _ = _load("server_public_key_file", zmq.auth.load_certificate, config.server_public_key_file)
-    public, secret = _load("secret_key_file", zmq.auth.load_certificate, config.secret_key_file)
+        raise ValueError(f"{where}.server_public_key_file and {where}.secret_key_file come together; only one is set")
+    server_public, _ = _load(
+        f"{where}.server_public_key_file", zmq.auth.load_certificate, config.server_public_key_file
+    )
+    public, secret = _load(f"{where}.secret_key_file", zmq.auth.load_certificate, config.secret_key_file)
     if secret is None:
         raise ValueError(
-            f"transport.secret_key_file: {config.secret_key_file} holds no secret key; expected a *.key_secret file"
+            f"{where}.secret_key_file: {config.secret_key_file} holds no secret key; expected a *.key_secret file"
         )
     return CurveKeys(server_public, public, secret)
 
 
-def load_authorized_keys(config: TransportConfig, keys: CurveKeys) -> frozenset[bytes]:
-    """Returns the public keys that may connect to the trainer, whose own are `keys`.
+def load_authorized_keys(config: AuthorizingFiles, keys: CurveKeys, where: str = "transport") -> frozenset[bytes]:
+    """Returns the public keys that may connect to the end that listens, whose own are `keys`.
 
-    Raises `ValueError` when there are none, or when the trainer's public key is not the one that orchestrators expect.
+    Raises `ValueError` when there are none, or when this end's public key is not the one that its peers expect.
     """
     if keys.public != keys.server_public:
         raise ValueError(
-            f"transport: {config.secret_key_file} is not the secret of {config.server_public_key_file}; at the trainer's end the "
-            "two are one pair"
+            f"{where}: {config.secret_key_file} is not the secret of {config.server_public_key_file}; at the end that "
+            "listens the two are one pair"
         )
     if config.authorized_keys_directory is None:
         raise ValueError(
-            "transport.authorized_keys_directory: the trainer needs one when it has keys, to know its orchestrators"
+            f"{where}.authorized_keys_directory: the end that listens needs one when it has keys, to know its peers"
         )
     directory = config.authorized_keys_directory
-    keys_by_name: dict[bytes, bool] = _load("authorized_keys_directory", zmq.auth.load_certificates, directory)
+    keys_by_name: dict[bytes, bool] = _load(f"{where}.authorized_keys_directory", zmq.auth.load_certificates, directory)
     if not keys_by_name:
-        raise ValueError(f"transport.authorized_keys_directory: {directory} holds no public key (*.key)")
+        raise ValueError(f"{where}.authorized_keys_directory: {directory} holds no public key (*.key)")
     return frozenset(keys_by_name)
 
 
@@ -129,4 +149,4 @@ def _load(field: str, load: Callable[[Path], _Loaded], path: Path) -> _Loaded:
     try:
         return load(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"transport.{field}: {path} cannot be read as a CURVE certificate: {error}") from error
+        raise ValueError(f"{field}: {path} cannot be read as a CURVE certificate: {error}") from error

@@ -1,0 +1,179 @@
+"""Plays and scores the sessions that one connection to an orchestrator asks for: in a worker, and in a host for its workers.
+
+Whatever a session raises ends that session only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from environments.base import Environment, Score, Unavailable
+from environments.chat import Chat
+from environments.describe_error import describe_error
+from environments.reward import as_rewards
+from environments.workers import protocol
+from environments.workers.protocol import Message
+from environments.workers.remote_model import RemoteModel
+from transport.records import Rollout
+
+_CANCEL_SECONDS = 5.0
+"""How long sessions may take to end when the connection has."""
+
+Outcome = tuple[list[Score] | None, list[Any]]
+"""Rewards, if it was scored, and the results of `protocol.result_of`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an environment raised."""
+
+    error: str
+    unavailable: bool = False
+
+
+_CANCELLED = Failure("the environment cancelled itself: CancelledError came out of its code")
+
+
+class Session:
+    """A rollout or a group that this worker has in hand."""
+
+    def __init__(self, task: asyncio.Task[Outcome | Failure], model: RemoteModel | None) -> None:
+        self.task = task
+        self.model = model
+
+
+class Player:
+    """The sessions of one connection. `send` takes a message and the size of the arrays in it."""
+
+    def __init__(self, environment: Environment, model: Path, send: Callable[[Message, int], None]) -> None:
+        self._environment = environment
+        self._model = model
+        self._sessions: dict[int, Session] = {}
+        self._chats: dict[str, Chat] = {}
+        self._send = send
+        self._chat("{}")  # reading it takes a moment, which no rollout should wait for
+
+    def received(self, message: Message) -> None:
+        """Takes a message about a session."""
+        kind = message[0]
+        if kind in (protocol.TURN, protocol.REPLY, protocol.FAILURE):
+            session = self._sessions.get(message[1])
+            if session is not None and session.model is not None:
+                session.model.answer(message)
+        elif kind == protocol.PLAY:
+            self._play(message)
+        elif kind == protocol.SCORE:
+            self._begin(message[1], None, self._scored(message))
+        elif kind == protocol.CANCEL and (session := self._sessions.get(message[1])) is not None:
+            session.task.cancel()
+
+    async def close(self) -> None:
+        """Cancels all sessions."""
+        tasks = [session.task for session in self._sessions.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+
+    def _play(self, message: Message) -> None:
+        _, number, example, identity, sampling, template, scored = message
+        model = RemoteModel(number, protocol.rollout_of(identity), self._chat(template), sampling, self._send)
+        self._begin(number, model, self._played(model, example, scored))
+
+    def _begin(self, number: int, model: RemoteModel | None, work: Coroutine[Any, Any, Outcome]) -> None:
+        task = asyncio.create_task(_outcome_of(work))
+        self._sessions[number] = Session(task, model)
+        task.add_done_callback(lambda task: self._ended(number, model, work, task))
+
+    def _ended(
+        self,
+        number: int,
+        model: RemoteModel | None,
+        work: Coroutine[Any, Any, Outcome],
+        task: asyncio.Task[Outcome | Failure],
+    ) -> None:
+        """Reports a session's result, or what it raised."""
+        work.close()  # it never began if the session was cancelled at once
+        if model is not None:
+            model.close()
+        self._sessions.pop(number, None)
+        outcome = _CANCELLED if task.cancelled() else task.result()
+        if isinstance(outcome, Failure):
+            self._send([protocol.DONE, number, outcome.error[: protocol.MAX_ERROR], None, [], outcome.unavailable], 0)
+            return
+        rewards, results = outcome
+        self._send(
+            [protocol.DONE, number, None, rewards, results, False], sum(len(each[0]) + len(each[1]) for each in results)
+        )
+
+    async def _played(self, model: RemoteModel, index: int, scored: bool) -> Outcome:
+        rollout = model.rollout
+        example = self._environment.example(index)
+        await self._environment.rollout(example, model, rollout.state)
+        rewards = None
+        if scored:
+            rewards = [_score_of(await self._environment.score(example, rollout))]
+        return rewards, [protocol.result_of(rollout, model.turns)]
+
+    async def _scored(self, message: Message) -> Outcome:
+        _, _, index, packed, grouped = message
+        rollouts: list[Rollout] = [protocol.unpack_rollout(each) for each in packed]
+        example = self._environment.example(index)
+        if grouped:
+            values = list(await self._environment.score_group(example, list(rollouts)))
+            if len(values) != len(rollouts):
+                raise ValueError(f"score_group returned {len(values)} rewards for {len(rollouts)} rollouts")
+        else:
+            values = [await self._environment.score(example, rollouts[0])]
+        results = [protocol.result_of(rollout, list(enumerate(rollout.turns))) for rollout in rollouts]
+        return [_score_of(value) for value in values], results
+
+    def _chat(self, template: str) -> Chat:
+        """Returns the chat with the template's variables, given as JSON."""
+        if "{}" not in self._chats:
+            self._chats["{}"] = _load_chat(str(self._model))
+        if template not in self._chats:
+            if len(self._chats) > 64:
+                self._chats = {"{}": self._chats["{}"]}
+            self._chats[template] = self._chats["{}"].with_template_kwargs(json.loads(template))
+        return self._chats[template]
+
+
+def _score_of(value: object) -> Score:
+    """Returns a reward as plain numbers. Raises `TypeError` or `ValueError` for what is none."""
+    reward, by_player = as_rewards(value)
+    return by_player or reward
+
+
+class _NoChat:
+    """Stands for the chat of a model directory that has none, for environments that need none."""
+
+    template_kwargs: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, error: str) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(self._error)
+
+
+def _load_chat(model: str) -> Chat:
+    try:
+        return Chat(model)
+    except ValueError as error:
+        return cast(Chat, _NoChat(str(error)))
+
+
+async def _outcome_of(work: Coroutine[Any, Any, Outcome]) -> Outcome | Failure:
+    """Returns the outcome of an environment's work, or the text of what it raised: a task's `SystemExit` would end the loop."""
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return _CANCELLED
+    except BaseException as failure:  # noqa: BLE001 - an environment may raise anything; it costs one rollout
+        return Failure(describe_error(failure), isinstance(failure, Unavailable))
