@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
+import signal
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from environments.base import Example, Model
@@ -138,3 +141,17 @@ class ToyOfFile(Toy):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+class Mortal(Toy):
+    """A toy that kills its own process once, and leaves a file that says so."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__(turns=1)
+        self._marker = Path(marker)
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        if not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

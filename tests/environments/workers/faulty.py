@@ -14,12 +14,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model
+from environments.base import EnvironmentContext, Example, Model, Unavailable
 from transport.records import Rollout
 
 FAULTS = (
     "well", "raise", "nan", "text", "state", "exit", "interrupt", "hang", "unscored", "flood", "leave", "kill", "crash",
     "block", "hold", "fork", "leak", "socket", "forge", "overlap", "branch", "untrained", "stubborn", "cancel", "call", "orphan",
+    "players", "unavailable",
 )  # fmt: skip
 
 
@@ -163,6 +164,18 @@ class Faulty:
 
     async def _call(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
         await model.generate([])
+
+    async def _players(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
+        white = await model.player("white").generate([4, 5])
+        said = await model.opponent("other").generate([6])
+        game = [*white.prompt_ids.tolist(), *white.completion_ids.tolist(), *said.completion_ids.tolist()]
+        black = await model.player("black").generate(game)
+        state["players"] = [white.player, black.player]
+        state["said"] = said.completion_ids.tolist()
+        state["reward"] = {"white": 1.0, "black": -1.0}
+
+    async def _unavailable(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
+        raise Unavailable("the judge is down")
 
     async def score(self, example: Example, rollout: Rollout) -> Any:
         rollout.metrics["turns"] = len(rollout.turns)

@@ -58,6 +58,8 @@ class Playing:
     servers: Servers
     chat: Chat
     number: int = 0
+    model: PolicyModel | None = None
+    """Of the newest rollout."""
 
     async def play(self, fault: str, seconds: float = 60.0) -> Rollout:
         """One rollout of that fault, ended. `seconds` is its deadline."""
@@ -66,7 +68,8 @@ class Playing:
         index = FAULTS.index(fault)
         rollout = Rollout(f"{self.number}-0", self.number, self.loaded.config.name, index)
         parameters = SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=(2,))
-        model = PolicyModel(rollout, self.chat, self.servers, parameters)
+        model = PolicyModel(rollout, self.chat, self.servers, parameters, {"other": self.servers})
+        self.model = model
         config = self.loaded.config.model_copy(update={"rollout_timeout_seconds": seconds})
         await play(LoadedEnvironment(config, self.environment), rollout, model)
         return rollout

@@ -138,11 +138,16 @@ async def test_who_has_no_key_or_another_environment_is_refused(
         each.pool._hosts.wire._received = lambda *message: received.append(message)
         with machines.host(key="stranger"):
             await wait_until(lambda: "key is not among the orchestrator's authorized keys" in machines.log())
+            await wait_until(lambda: "refused a peer without an authorized key" in caplog.text)
         with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
             plain.linger = 0
+            failed = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+            ended = plain.get_monitor_socket(failed | zmq.Event.DISCONNECTED)
             plain.connect(machines.address)
             plain.send(b"\x91\x92\x40\xa1x")
-            await wait_until(lambda: caplog.text.count("refused a peer without an authorized key") >= 2)
+            await wait_until(lambda: ended.poll(0))
+            plain.disable_monitor()
+            ended.close()
         assert not received, "nothing of them was read"
         each.pool._hosts.wire._received = each.pool._hosts._received
         with machines.host(worker_sessions=7, rollout_timeout_seconds=5.0) as other:

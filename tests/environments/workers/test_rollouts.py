@@ -43,6 +43,22 @@ async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_p
         assert given_up.state["gave up"]
         assert [turn.prompt_ids.tolist() for turn in given_up.turns] == [[1, 2, 3], [4]]
 
+        game = await each.play("players")
+        assert game.error is None
+        assert [turn.player for turn in game.turns] == ["", "white", "black"]
+        assert game.state["players"] == ["white", "black"]
+        assert game.player_rewards == {"white": 1.0, "black": -1.0}
+        (opponent_turn,) = game.opponent_turns
+        assert opponent_turn.turn.completion_ids.tolist() == game.state["said"]
+
+        excused = await each.play("unavailable")
+        assert "Unavailable: the judge is down" in str(excused.error)
+        assert each.model is not None
+        assert each.model.inference_failed(60.0), "what the environment needs is down: no fault of its own"
+        failed = await each.play("raise")
+        assert failed.error is not None
+        assert not each.model.inference_failed(60.0)
+
         untrained = await each.play("untrained")
         assert bytes(untrained.turns[0].untrained) == b"\x00\x01\x01"
 
