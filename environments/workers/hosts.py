@@ -183,6 +183,8 @@ class Hosts:
         while True:
             due += TICK_SECONDS
             await asyncio.sleep(max(0.0, due - self._loop.time()))
+            if self.wire is None:
+                return
             ticks += 1
             self._count_refused()
             if self._loop.time() - due >= TICK_SECONDS:  # this loop was blocked, and has the hosts' signs to read
@@ -221,6 +223,8 @@ class Hosts:
         try:
             if message[0] == protocol.ROOM and protocol.is_message(message, int):
                 self._has_room(host, message[1])
+            elif message[0] in (protocol.HELLO, protocol.READY, protocol.UNABLE):
+                raise ProtocolError("a message that only a worker of the orchestrator's machine sends")
             else:
                 self._handle(host, message)
         except ProtocolError as error:

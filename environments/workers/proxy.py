@@ -55,6 +55,11 @@ class WorkerEnvironment:
         await self._pool.close()
 
     @property
+    def workers(self) -> int:
+        """The number of workers of this machine, ready or not."""
+        return self._config.workers
+
+    @property
     def ready(self) -> int:
         """The number of workers that take rollouts now."""
         return self._pool.ready

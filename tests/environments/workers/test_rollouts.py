@@ -49,7 +49,8 @@ async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_p
         assert game.state["players"] == ["white", "black"]
         assert game.player_rewards == {"white": 1.0, "black": -1.0}
         (opponent_turn,) = game.opponent_turns
-        assert opponent_turn.turn.completion_ids.tolist() == game.state["said"]
+        assert (opponent_turn.opponent, opponent_turn.before) == ("other", 2)
+        assert opponent_turn.completion_tokens == len(game.state["said"])
 
         excused = await each.play("unavailable")
         assert "Unavailable: the judge is down" in str(excused.error)
