@@ -108,6 +108,7 @@ def _check(arguments: list[str]) -> int:
     from transport.configuration.explain import validate
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)-7s %(message)s", stream=sys.stderr)
+    logging.getLogger("orchestrator.loop_health").setLevel(logging.ERROR)  # the findings say it, without what we do
     fields = {"name": "checked", "kind": given.kind, "args": given.args, "rollout_timeout_seconds": given.timeout}
     environment = validate(EnvironmentConfig, fields, "env check")
     sampled = {"temperature": given.temperature, "max_tokens": given.max_tokens}

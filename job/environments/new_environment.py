@@ -122,7 +122,8 @@ group_size = 8
 rollouts_per_step = 64
 
 [orchestrator.training]
-learning_rate = 3e-4
+learning_rate = 1e-4
+warmup_steps = 5
 """
 
 
