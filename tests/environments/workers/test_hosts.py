@@ -18,7 +18,7 @@ import zmq.auth
 
 from environments.config import EnvironmentConfig
 from environments.registry import load_environment
-from environments.workers import pool
+from environments.workers import hosts, pool
 from environments.workers.host import HostConfig
 from tests.environments.workers.playing import KIND, playing, wait_until
 from tests.support.ports import free_port
@@ -88,8 +88,9 @@ def machines(tmp_path: Path, model: Path) -> Machines:
 
 
 async def test_a_host_joins_plays_is_killed_and_comes_back(
-    tmp_path: Path, model: Path, machines: Machines, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, model: Path, machines: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(hosts, "SOON_SECONDS", 60.0)  # its worker starts slowly on a busy machine
     with machines.host() as first:
         async with playing(tmp_path, model, workers=0, hosts=machines.hosts) as each:
             rollout = await each.play("well")
@@ -101,6 +102,7 @@ async def test_a_host_joins_plays_is_killed_and_comes_back(
             assert (await each.play("well")).error is None, "the host started its worker again"
             hanging = asyncio.create_task(each.play("hang"))
             await wait_until(lambda: each.environment.take_metrics()["environment/mine/sessions"] == 1)
+            monkeypatch.setattr(hosts, "SOON_SECONDS", 0.5)
             first.kill()
             assert "is lost: its connection broke" in str((await hanging).error)
             rollout = await each.play("well")
