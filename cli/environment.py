@@ -108,7 +108,6 @@ def _check(arguments: list[str]) -> int:
     from transport.configuration.explain import validate
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)-7s %(message)s", stream=sys.stderr)
-    logging.getLogger("orchestrator.loop_health").setLevel(logging.ERROR)  # the findings say it, without what we do
     fields = {"name": "checked", "kind": given.kind, "args": given.args, "rollout_timeout_seconds": given.timeout}
     environment = validate(EnvironmentConfig, fields, "env check")
     sampled = {"temperature": given.temperature, "max_tokens": given.max_tokens}
@@ -179,6 +178,10 @@ def _played(
     from job.environments.own_server import explain_end, own_server
 
     with contextlib.ExitStack() as resources:
+        # The findings say what blocks the loop, without what the check itself does to it.
+        blame = logging.getLogger("orchestrator.loop_health")
+        resources.callback(blame.setLevel, blame.level)
+        blame.setLevel(logging.ERROR)
         watch: Callable[[], None] = lambda: None  # noqa: E731
         url = given.server
         if url is None:

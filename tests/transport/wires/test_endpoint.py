@@ -158,7 +158,7 @@ async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda keys: {"authorized_keys_directory": None}, "authorized_keys_directory: the trainer needs one"),
+        (lambda keys: {"authorized_keys_directory": None}, "authorized_keys_directory: the end that listens needs one"),
         (lambda keys: {"authorized_keys_directory": keys.directory / "missing"}, "authorized_keys_directory: "),
         (lambda keys: {"secret_key_file": keys.directory / "stranger.key_secret"}, "is not the secret of"),
         (lambda keys: {"secret_key_file": keys.directory / "trainer.key"}, "holds no secret key"),
