@@ -176,4 +176,5 @@ def test_no_process_outlives_a_server_process_that_is_killed(lora_server: Server
     family = lora_server.family()
     assert len(family) >= 3, "ours, vLLM's API server, its engine"
     lora_server.process.kill()
+    lora_server.process.wait(60)
     wait_until(lambda: not {pid for pid, _ in live_processes()} & set(family), f"the end of {family}")

@@ -48,6 +48,7 @@ def test_what_belongs_to_another_user_is_left_and_named(monkeypatch: pytest.Monk
                 children.remove(pid)
 
     monkeypatch.setattr(launch, "_children", lambda: world)
+    monkeypatch.setattr(launch, "reap", lambda: [])  # else it collects whatever child of the tests has ended
     monkeypatch.setattr(os, "kill", kill)
     launch.kill_orphans([])
     assert sorted(killed) == [WORKER, ITS_CHILD]
