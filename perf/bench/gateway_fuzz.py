@@ -33,6 +33,7 @@ from environments.gateway import Gateway, Session
 from environments.scripted import ScriptedModel
 from models.tiny_tokenizer import write_tokenizer
 from orchestrator.loop_health.resident import resident_bytes
+from orchestrator.step.boundary import give_memory_back
 from perf.figures import Case, Figure
 from perf.fuzz.hostile_requests import HostileRequests, Target
 from perf.fuzz.raw_client import RawClient
@@ -133,6 +134,7 @@ async def fuzz(requests: int, seed: int, chat: Chat, report: bool = False) -> Fi
             ended = await _round(gateway, source, count, chat, ended, findings)
             left -= count
             gc.collect()
+            give_memory_back()  # as the orchestrator does after each step
             findings.resident.append(resident_bytes())
             if report and len(findings.resident) % 25 == 1:
                 print(
