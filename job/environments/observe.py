@@ -7,7 +7,6 @@ It uses the orchestrator's own parts, so a rollout fails here for the same reaso
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import threading
 import time
@@ -36,6 +35,7 @@ from orchestrator.rollouts.play import (
     score_group,
 )
 from orchestrator.rollouts.players import GeneratingPool
+from orchestrator.step.boundary import give_memory_back
 from orchestrator.step.finalize import find_fault
 from transport.records import Int32Array, Rollout, Turn
 
@@ -244,8 +244,7 @@ async def _score_again(seen: Observations, environment: Environment) -> None:
 def _settled_memory() -> int:
     """Returns the resident bytes without garbage and without what the allocator holds back."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    give_memory_back()
     return resident_bytes()
 
 
