@@ -183,7 +183,7 @@ def _load_all(run: RunConfig) -> None:
             raise ValueError(f"{place}: {error}") from None
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
     if run.training.loss.kind != BUILT_IN_LOSS:
-        from trainer.loss import load_loss  # torch comes with it, which takes seconds
+        from trainer.losses.registry import load_loss  # torch comes with it, which takes seconds
 
         load_loss(run.training.loss)
 

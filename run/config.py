@@ -150,7 +150,8 @@ class LossConfig(Config):
     """The policy-gradient loss."""
 
     kind: str = "importance_ratio"
-    """`importance_ratio` or an import path `module:function`; see `trainer/loss.py` for the contract and the source."""
+    """`importance_ratio` or an import path `module:function`; see `trainer/losses/contract.py` for
+    the contract and `trainer/losses/importance_ratio.py` for the source."""
 
     ratio_low: float = Field(default=0.125, ge=0)
     """Tokens whose trainer/inference probability ratio is below this are masked."""

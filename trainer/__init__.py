@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
-    from trainer.loss import LossInputs as LossInputs
-    from trainer.loss import LossOutputs as LossOutputs
+    from trainer.losses.contract import LossInputs as LossInputs
+    from trainer.losses.contract import LossOutputs as LossOutputs
 
 _EXPORTS = {
-    "LossInputs": "trainer.loss",
-    "LossOutputs": "trainer.loss",
+    "LossInputs": "trainer.losses.contract",
+    "LossOutputs": "trainer.losses.contract",
 }
 """The module that defines each name. It is imported at the first use, since it imports torch."""
 

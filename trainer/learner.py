@@ -25,7 +25,7 @@ from trainer.fair_share import Row
 from trainer.faults import is_fatal
 from trainer.lora.adapter_file import load_adapter
 from trainer.lora.multi_lora import check_targets, wrap_linears
-from trainer.loss import load_loss
+from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, prove_packing

@@ -67,6 +67,8 @@ class MicroBatch:
     targets_P: Tensor
     inference_log_probabilities_P: Tensor
     advantages_P: Tensor
+    sample_P: Tensor
+    """The token's sample, counted from 0 within its batch's part of the row."""
     environments_P: Tensor
     """Index into the sorted names of the environments of the token's batch."""
     temperatures_P: Tensor
@@ -150,6 +152,7 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
         targets_P=to_device(joined["token_ids_T"][trained]),
         inference_log_probabilities_P=to_device(joined["log_probabilities_T"][trained]),
         advantages_P=to_device(joined["advantages_T"][trained]),
+        sample_P=to_device(joined["sample_T"][trained]),
         environments_P=to_device(joined["environments_T"][trained]),
         temperatures_P=to_device(joined["temperatures_T"][trained]),
         routed_experts_TLK=None if routed_experts is None else to_device(routed_experts),
@@ -171,6 +174,7 @@ def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.
         "position_ids_T": np.concatenate([np.arange(length) for length in lengths]),
         "log_probabilities_T": np.concatenate([batch.log_probabilities_T[span] for span in spans]),
         "advantages_T": np.concatenate([batch.advantages_T[span] for span in spans]),
+        "sample_T": np.repeat(np.arange(len(samples)), lengths),
         "environments_T": np.repeat(environments_S, lengths),
         "temperatures_T": np.repeat(temperatures_S, lengths),
     }

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.multi_lora import adapter_spans
-from trainer.loss import LossInputs, LossOutputs
+from trainer.losses.contract import Gradients, LossInputs, LossOutputs
 from trainer.metrics import MetricValue
 from trainer.model.load import log_probabilities
 from trainer.model.router_replay import RouterReplay
@@ -91,19 +91,24 @@ def train_row(
     steps = [step for step, _ in row]
     micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
     trainer_P, entropy_P = _forward(model, replay, steps, micro)
-    gradients, first_token, first_P = [], 0, 0
+    gradients: list[Gradients] = []
+    first_token, first_P = 0, 0
     for step, part in zip(steps, micro.parts, strict=True):
         own = slice(first_P, first_P := first_P + part.predictions)
+        # Copies with their own graph: an operator's loss then cannot affect the other runs.
+        entropies_P = entropy_P[own].detach().clone()
         inputs = LossInputs(
-            # A copy with its own graph: an operator's loss then cannot affect the other runs.
             trainer_P[own].detach().clone().requires_grad_(),
             micro.inference_log_probabilities_P[own],
             micro.advantages_P[own],
+            sample_P=micro.sample_P[own],
+            samples=len(part.samples),
+            entropies_P=entropies_P.requires_grad_(step.run.loss.uses_entropy),
         )
-        outputs, gradient_P = _loss_and_gradient(step, inputs)
-        gradients.append(gradient_P)
+        outputs, gradient = _loss_and_gradients(step, inputs)
+        gradients.append(gradient)
         if outputs is not None:
-            columns = _columns(inputs, outputs, entropy_P[own])
+            columns = _columns(inputs, outputs)
             predicting_P = micro.predicting_P[own]
             own_metrics = [outputs.metrics_P[name].detach() for name in step.run.loss.metrics]
             _accumulate(step, columns, own_metrics, micro.environments_P[own], micro.has_record_T[predicting_P])
@@ -111,7 +116,7 @@ def train_row(
                 exported = columns | {"token_id": micro.targets_P[own]}
                 step.export.add(part, predicting_P - first_token, exported)
         first_token += part.tokens
-    trainer_P.backward(torch.cat(gradients))
+    _backward(Gradients(trainer_P, entropy_P), gradients)
 
 
 def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
@@ -150,7 +155,10 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
 def _forward(
     model: nn.Module, replay: RouterReplay | None, steps: Sequence[OpenStep], micro: MicroBatch
 ) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities, with gradient, and entropies of the row's trained tokens, float32 `[P]` each."""
+    """Returns log-probabilities and entropies of the row's trained tokens, float32 `[P]` each.
+
+    The log-probabilities have a gradient; the entropies, too, if the loss of a step uses them.
+    """
     replaying = (
         replay.replaying(micro.routed_experts_TLK, micro.has_record_T)
         if replay is not None and micro.routed_experts_TLK is not None
@@ -166,16 +174,17 @@ def _forward(
             micro.predicting_P,
             micro.targets_P,
             micro.temperatures_P,
+            entropy_gradient=any(step.run.loss.uses_entropy for step in steps),
         )
 
 
-def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs | None, Tensor]:
-    """Returns the loss of the run's tokens in a row, and the gradient `[P]` of the step's loss by their log-probabilities.
+def _loss_and_gradients(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs | None, Gradients]:
+    """Returns the loss of the run's tokens in a row, and the gradients of the step's loss by what the model computed for them.
 
     A loss that raises, or returns invalid outputs, gives the step a fault; the result is then None and a zero gradient.
     """
     try:
-        outputs, gradient_P = step.run.loss(inputs, step.trained_tokens)
+        outputs, gradients = step.run.loss(inputs, step.trained_tokens)
         if (names := tuple(sorted(outputs.metrics_P))) != step.run.loss.metrics:
             raise ValueError(
                 f"metrics_P has {', '.join(names)}; expected {', '.join(step.run.loss.metrics)}, as when it was loaded"
@@ -185,15 +194,33 @@ def _loss_and_gradient(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs 
             raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
         step.fault = f"the loss of step {step.batch.step} raised {type(error).__name__}: {error}"
-        return None, torch.zeros_like(inputs.advantages_P)
-    return outputs, gradient_P
+        return None, Gradients(torch.zeros_like(inputs.advantages_P))
+    return outputs, gradients
 
 
-def _columns(inputs: LossInputs, outputs: LossOutputs, entropy_P: Tensor) -> dict[str, Tensor]:
+def _backward(computed: Gradients, gradients: Sequence[Gradients]) -> None:
+    """Carries the gradients of a row's runs, in the order of the row, into the weights, by one backward pass.
+
+    `computed` has what the model computed for the whole row in the place of its gradient. A run whose loss does not use one of
+    these has no gradient by it.
+    """
+    tensors, grad_tensors = [], []
+    for index, values_P in enumerate(computed):
+        if values_P is not None and values_P.requires_grad:
+            own = [
+                torch.zeros_like(gradient.log_probabilities_P) if gradient[index] is None else gradient[index]
+                for gradient in gradients
+            ]
+            tensors.append(values_P)
+            grad_tensors.append(torch.cat(own))
+    torch.autograd.backward(tensors, grad_tensors)
+
+
+def _columns(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
     """Returns the values of the trained tokens by name, `[P]` each, without gradient."""
     return {
         "loss": outputs.loss_P.detach(),
-        "entropy": entropy_P,
+        "entropy": inputs.entropies_P.detach(),
         "trainer_log_probability": inputs.trainer_log_probabilities_P.detach(),
         "inference_log_probability": inputs.inference_log_probabilities_P,
         "advantage": inputs.advantages_P,

@@ -130,7 +130,7 @@ from orchestrator.step.advantages import group_mean as advantage
 
 
 def loss(inputs):
-    from trainer.loss import LossOutputs
+    from trainer.losses.contract import LossOutputs
 
     loss_P = -inputs.advantages_P * inputs.trainer_log_probabilities_P
     return LossOutputs(loss_P, loss_P.isnan())

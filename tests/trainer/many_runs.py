@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from run.config import LoraConfig
 from tests.trainer.conftest import make_run_config
 from trainer.lora.multi_lora import is_target, wrap_linears
-from trainer.loss import Loss, LossInputs, LossOutputs, load_loss
+from trainer.losses.contract import Loss, LossInputs, LossOutputs
+from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.load import load_model
 from trainer.model.router_replay import RouterReplay

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from run.config import LossConfig
-from trainer.loss import Loss, LossInputs, LossOutputs, load_loss
+from trainer.losses.contract import Loss, LossInputs, LossOutputs
+from trainer.losses.registry import load_loss
+
+
+def inputs_of(trainer_P: Tensor, inference_P: Tensor, advantages_P: Tensor) -> LossInputs:
+    """Of two samples, the first with a third of the tokens."""
+    sample_P = (torch.arange(len(trainer_P)) >= len(trainer_P) // 3).long()
+    return LossInputs(trainer_P, inference_P, advantages_P, sample_P, 2, torch.ones_like(inference_P))
 
 
 def scaled(inputs: LossInputs, *, scale: float) -> LossOutputs:
@@ -28,8 +36,8 @@ def test_gradient_is_that_of_the_formula() -> None:
     inference = torch.tensor(-3 + 1.5 * random.standard_normal(200))
     advantages = torch.tensor(random.standard_normal(200))
     config = LossConfig(ratio_low=0.2, ratio_high=6.0, ratio_clip=1.5)
-    outputs, gradients_P = load_loss(config)(LossInputs(trainer, inference, advantages))
-    values_P, gradient_P, losses_P = trainer.tolist(), gradients_P.tolist(), outputs.loss_P.tolist()
+    outputs, gradients = load_loss(config)(inputs_of(trainer, inference, advantages))
+    values_P, gradient_P, losses_P = trainer.tolist(), gradients.log_probabilities_P.tolist(), outputs.loss_P.tolist()
     seen = set()
     for index in range(200):
         ratio = math.exp(values_P[index] - float(inference[index]))
@@ -45,9 +53,10 @@ def test_gradient_is_that_of_the_formula() -> None:
 def test_a_custom_loss_gets_its_arguments() -> None:
     loss = load_loss(LossConfig(kind=f"{__name__}:scaled", args={"scale": 3.0}))
     values = torch.tensor([-1.0, -2.0], requires_grad=True)
-    outputs, gradient_P = loss(LossInputs(values, values.detach(), values.detach()), tokens=2)
+    outputs, gradients = loss(inputs_of(values, values.detach(), values.detach()), divisor=2)
     assert outputs.loss_P.tolist() == [-3.0, -6.0]
-    assert gradient_P.tolist() == [1.5, 1.5]
+    assert gradients.log_probabilities_P.tolist() == [1.5, 1.5]
+    assert gradients.entropies_P is None
 
 
 def of_one_number(inputs: LossInputs) -> LossOutputs:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.trainer.conftest import make_batch
 from tests.trainer.many_runs import ALONE, STEPS, Bench, gradients
-from trainer.loss import LossInputs, LossOutputs
+from trainer.losses.contract import LossInputs, LossOutputs
 from trainer.metrics import MetricValue
 from trainer.packer import InvalidBatch
 from trainer.runs.run import Run

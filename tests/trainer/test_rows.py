@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.trainer.conftest import WINDOW, make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.many_runs import ALONE, Bench, gradients
-from trainer.loss import LossInputs, LossOutputs
+from trainer.losses.contract import LossInputs, LossOutputs
 from trainer.packer import InvalidBatch
 from trainer.rows import Rows
 from trainer.step import OpenStep, finish

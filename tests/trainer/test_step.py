@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.loss import Loss, LossInputs, LossOutputs
+from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.packer import InvalidBatch
 
 
@@ -170,3 +170,49 @@ def test_a_token_that_the_mask_leaves_out_has_no_gradient(dense_directory: Path,
         assert metrics["tokens/trained"] == int(batch.loss_mask_T.sum()) - len(left_out)
         weights.append(lone.weights())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def of_samples_and_entropy(inputs: LossInputs) -> LossOutputs:
+    """A loss of whole samples, with an entropy term: mean log-probability times mean entropy, at the tokens' weights."""
+    assert inputs.sample_P.diff().ge(0).all()
+    assert inputs.sample_P.unique().tolist() == list(range(inputs.samples))
+    counts_S = torch.bincount(inputs.sample_P).float()
+
+    def means_P(values_P: torch.Tensor) -> torch.Tensor:
+        sums_S = torch.zeros(inputs.samples).index_add(0, inputs.sample_P, values_P)
+        return (sums_S / counts_S)[inputs.sample_P]
+
+    loss_P = means_P(inputs.trainer_log_probabilities_P) * means_P(inputs.entropies_P)
+    return LossOutputs(loss_P, torch.zeros_like(loss_P, dtype=torch.bool))
+
+
+def test_a_loss_of_whole_samples_and_of_entropy(dense_directory: Path, tmp_path: Path) -> None:
+    loss = {"kind": f"{__name__}:of_samples_and_entropy"}
+    lone = make_lone_run(
+        tmp_path / "wide", dense_directory, loss=loss, optimizer="sgd", max_grad_norm=1e9, learning_rate=1.0
+    )
+    assert lone.run.loss.uses_entropy
+    batch, before = make_batch(1), lone.weights()
+    for parameter in lone.model.parameters():
+        parameter.requires_grad_()
+    total = torch.zeros(())
+    for index, info in enumerate(batch.samples):
+        span = slice(*batch.sample_offsets[index : index + 2])
+        tokens = torch.from_numpy(batch.token_ids_T[span]).long()
+        logits = lone.model(input_ids=tokens[None], use_cache=False, sample_lengths=[len(tokens)]).logits[0]
+        distribution = torch.distributions.Categorical(logits=logits[:-1] / info.temperature)
+        keep = torch.from_numpy(batch.loss_mask_T[span] == 1)[1:]
+        total = (
+            total + keep.sum() * distribution.log_prob(tokens[1:])[keep].mean() * distribution.entropy()[keep].mean()
+        )
+    names = list(before)
+    own = [dict(lone.model.named_parameters())[name] for name in names]
+    expected = torch.autograd.grad(total / int(batch.loss_mask_T.sum()), own)
+    metrics = lone.train(batch)
+    after, rate = lone.weights(), lone.run.config.training.learning_rate
+    for name, gradient in zip(names, expected, strict=True):
+        assert float((before[name] - rate * gradient - after[name]).abs().max()) < 1e-6
+    narrow = make_lone_run(tmp_path / "narrow", dense_directory, {"max_tokens": 18}, loss=loss)
+    apart = narrow.train(batch)
+    assert apart["loss"] == pytest.approx(metrics["loss"], abs=1e-6)
+    assert apart["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)

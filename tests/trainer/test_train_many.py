@@ -29,7 +29,8 @@ from tests.trainer.orchestrator_end import (
     write_run,
 )
 from trainer.config import TrainerConfig
-from trainer.loss import TRIED_TOKENS, LossInputs, LossOutputs
+from trainer.losses.contract import LossInputs, LossOutputs
+from trainer.losses.custom import TRIED_TOKENS
 from trainer.runs.control_files import evict
 from trainer.runs.sessions import MAX_REFUSALS
 from trainer.train import EVICTED

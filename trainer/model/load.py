@@ -69,6 +69,7 @@ def log_probabilities(
     predicting_P: Tensor,
     targets_P: Tensor,
     temperature: Tensor | float,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Computes log-probabilities of chosen tokens of a packed row, and the entropies of their distributions.
 
@@ -80,9 +81,10 @@ def log_probabilities(
         predicting_P: int64 `[P]`, the positions whose next token is given; logits are computed for these only.
         targets_P: int64 `[P]`, the next tokens.
         temperature: divides the logits; one for all, or float32 `[P]`.
+        entropy_gradient: whether the entropies have a gradient.
 
     Returns:
-        float32 `[P]` natural log-probabilities, with gradient, and float32 `[P]` entropies in nats, without.
+        float32 `[P]` natural log-probabilities, with gradient, and float32 `[P]` entropies in nats.
     """
     logits_PV = model(
         input_ids=token_ids_T[None],
@@ -93,7 +95,7 @@ def log_probabilities(
     ).logits[0]
     divisor = temperature[:, None] if isinstance(temperature, Tensor) else temperature
     log_probabilities_PV = torch.log_softmax(logits_PV.float() / divisor, dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies_P = -(log_probabilities_PV.exp() * log_probabilities_PV).sum(-1)
     return log_probabilities_PV.gather(-1, targets_P[:, None])[:, 0], entropies_P
 

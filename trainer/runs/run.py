@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from run.config import RunConfig
-from trainer.loss import Loss
+from trainer.losses.contract import Loss
 from trainer.optimizer import Optimizer
 from trainer.runs.record import Progress
 

@@ -1,0 +1,83 @@
+"""Loads an operator's own loss by its import path, and calls it once with a made-up batch before any rollout is spent."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+
+from environments.import_path import import_advice
+from trainer.losses.contract import Loss, LossInputs, LossOutputs
+
+TRIED_TOKENS = 8
+"""Tokens of the made-up batch, which are in two samples."""
+
+_METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def load_custom(kind: str, args: dict[str, Any], given: Collection[str]) -> Loss:
+    """Loads `module:function`, and tries it with `args` and the optional inputs that are `given`.
+
+    Raises:
+        ValueError: there is no such function, it does not take these arguments, or it fails with the made-up batch.
+    """
+    module_name, separator, function_name = kind.partition(":")
+    if not separator:
+        raise ValueError(
+            f'training.loss.kind = {kind!r}: expected "importance_ratio" or an import path "module:function"'
+        )
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+        signature = inspect.signature(function)
+    except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
+        raise ValueError(
+            f"training.loss.kind = {kind!r} cannot be used: {type(error).__name__}: {error}"
+            f"{import_advice(module_name, error)}"
+        ) from error
+    try:
+        signature.bind(None, **args)
+    except TypeError as error:
+        raise ValueError(f"training.loss.args = {args}: {error}; {kind} takes {signature}") from error
+    return _tried(partial(function, **args), kind, given)
+
+
+def _tried(function: Callable[[LossInputs], LossOutputs], kind: str, given: Collection[str]) -> Loss:
+    """Calls an operator's loss once with `TRIED_TOKENS` made-up tokens. Raises `ValueError` for any error."""
+    try:
+        outputs, gradients = Loss(function)(_made_up(given))
+        for name, value_P in (("loss_P", outputs.loss_P), ("the gradient of loss_P", gradients.log_probabilities_P)):
+            if not bool(value_P.isfinite().all()):
+                raise ValueError(f"{name} is not finite: {value_P.tolist()}")
+        for name in outputs.metrics_P:
+            if not _METRIC_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is not a metric name; expected letters, digits, '_', '.' and '-', at most 64"
+                )
+    except (Exception, SystemExit) as error:  # as above
+        raise ValueError(
+            f"training.loss.kind = {kind!r}, called with a made-up batch: {type(error).__name__}: {error}"
+        ) from error
+    return Loss(function, tuple(sorted(outputs.metrics_P)), uses_entropy=gradients.entropies_P is not None)
+
+
+def _made_up(given: Collection[str]) -> LossInputs:
+    inference_P = -torch.linspace(0.1, 4.0, TRIED_TOKENS)
+    advantages_P = torch.linspace(-1.0, 1.0, TRIED_TOKENS)
+    near_P = inference_P - 0.05 * advantages_P
+    optional = {name: near_P.clone() for name in given}
+    if "values_P" in optional:
+        optional["values_P"].requires_grad_()
+    return LossInputs(
+        near_P.requires_grad_(),
+        inference_P.clone(),
+        advantages_P,
+        sample_P=torch.arange(TRIED_TOKENS) * 2 // TRIED_TOKENS,
+        samples=2,
+        entropies_P=torch.linspace(0.1, 2.0, TRIED_TOKENS).requires_grad_(),
+        **optional,
+    )
