@@ -69,6 +69,8 @@ class MicroBatch:
     advantages_P: Tensor
     sample_P: Tensor
     """The token's sample, counted from 0 within its batch's part of the row."""
+    columns_P: dict[str, Tensor]
+    """The optional columns that a batch of the row has, by name; 0 for the tokens of a batch without it."""
     environments_P: Tensor
     """Index into the sorted names of the environments of the token's batch."""
     temperatures_P: Tensor
@@ -134,7 +136,8 @@ def environment_names(batch: Batch) -> list[str]:
 
 def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, device: torch.device) -> MicroBatch:
     """Packs the chosen samples of checked batches into a row on `device`."""
-    columns = [_columns(batch, samples) for batch, samples in choices]
+    optional = sorted({name for batch, _ in choices for name in batch.columns})
+    columns = [_columns(batch, samples, optional) for batch, samples in choices]
     parts = [part for part, _ in columns]
     joined = {name: np.concatenate([own[name] for _, own in columns]) for name in columns[0][1]}
     trained = np.flatnonzero(joined["mask_T"])
@@ -153,6 +156,7 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
         inference_log_probabilities_P=to_device(joined["log_probabilities_T"][trained]),
         advantages_P=to_device(joined["advantages_T"][trained]),
         sample_P=to_device(joined["sample_T"][trained]),
+        columns_P={name: to_device(joined[name][trained]) for name in optional},
         environments_P=to_device(joined["environments_T"][trained]),
         temperatures_P=to_device(joined["temperatures_T"][trained]),
         routed_experts_TLK=None if routed_experts is None else to_device(routed_experts),
@@ -160,8 +164,8 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
     )
 
 
-def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.NDArray[Any]]]:
-    """Returns the columns of `samples` of a batch, all their tokens in order."""
+def _columns(batch: Batch, samples: Sequence[int], optional: Sequence[str]) -> tuple[Part, dict[str, npt.NDArray[Any]]]:
+    """Returns the columns of `samples` of a batch, all their tokens in order; zeros for an optional one that it lacks."""
     spans = [slice(int(batch.sample_offsets[index]), int(batch.sample_offsets[index + 1])) for index in samples]
     lengths = [span.stop - span.start for span in spans]
     names = environment_names(batch)
@@ -178,6 +182,10 @@ def _columns(batch: Batch, samples: Sequence[int]) -> tuple[Part, dict[str, npt.
         "environments_T": np.repeat(environments_S, lengths),
         "temperatures_T": np.repeat(temperatures_S, lengths),
     }
+    for name in optional:
+        column = batch.columns.get(name)
+        missing = np.zeros(len(mask_T), dtype=np.float32)
+        columns[name] = missing if column is None else np.concatenate([column[span] for span in spans])
     return Part(batch, list(samples), lengths, int(mask_T.sum())), columns
 
 

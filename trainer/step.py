@@ -104,6 +104,7 @@ def train_row(
             sample_P=micro.sample_P[own],
             samples=len(part.samples),
             entropies_P=entropies_P.requires_grad_(step.run.loss.uses_entropy),
+            **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.columns},
         )
         outputs, gradient = _loss_and_gradients(step, inputs)
         gradients.append(gradient)

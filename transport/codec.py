@@ -33,7 +33,7 @@ from transport.messages import (
     Rejected,
     Waiting,
 )
-from transport.records import Batch, SampleInfo
+from transport.records import TOKEN_COLUMNS, Batch, SampleInfo
 from transport.validation import MAX_NAME_LENGTH, validate
 
 __all__ = [
@@ -93,7 +93,7 @@ _FILE_ALIGNMENT = 8
 
 
 def encode(batch: Batch) -> list[Buffer]:
-    """Returns the frames of a batch: kind, header, then the columns and the routing chunks.
+    """Returns the frames of a batch: kind, header, then the columns, the optional ones last, and the routing chunks.
 
     Arrays are taken by reference unless they are not C-contiguous. Raises `ValueError` for arrays that cannot travel; their
     values are not checked (`validate` does that).
@@ -101,7 +101,7 @@ def encode(batch: Batch) -> list[Buffer]:
     columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
     header, frames = [_preamble(batch)], []
     chunks = [chunk for sample in batch.routed_experts for chunk in sample]
-    for array in (*columns, batch.sample_offsets, *chunks):
+    for array in (*columns, batch.sample_offsets, *batch.columns.values(), *chunks):
         contiguous = np.ascontiguousarray(array)
         header.append(msgpack.packb(specification(contiguous)))
         frames.append(as_bytes_view(contiguous))
@@ -115,8 +115,8 @@ def encode(batch: Batch) -> list[Buffer]:
 def _preamble(batch: Batch) -> bytes:
     """Returns the header up to the first sidecar's specification."""
     routed = bool(batch.routed_experts)
-    sidecars = _COLUMNS + sum(map(len, batch.routed_experts))
-    values: list[list[Any]] = [[batch.run_id, batch.step, len(batch.samples), sidecars, routed]]
+    sidecars = _COLUMNS + len(batch.columns) + sum(map(len, batch.routed_experts))
+    values: list[list[Any]] = [[batch.run_id, batch.step, len(batch.samples), sidecars, routed, *batch.columns]]
     for index, sample in enumerate(batch.samples):
         chunks = len(batch.routed_experts[index]) if routed else 0
         named = [sample.rollout_id, sample.environment, sample.policy_version, sample.reward, sample.temperature]
@@ -138,35 +138,46 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
         raise CodecError(f"a batch of {size} bytes; transport.max_batch_bytes is {max_batch_bytes}")
     values = _values(as_bytes_view(frames[1]))
     match next(values, None):
-        case [str(run_id), int(step), int(sample_count), int(array_count), bool(routed)] if step >= 1:
+        case [str(run_id), int(step), int(sample_count), int(array_count), bool(routed), *names] if step >= 1:
             pass
         case other:
             raise CodecError(f"a batch whose preamble is {other!r:.80}")
     try:
-        if array_count != len(frames) - 2 or array_count < _COLUMNS:
+        _check_names(names)
+        columns = _COLUMNS + len(names)
+        if array_count != len(frames) - 2 or array_count < columns:
             raise CodecError(
-                f"the header claims {array_count} arrays, {len(frames) - 2} are present, at least {_COLUMNS} expected"
+                f"the header claims {array_count} arrays, {len(frames) - 2} are present, at least {columns} expected"
             )
         infos, counts = _decode_samples(values, sample_count)
         arrays = [view_array(next(values, None), frame, f"sidecar {i}") for i, frame in enumerate(frames[2:])]
         for trailing in values:
             raise CodecError(f"the header does not end after its last array, but goes on with {trailing!r:.80}")
-        if sum(counts) != array_count - _COLUMNS or not (routed or sum(counts) == 0):
-            raise CodecError(f"the samples claim {sum(counts)} routing chunks, {array_count - _COLUMNS} are present")
-        token_ids, mask, log_probabilities, advantages, offsets, *routing = arrays
-        left = iter(routing)
+        if sum(counts) != array_count - columns or not (routed or sum(counts) == 0):
+            raise CodecError(f"the samples claim {sum(counts)} routing chunks, {array_count - columns} are present")
+        token_ids, mask, log_probabilities, advantages, offsets, *rest = arrays
+        optional = dict(zip(names, rest, strict=False))
+        left = iter(rest[len(names) :])
         chunks = tuple(tuple(next(left) for _ in range(count)) for count in counts) if routed else ()
-        batch = Batch(run_id, step, infos, token_ids, mask, log_probabilities, advantages, offsets, chunks)
+        batch = Batch(run_id, step, infos, token_ids, mask, log_probabilities, advantages, offsets, chunks, optional)
         validate(batch)
     except ValueError as error:
         raise CodecError(str(error), step) from error
     return batch
 
 
+def _check_names(names: Sequence[object]) -> None:
+    for index, name in enumerate(names):
+        if name not in TOKEN_COLUMNS or name in names[:index]:
+            raise CodecError(
+                f"the header names the optional columns {names!r:.80}; expected each of {', '.join(TOKEN_COLUMNS)} at most once"
+            )
+
+
 def _values(header: memoryview) -> Iterator[Any]:
     """Yields the msgpack values of a header, one by one.
 
-    The limits bound each value, as nested lengths would otherwise multiply: everything valid is a list of at most six with
+    The limits bound each value, as nested lengths would otherwise multiply: everything valid is a list of at most eight with
     short strings.
     """
     if header.nbytes >= MAX_HEADER_BYTES:

@@ -19,6 +19,12 @@ UInt8Array = npt.NDArray[np.uint8]
 RoutingArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """Routed experts `[tokens, layers, top_k]`: uint8 up to 256 experts, uint16 above."""
 
+TEACHER_LOG_PROBABILITIES = "teacher_log_probabilities"
+"""Column: the log-probabilities of the tokens under a teacher, of the distribution that the policy was sampled from."""
+
+TOKEN_COLUMNS = (TEACHER_LOG_PROBABILITIES,)
+"""Names of the optional columns that turns, samples and batches may have, float32 each. At most three fit a batch's header."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -48,6 +54,8 @@ class Turn:
     untrained: bytearray | bytes = field(default_factory=bytearray)
     """Empty where every completion token is trained, else one byte for each: 1 where it must not be. Set by `leave_untrained`;
     `bytes` once the rollout's group is finalized."""
+    columns: dict[str, Float32Array] = field(default_factory=dict)
+    """Further values of its completion tokens, one each, by a name of `TOKEN_COLUMNS`. All turns of a rollout have the same."""
 
     def leave_untrained(self, start: int = 0, stop: int | None = None) -> None:
         """Excludes the completion tokens `start..stop - 1` (as in a slice; all by default) from training, until the rollout ends.
@@ -166,6 +174,8 @@ class Sample:
     advantages_T: Float32Array
     routed_experts: tuple[RoutingArray, ...] = ()
     """Chunks whose rows add up to T - 1 (the last token has no routing), or empty."""
+    columns: dict[str, Float32Array] = field(default_factory=dict)
+    """Optional columns `[T]` by name (`TOKEN_COLUMNS`), 0 where the mask is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +206,13 @@ class Batch:
     """`[S + 1]`: sample i is the tokens `sample_offsets[i]:sample_offsets[i + 1]`."""
     routed_experts: tuple[tuple[RoutingArray, ...], ...] = ()
     """One tuple of chunks a sample, rows adding up to that sample's tokens - 1; empty when the model has no experts."""
+    columns: dict[str, Float32Array] = field(default_factory=dict)
+    """Optional columns `[T]` by name (`TOKEN_COLUMNS`), 0 where the mask is 0; empty for a run that needs none."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        columns = (self.token_ids_T, self.loss_mask_T, self.log_probabilities_T, self.advantages_T, self.sample_offsets)
+        columns: list[npt.NDArray[Any]] = [self.token_ids_T, self.loss_mask_T, self.log_probabilities_T]
+        columns += [self.advantages_T, self.sample_offsets, *self.columns.values()]
         chunks = sum(chunk.nbytes for sample in self.routed_experts for chunk in sample)
         return sum(column.nbytes for column in columns) + chunks

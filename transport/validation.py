@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.config import IDENTIFIER_PATTERN
-from transport.records import Batch, RoutingArray
+from transport.records import TOKEN_COLUMNS, Batch, RoutingArray
 
 LOG_PROBABILITY_ROUNDING = 1e-3
 """Inference engines round a certainty to a little above 0; more than this is not rounding."""
@@ -51,7 +51,7 @@ def _check_sizes(batch: Batch) -> None:
         batch.advantages_T,
         batch.sample_offsets,
     )
-    largest = max(array.nbytes for array in chain(columns, *batch.routed_experts))
+    largest = max(array.nbytes for array in chain(columns, batch.columns.values(), *batch.routed_experts))
     if largest > MAX_ARRAY_BYTES:
         raise ValueError(
             f"an array of {largest} bytes; one column, or the routing of one turn, has at most {MAX_ARRAY_BYTES}"
@@ -66,13 +66,18 @@ def _check_columns(batch: Batch) -> None:
         ("advantages_T", batch.advantages_T, np.float32),
         ("sample_offsets", batch.sample_offsets, np.int64),
     ]
-    for name, column, dtype in columns:
+    if unknown := [name for name in batch.columns if name not in TOKEN_COLUMNS]:
+        raise ValueError(f"columns: {unknown[0]!r:.80} is no column; expected names of {', '.join(TOKEN_COLUMNS)}")
+    optional: list[tuple[str, npt.NDArray[Any], type[np.generic]]] = [
+        (name, column, np.float32) for name, column in batch.columns.items()
+    ]
+    for name, column, dtype in (*columns, *optional):
         if column.dtype != dtype or column.ndim != 1:
             raise ValueError(
                 f"{name}: {column.dtype} {list(column.shape)}; expected one dimension of {np.dtype(dtype)}"
             )
     tokens = len(batch.token_ids_T)
-    for name, column, _ in columns[1:4]:
+    for name, column, _ in (*columns[1:4], *optional):
         if len(column) != tokens:
             raise ValueError(f"{name}: {len(column)} values where token_ids_T has {tokens}")
 
@@ -114,6 +119,9 @@ def _check_values(batch: Batch) -> None:
     _refuse(batch, "advantages_T", advantages, ~np.isfinite(advantages), "expected a finite number")
     bad = ~(np.isfinite(log_probabilities) & (log_probabilities <= LOG_PROBABILITY_ROUNDING))
     _refuse(batch, "log_probabilities_T", log_probabilities, bad, "expected a finite number, 0 or less")
+    for name, column in batch.columns.items():  # log-probabilities, too
+        bad = ~(np.isfinite(column) & (column <= LOG_PROBABILITY_ROUNDING))
+        _refuse(batch, name, column, bad, "expected a finite number, 0 or less")
 
 
 def _refuse(batch: Batch, field: str, column: npt.NDArray[Any], bad_T: npt.NDArray[np.bool_], expected: str) -> None:

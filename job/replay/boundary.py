@@ -49,6 +49,7 @@ class Recording:
             + turn.completion_ids.nbytes
             + turn.log_probabilities.nbytes
             + (turn.routed_experts.nbytes if turn.routed_experts is not None else 0)
+            + sum(column.nbytes for column in turn.columns.values())
             for rollout in self.rollouts
             for turn in rollout.turns
         )

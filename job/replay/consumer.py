@@ -105,6 +105,7 @@ def read_every_byte(batch: Batch) -> int:
         batch.advantages_T,
         batch.sample_offsets,
     ]
+    arrays += batch.columns.values()
     arrays += [chunk for sample in batch.routed_experts for chunk in sample]
     combined = 0
     for array in arrays:

@@ -23,7 +23,7 @@ import orjson
 from transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from transport.files.atomic import Buffer, as_bytes_view, write_buffers
 from transport.process.yield_gil import yielding_gil
-from transport.records import Int32Array, OpponentTurn, Rollout, SavedState, Turn
+from transport.records import TOKEN_COLUMNS, Int32Array, OpponentTurn, Rollout, SavedState, Turn
 
 Record = TypeVar("Record", Rollout, Turn, OpponentTurn)
 
@@ -166,11 +166,12 @@ def _opponent_turns(encoded: bytes) -> list[OpponentTurn]:
 
 
 def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    apart = (*_ARRAYS, "untrained")
+    apart = (*_ARRAYS, "untrained", "columns")
     plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in apart}
     arrays = {name: array for name in _ARRAYS if (array := getattr(turn, name)) is not None}
     if turn.untrained:  # of turns that are trained as a whole, nothing: as before there was a mask
         arrays["untrained"] = np.frombuffer(bytes(turn.untrained), np.uint8)
+    arrays |= turn.columns
     start = None if tokens is None else _start_within(tokens, turn)
     if start is not None:
         plain["tokens"] = [start, len(arrays.pop("prompt_ids")), len(arrays.pop("completion_ids"))]
@@ -202,6 +203,13 @@ def _turn(header: dict[str, Any], arrays: dict[str, AnyArray], tokens: AnyArray 
         if len(fields["untrained"]) != len(fields["completion_ids"]):
             raise ValueError(
                 f"untrained has {untrained.nbytes} bytes for {len(fields['completion_ids'])} completion_ids"
+            )
+    fields["columns"] = {name: fields.pop(name) for name in TOKEN_COLUMNS if name in fields}
+    for name, column in fields["columns"].items():
+        if column.dtype != np.float32 or column.shape != fields["completion_ids"].shape:
+            raise ValueError(
+                f"{name} has {column.shape} of {column.dtype} for {len(fields['completion_ids'])} completion_ids; expected "
+                "a float32 each"
             )
     return _typed(Turn(**fields), _TURN_TYPES)
 

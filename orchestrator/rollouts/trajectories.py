@@ -284,6 +284,7 @@ def _sample(rollout: Rollout, branch: Branch) -> Sample:
         log_probabilities_T=log_probabilities_T,
         advantages_T=loss_mask_T * np.float32(rollout.player_advantages.get(player, rollout.advantage)),
         routed_experts=branch.routed_experts,
+        columns={name: _optional_column(branch, name) for name in branch.turns[0].columns},
     )
 
 
@@ -311,10 +312,23 @@ def _columns(branch: Branch) -> tuple[UInt8Array, Float32Array]:
     return np.frombuffer(b"".join(mask), np.uint8), np.frombuffer(b"".join(values), np.float32)
 
 
+def _optional_column(branch: Branch, name: str) -> Float32Array:
+    """Returns the values of an optional column for a branch's tokens, zeros where they are not trained."""
+    column_T = np.zeros(len(branch.token_ids_T), dtype=np.float32)
+    for turn in branch.turns:
+        begin = len(turn.prompt_ids)
+        values = turn.columns[name]
+        if turn.untrained:
+            trained = np.frombuffer(turn.untrained.translate(_OPPOSITE), np.bool_)
+            values = np.where(trained, values, np.float32(0))
+        column_T[begin : begin + len(values)] = values
+    return column_T
+
+
 def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
     """Returns the batch of `step`: the samples' columns, one after the other, and their routing by reference.
 
-    Each column is allocated once. Raises `ValueError` when there is no sample.
+    Each column is allocated once. Raises `ValueError` when there is no sample, or an optional column of some only.
     """
     if not samples:
         raise ValueError(f"run {run_id}, step {step}: a batch needs at least one sample to train on")
@@ -331,6 +345,12 @@ def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
         loss_mask_T[place] = sample.loss_mask_T
         log_probabilities_T[place] = sample.log_probabilities_T
         advantages_T[place] = sample.advantages_T
+    for sample in samples:
+        if sample.columns.keys() != samples[0].columns.keys():
+            raise ValueError(
+                f"run {run_id}, step {step}: rollout {sample.rollout_id} has the columns {sorted(sample.columns)}, rollout "
+                f"{samples[0].rollout_id} has {sorted(samples[0].columns)}; all samples of a batch have the same"
+            )
     routed = any(sample.routed_experts for sample in samples)
     return Batch(
         run_id=run_id,
@@ -344,4 +364,5 @@ def assemble_batch(run_id: str, step: int, samples: Sequence[Sample]) -> Batch:
         advantages_T=advantages_T,
         sample_offsets=offsets,
         routed_experts=tuple(sample.routed_experts for sample in samples) if routed else (),
+        columns={name: np.concatenate([sample.columns[name] for sample in samples]) for name in samples[0].columns},
     )

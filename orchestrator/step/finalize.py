@@ -68,7 +68,9 @@ class Finalizer:
 
 def _own(rollout: Rollout) -> Rollout:
     """Returns a copy that the environment cannot change, its state encoded. A state that cannot be saved fails the rollout."""
-    turns = {id(turn): replace(turn, untrained=bytes(turn.untrained)) for turn in rollout.turns}
+    turns = {
+        id(turn): replace(turn, untrained=bytes(turn.untrained), columns=dict(turn.columns)) for turn in rollout.turns
+    }
     own = replace(rollout, turns=[turns[id(turn)] for turn in rollout.turns], tokens=None)
     if rollout.branches is not None:  # of the same turns
         own.branches = tuple(
@@ -156,7 +158,11 @@ def find_fault(rollout: Rollout) -> str | None:
     if not rollout.turns:
         return "it ended without any turn; expected at least one model call"
     for index, turn in enumerate(rollout.turns):
-        fault = _fault_of_form(turn) or _fault_of_routing(turn, rollout.turns[0])
+        fault = (
+            _fault_of_form(turn)
+            or _fault_of_routing(turn, rollout.turns[0])
+            or _fault_of_columns(turn, rollout.turns[0])
+        )
         if fault is not None:
             return f"turn {index}: {fault}"
     if not any(len(turn.completion_ids) for turn in rollout.turns):
@@ -209,6 +215,21 @@ def _fault_of_log_probabilities(turns: Sequence[Turn]) -> str | None:
             if value > LOG_PROBABILITY_ROUNDING:
                 return f"turn {index}: log_probabilities[{position}] is {value}; expected 0 or less"
     raise AssertionError("one of them is wrong")
+
+
+def _fault_of_columns(turn: Turn, first: Turn) -> str | None:
+    if turn.columns.keys() != first.columns.keys():
+        return f"it has the columns {sorted(turn.columns)}, turn 0 has {sorted(first.columns)}; expected the same"
+    for name, column in turn.columns.items():
+        if column.dtype != np.float32 or column.shape != turn.completion_ids.shape:
+            return (
+                f"{name} has shape {column.shape} and dtype {column.dtype} for {turn.completion_ids.size} completion_ids; "
+                "expected a float32 each"
+            )
+        if not (np.isfinite(column) & (column <= LOG_PROBABILITY_ROUNDING)).all():
+            worst = int((~(np.isfinite(column) & (column <= LOG_PROBABILITY_ROUNDING))).argmax())
+            return f"{name}[{worst}] is {column[worst]}; expected a finite number, 0 or less"
+    return None
 
 
 def _fault_of_routing(turn: Turn, first: Turn) -> str | None:

@@ -100,17 +100,19 @@ def _sample_buffers(sample: Sample) -> list[Buffer]:
         "reward": sample.reward,
         "temperature": sample.temperature,
         "chunks": len(sample.routed_experts),
+        "columns": list(sample.columns),
     }
     columns: dict[str, AnyArray] = {name: getattr(sample, name) for name in _COLUMNS}
     # One chunk: arrays are copied anyway, and the number of arrays in a frame is limited.
     routing = {"routed_experts": np.concatenate(sample.routed_experts)} if sample.routed_experts else {}
-    return framed(header, columns | routing)
+    return framed(header, columns | sample.columns | routing)
 
 
 def _sample(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Sample:
     routed_experts = (arrays.pop("routed_experts"),) if header.pop("chunks") else ()
+    columns = {name: arrays.pop(name) for name in header.pop("columns")}
     fields: dict[str, Any] = header | arrays
-    return Sample(**fields, routed_experts=routed_experts)
+    return Sample(**fields, routed_experts=routed_experts, columns=columns)
 
 
 def _send(descriptor: int, buffers: list[Buffer]) -> None:

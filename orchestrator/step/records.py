@@ -51,6 +51,7 @@ def rollout_record(
                 "server": turn.server,
                 "temperature": turn.temperature,
                 "player": turn.player,
+                **{name: float(column.mean()) if column.size else None for name, column in turn.columns.items()},
                 "prompt": text and text.prompt,
                 "completion": text and text.completion,
             }

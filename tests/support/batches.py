@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies
 
 from transport.arrays import AnyArray
-from transport.records import Batch, RoutingArray, SampleInfo
+from transport.records import TOKEN_COLUMNS, Batch, RoutingArray, SampleInfo
 
 NAMES = strategies.text(max_size=20)
 TEMPERATURES = strategies.floats(1e-3, 100.0)
@@ -62,7 +62,8 @@ def batches(draw: strategies.DrawFn) -> Batch:
         top_k=draw(strategies.integers(1, 3)),
     )
     return Batch(
-        **{name: getattr(batch, name) for name in Batch.__slots__ if name != "samples"},
+        **{name: getattr(batch, name) for name in Batch.__slots__ if name not in ("samples", "columns")},
+        columns={name: batch.log_probabilities_T - 1 for name in TOKEN_COLUMNS if draw(strategies.booleans())},
         samples=tuple(
             SampleInfo(
                 draw(NAMES), draw(NAMES), info.policy_version, draw(strategies.floats(-1e9, 1e9)), draw(TEMPERATURES)
@@ -75,6 +76,7 @@ def batches(draw: strategies.DrawFn) -> Batch:
 def assert_equal(left: Batch, right: Batch) -> None:
     """Same names, numbers, dtypes and shapes."""
     assert (left.run_id, left.step, left.samples) == (right.run_id, right.step, right.samples)
+    assert list(left.columns) == list(right.columns)
     assert [len(chunks) for chunks in left.routed_experts] == [len(chunks) for chunks in right.routed_experts]
     for one, other in zip(_arrays(left), _arrays(right), strict=True):
         assert one.dtype == other.dtype
@@ -84,4 +86,5 @@ def assert_equal(left: Batch, right: Batch) -> None:
 
 def _arrays(batch: Batch) -> list[AnyArray]:
     columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
+    columns += batch.columns.values()
     return [*columns, batch.sample_offsets, *(chunk for sample in batch.routed_experts for chunk in sample)]
