@@ -1,0 +1,56 @@
+"""Our side: the settings as a job for `counterpoint run`, and the records in what the job leaves.
+
+The job states what is being learned and nothing about how: what it leaves out are our defaults, which the comparison measures,
+too.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from perf.time_to_reward.settings import BatchRecord, Settings
+
+
+def job_of(settings: Settings, directory: Path) -> dict[str, Any]:
+    """Returns the job's file. Its run is on-policy and ships what it draws, as TRL does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "output_dir": str(directory),
+        "model": settings.model,
+        "seed": settings.seed,
+        "inference": {"port": port, "dtype": "float32", "max_model_len": 256, "max_num_seqs": settings.rollouts},
+        "trainer": {"device": "cpu", "dtype": "float32"},
+        "orchestrator": {
+            "steps": settings.updates,
+            "environments": [
+                {"name": "reverse-text", "kind": "reverse-text", "args": {"examples": settings.examples}},
+            ],
+            "sampling": {"temperature": 1.0, "max_tokens": settings.max_tokens},
+            "schedule": {
+                "group_size": settings.group_size,
+                "rollouts_per_step": settings.rollouts,
+                "max_inflight_rollouts": 2 * settings.rollouts,
+                "max_lead_steps": 1,
+                "on_filtered": "ship",
+            },
+            "training": {
+                "learning_rate": settings.learning_rate,
+                "betas": [settings.beta1, settings.beta2],
+                "max_grad_norm": settings.max_grad_norm,
+            },
+        },
+    }
+
+
+def records_of(directory: Path) -> list[BatchRecord]:
+    """Returns the records of a job's only run; none if it did not begin."""
+    file = directory / "run_default" / "metrics.jsonl"
+    if not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    return [BatchRecord(line["time"], line["reward/mean"], line["rollouts/completed"]) for line in lines]

@@ -1,0 +1,110 @@
+"""TRL's side: its `GRPOTrainer` on the environment's own words and reward, in a process of its own.
+
+    python -m perf.time_to_reward.trl_side SETTINGS.json RECORDS.jsonl transformers|vllm
+
+The settings are those of ours in TRL's names: no KL term, advantages that are not divided by the standard deviation, and a
+loss over the batch's tokens (`loss_type = "bnpo"`). Nothing is saved or reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from environments.tasks.reverse_text import ReverseText
+from perf.time_to_reward.settings import BatchRecord, Settings, append_record
+from transport.records import Rollout
+
+
+def train(settings: Settings, records: Path, with_vllm: bool) -> None:
+    """Trains to the end; writes a record for each batch."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    words = ReverseText(examples=settings.examples)
+    examples = [words.example(index) for index in range(len(words))]
+    data = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": each.prompt}], "position": each.index} for each in examples]
+    )
+
+    def reward(completions: list[Any], position: list[int], **_: Any) -> list[float]:
+        rewards = [
+            asyncio.run(words.score(examples[index], _answered(completion[-1]["content"])))
+            for completion, index in zip(completions, position, strict=True)
+        ]
+        append_record(records, BatchRecord(time.time(), sum(rewards) / len(rewards), len(rewards)))
+        return rewards
+
+    extra: dict[str, Any] = {}
+    if with_vllm:
+        extra = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256}
+        extra |= {"vllm_importance_sampling_correction": False}
+    with tempfile.TemporaryDirectory() as output:
+        config = GRPOConfig(
+            output_dir=output,
+            per_device_train_batch_size=settings.rollouts,
+            gradient_accumulation_steps=1,
+            num_generations=settings.group_size,
+            max_steps=settings.updates,
+            max_completion_length=settings.max_tokens,
+            learning_rate=settings.learning_rate,
+            adam_beta1=settings.beta1,
+            adam_beta2=settings.beta2,
+            weight_decay=0.0,
+            max_grad_norm=settings.max_grad_norm,
+            lr_scheduler_type="constant",
+            warmup_steps=0,
+            beta=0.0,
+            scale_rewards="none",
+            loss_type="bnpo",
+            num_iterations=1,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_num_workers=0,
+            dataloader_pin_memory=False,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            seed=settings.seed,
+            **extra,
+        )
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32),
+            reward_funcs=reward,
+            args=config,
+            train_dataset=data,
+            processing_class=AutoTokenizer.from_pretrained(settings.model, padding_side="left"),
+        )
+        trainer.train()
+
+
+def _answered(answer: str) -> Rollout:
+    rollout = Rollout("0", 0, "reverse-text", 0)
+    rollout.state["answer"] = answer
+    return rollout
+
+
+def main() -> None:
+    """Runs the command."""
+    settings, records, generation = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    train(Settings(**json.loads(Path(settings).read_text())), Path(records), generation == "vllm")
+
+
+if __name__ == "__main__":
+    main()
