@@ -1,7 +1,8 @@
 """Loads the causal language model that is trained, and calls its forward pass.
 
-All code that runs the model (training, the probe, tests) calls `log_probabilities`, so packing, temperature and precision are the
-same everywhere. The model is always in evaluation mode: with dropout the trainer would compute another function than inference.
+All code that runs the model (training, the probe, tests) calls `log_probabilities`, or `token_outputs` behind it, so packing,
+temperature and precision are the same everywhere. The model is always in evaluation mode: with dropout the trainer would compute
+another function than inference.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from trainer.model import attention
+from trainer.model.head import token_outputs
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -78,7 +80,7 @@ def log_probabilities(
         token_ids_T: int64 `[T]`, samples end to end.
         position_ids_T: int64 `[T]`, restarting at 0 with each sample.
         sample_lengths: tokens of each sample; their sum is T.
-        predicting_P: int64 `[P]`, the positions whose next token is given; logits are computed for these only.
+        predicting_P: int64 `[P]`, the positions whose next token is given; logits are computed for these only, in chunks.
         targets_P: int64 `[P]`, the next tokens.
         temperature: divides the logits; one for all, or float32 `[P]`.
         entropy_gradient: whether the entropies have a gradient.
@@ -86,18 +88,17 @@ def log_probabilities(
     Returns:
         float32 `[P]` natural log-probabilities, with gradient, and float32 `[P]` entropies in nats.
     """
-    logits_PV = model(
-        input_ids=token_ids_T[None],
-        position_ids=position_ids_T[None],
-        use_cache=False,
-        logits_to_keep=predicting_P,
-        sample_lengths=list(sample_lengths),
-    ).logits[0]
-    divisor = temperature[:, None] if isinstance(temperature, Tensor) else temperature
-    log_probabilities_PV = torch.log_softmax(logits_PV.float() / divisor, dim=-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies_P = -(log_probabilities_PV.exp() * log_probabilities_PV).sum(-1)
-    return log_probabilities_PV.gather(-1, targets_P[:, None])[:, 0], entropies_P
+    outputs = token_outputs(
+        model,
+        token_ids_T,
+        position_ids_T,
+        list(sample_lengths),
+        predicting_P,
+        targets_P,
+        temperature,
+        entropy_gradient=entropy_gradient,
+    )
+    return outputs.log_probabilities_P, outputs.entropies_P
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainer.faults import is_fatal
 from trainer.model import attention
+from trainer.model.head import prove_head
 from trainer.model.load import log_probabilities
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,12 @@ _SEED = 20_240_229
 
 
 def prove_packing(model: nn.Module) -> None:
-    """Tests a model from `load_model`, and stores the result on it for `can_pack`.
+    """Tests a model from `load_model`, its output layer first (`prove_head`), and stores the result on it for `can_pack`.
 
     Raises:
         ValueError: the model computes another function here than in transformers, and must not be trained.
     """
+    prove_head(model)
     generator = torch.Generator().manual_seed(_SEED)
     samples = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
     samples = [sample.to(next(model.parameters()).device) for sample in samples]

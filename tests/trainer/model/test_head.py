@@ -1,0 +1,207 @@
+"""The chunked output layer against a plain float64 softmax, and against the models' own logits where they change them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PreTrainedModel,
+)
+
+from tests.trainer.conftest import VOCABULARY
+from trainer.model import head
+from trainer.model.head import TokenOutputs, chunked_outputs, prove_head, token_outputs
+from trainer.model.load import load_model
+from trainer.model.packing_proof import prove_packing
+
+CPU = torch.device("cpu")
+TOKENS = 10
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+
+
+def reference(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, divisor: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The definition, token by token."""
+    values, entropies = [], []
+    for state, target, temperature in zip(hidden, targets, divisor, strict=True):
+        logits = (weight @ state + (0 if bias is None else bias)) / temperature
+        probabilities = logits.exp() / logits.exp().sum()
+        values.append(probabilities[target].log())
+        entropies.append(-(probabilities * probabilities.log()).sum())
+    return torch.stack(values), torch.stack(entropies)
+
+
+def inputs(dtype: torch.dtype, bias: bool) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return [
+        random(TOKENS, 6).requires_grad_(),
+        random(17, 6).requires_grad_(),
+        random(17).requires_grad_() if bias else None,
+        torch.arange(TOKENS) * 7 % 17,
+        torch.linspace(0.5, 2.0, TOKENS, dtype=torch.float64).to(dtype),
+    ]
+
+
+@pytest.mark.parametrize("chunk_bytes", [4, 4 * 17 * 3, 2**20], ids=["one logit", "some", "all at once"])
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_agrees_with_the_definition_in_float64(
+    chunk_bytes: int, bias: bool, dtype: torch.dtype, entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
+    ours, exact = inputs(dtype, bias), inputs(torch.float64, bias)
+    values_P, entropies_P = chunked_outputs(*ours, entropy_gradient=entropy_gradient)
+    expected = reference(*exact)
+    tolerance = {"rtol": 1e-6, "atol": 3e-6} if dtype == torch.float32 else {"rtol": 0, "atol": 1e-12}
+    torch.testing.assert_close((values_P.double(), entropies_P.double()), expected, **tolerance)
+    assert entropies_P.requires_grad == entropy_gradient
+    weights_P = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
+    own = (values_P * weights_P).sum()
+    wanted = (expected[0] * weights_P).sum()
+    if entropy_gradient:
+        own, wanted = own + (entropies_P * weights_P.flip(0)).sum(), wanted + (expected[1] * weights_P.flip(0)).sum()
+    own.backward()
+    wanted.backward()
+    for mine, reference_input in zip(ours[:3], exact[:3], strict=True):
+        if mine is not None and reference_input is not None:
+            assert mine.grad.dtype == dtype
+            torch.testing.assert_close(mine.grad.double(), reference_input.grad, **tolerance)
+
+
+def test_bfloat16_gradients_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunks are added up in float32: the error stays that of one rounding, whatever their number."""
+    exact = inputs(torch.float64, True)
+    ours = [each.detach().bfloat16().requires_grad_() if each is not None else None for each in exact[:3]]
+    exact[:3] = [each.detach().double().requires_grad_() if each is not None else None for each in ours]
+    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * 17)
+    chunked_outputs(*ours, *inputs(torch.float32, True)[3:])[0].sum().backward()
+    reference(*exact)[0].sum().backward()
+    for mine, wanted in zip(ours, exact[:3], strict=True):
+        assert mine is not None
+        assert wanted is not None
+        assert mine.grad is not None
+        assert mine.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(mine.grad.double(), wanted.grad, rtol=2e-2, atol=4e-2)
+
+
+def test_no_token_at_all() -> None:
+    hidden = torch.zeros(0, 6, requires_grad=True)
+    weight = torch.randn(17, 6, requires_grad=True)
+    values_P, entropies_P = chunked_outputs(hidden, weight, None, torch.zeros(0, dtype=torch.int64), torch.ones(0))
+    (values_P.sum() + entropies_P.sum()).backward()
+    assert (values_P.shape, hidden.grad.shape, float(weight.grad.abs().sum())) == ((0,), (0, 6), 0.0)
+
+
+def outputs_of(model: nn.Module, temperature: float | Tensor = 0.7, **options: bool) -> TokenOutputs:
+    tokens_T = torch.randint(0, VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+    positions_T = torch.arange(TOKENS)
+    return token_outputs(model, tokens_T, positions_T, [TOKENS], positions_T[:-1], tokens_T[1:], temperature, **options)
+
+
+def compare(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunked against whole logits: values, and gradients of all weights."""
+    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * VOCABULARY * 3)
+    results = []
+    for scale in (model.logits_scale, None):
+        model.logits_scale = scale
+        model.zero_grad()
+        outputs = outputs_of(model, entropy_gradient=True)
+        outputs.log_probabilities_P[3:].sum().add(outputs.entropies_P[:5].sum()).add(outputs.hidden_PH.sum()).backward()
+        results.append((outputs, {name: parameter.grad for name, parameter in model.named_parameters()}))
+    (ours, own), (whole, wanted) = results
+    for name in TokenOutputs.__slots__:
+        torch.testing.assert_close(getattr(ours, name), getattr(whole, name), rtol=0, atol=2e-6)
+    torch.testing.assert_close(own, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_plain_head_is_chunked(dense_directory: Path, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(dense_directory, "float32", CPU)
+    if not tied:
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 1.1)
+    prove_head(model)
+    assert model.logits_scale == 1
+    compare(model, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("made", "scale"),
+    [
+        (lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=4.0)), 0.25),
+        (lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.0625)), 0.0625),
+    ],
+    ids=["granite", "cohere"],
+)
+def test_scaled_logits_are_chunked(
+    made: Callable[[], PreTrainedModel], scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    made().save_pretrained(tmp_path)
+    model = load_model(tmp_path, "float32", CPU)
+    prove_packing(model)  # compares with the stock model's logits
+    assert model.logits_scale == pytest.approx(scale)
+    compare(model, monkeypatch)
+
+
+def test_soft_capped_logits_are_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    config = Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=30.0, attn_logit_softcapping=None)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    model = load_model(tmp_path, "float32", CPU)
+    with caplog.at_level(logging.WARNING):
+        prove_packing(model)
+    assert model.logits_scale is None
+    assert "whole logits (tokens times vocabulary): it maps logits of" in caplog.text
+
+
+def test_a_head_of_another_kind_is_whole(dense_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Doubling(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.base(hidden) * 2
+
+    model = load_model(dense_directory, "float32", CPU)
+    plain = outputs_of(model, temperature=1.0)
+    model.lm_head = Doubling(model.lm_head)
+    with caplog.at_level(logging.WARNING):
+        prove_head(model)
+    assert "its output layer is a Doubling" in caplog.text
+    torch.testing.assert_close(outputs_of(model, temperature=2.0).log_probabilities_P, plain.log_probabilities_P)
+
+
+def test_a_head_that_a_hook_changes_is_found_out(dense_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that bends the logits sees our results instead; the comparison with whole logits shows it."""
+    model = load_model(dense_directory, "float32", CPU)
+    model.lm_head.register_forward_hook(lambda _module, _inputs, output: output.roll(1, -1))
+    with caplog.at_level(logging.WARNING):
+        prove_head(model)
+    assert model.logits_scale is None
+    assert "differ by" in caplog.text
