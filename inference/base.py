@@ -208,6 +208,10 @@ class Probe:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a probe: {error!r}") from error
 
+    def compares(self, held: HeldWeights) -> bool:
+        """Whether there is a layer for which both ends have a digest."""
+        return bool(self.digests.get(held.dtype, {}).keys() & held.layers.keys())
+
     def mismatched_layers(self, held: HeldWeights) -> str | None:
         """Returns a message that names the layers whose digests differ from the published ones; None if none does.
 

@@ -6,10 +6,10 @@ scheduling continues with the new version.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -17,12 +17,13 @@ from inference.base import InferenceError, Probe, WeightUpdate
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from transport.files.arrivals import Arrivals
 from transport.files.atomic import STABLE, published_steps
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-"""Between two checks of the broadcast directory: a small share of any step."""
+"""Between two checks of the broadcast directory where the kernel does not report a new one: a small share of any step."""
 
 Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 
@@ -30,8 +31,11 @@ Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 class Pool(Protocol):
     """The part of `inference.pool.pool.InferencePool` that the watcher uses."""
 
-    async def update_weights(self, update: WeightUpdate) -> None:
-        """Loads the weights at all servers. Raises `InferenceError` when none took them."""
+    async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
+        """Loads the weights at all servers. Raises `InferenceError` when none took them.
+
+        `on_loaded` is called when requests may begin, which is before the proof is complete.
+        """
 
 
 class ForeignBroadcastError(RuntimeError):
@@ -62,23 +66,25 @@ class PolicyWatcher:
         The trainer publishes `version` before its READY, and may train batches that are sent again since. Raises as `run` does.
         """
         with awaiting(f"the broadcast of policy version {version}", str(self._directory)):
-            while self.version is None:
-                newest = await self._newest()
-                if newest >= version:
-                    await self._load(newest)
-                else:
-                    await asyncio.sleep(POLL_SECONDS)
+            await self._follow(version, once=True)
 
     async def run(self) -> None:
         """Loads every newer version until cancelled.
 
         Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what `Pool.update_weights` raises.
         """
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            newest = await self._newest()
-            if self.version is None or newest > self.version:
-                await self._load(newest)
+        await self._follow(0, once=False)
+
+    async def _follow(self, least: int, once: bool) -> None:
+        """Loads each new version that is `least` or later; with `once`, until one is loaded."""
+        with closing(Arrivals(self._directory)) as arrivals:
+            while not once or self.version is None:
+                arrivals.watch()
+                newest = await self._newest()
+                if newest >= least and (self.version is None or newest > self.version):
+                    await self._load(newest)
+                else:
+                    await arrivals.wait(POLL_SECONDS)
 
     async def _newest(self) -> int:
         return max(await in_thread(published_steps, self._directory), default=-1)
@@ -100,15 +106,20 @@ class PolicyWatcher:
             raise ForeignBroadcastError(f"{directory}/probe.json is of version {probe.version}; expected {version}")
         started = time.perf_counter()
         self._report(PolicyUpdateStarting(version))
+
+        def loaded() -> None:
+            if self.version != version:
+                self.version = version
+                logger.info("inference serves policy version %d (after %.3f s)", version, time.perf_counter() - started)
+                self._report(PolicyUpdated(version))
+
         try:
             with awaiting(f"inference to load policy version {version}", str(directory)):
-                await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter))
+                await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter), loaded)
         except InferenceError as error:
-            if version in await in_thread(published_steps, self._directory):
+            if self.version == version or version in await in_thread(published_steps, self._directory):
                 raise
             # The trainer replaced it by newer ones, or removed it because it was resumed from its checkpoint.
             logger.warning("policy version %d was removed while it was loaded: %s", version, error)
             return
-        self.version = version
-        logger.info("inference serves policy version %d (loaded in %.3f s)", version, time.perf_counter() - started)
-        self._report(PolicyUpdated(version))
+        loaded()

@@ -30,7 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from inference.base import HeldWeights
 from inference.plugin.adapter_files import WEIGHTS, AdapterFiles
 from inference.plugin.adapter_slots import AdapterSlots
-from inference.plugin.checkpoint import read_header, read_manifest, require_fitting_adapter
+from inference.plugin.checkpoint import TensorEntry, read_header, read_manifest, require_fitting_adapter
 from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
 from inference.plugin.worker_digest import join_ranks, provable_layers, restrict
 
@@ -69,6 +69,8 @@ class Adapters:
         self._dtype = str(config.lora_dtype if config is not None else "").removeprefix("torch.")
         self._provable: dict[frozenset[str], frozenset[str]] = {}
         """By names of an adapter's tensors: the layers whose digest proves the loaded weights."""
+        self._base: dict[str, TensorEntry] | None = None
+        """The tensors of the model that the server was started with, once they have been read."""
         self._copies: AdapterFiles | None = None
 
     @property
@@ -106,7 +108,7 @@ class Adapters:
         number = known.lora_int_id if known is not None else self._models.lora_id_counter.inc(1)
         self._loads += 1
         try:
-            copy = await asyncio.to_thread(self._copy, directory, number, self._loads)
+            copy, tensors = await asyncio.to_thread(self._copy, directory, number, self._loads)
         except (OSError, ValueError) as error:
             raise UpdateRefused(f"adapter {name!r}: {error}") from error
         copies = self._copies
@@ -114,7 +116,8 @@ class Adapters:
         try:
             arguments = (name, number, str(copy), self._dtype)
             held = join_ranks(await self._engine.collective_rpc("counterpoint_add_adapter", args=arguments))
-            provable = await asyncio.to_thread(self._find_provable, copy, held)
+            if tensors not in self._provable:
+                self._provable[tensors] = await asyncio.to_thread(self._find_provable, copy, held)
         except EngineDeadError:
             raise
         except Exception as error:
@@ -125,29 +128,31 @@ class Adapters:
         self._models.lora_requests[name] = LoRARequest(name, number, str(path))
         # Only now: a request that took the new salt before would have left keys and values of the old weights under it.
         self._loaded[name] = _Loaded(version, self._loads)
-        return HeldWeights(self._dtype, restrict(held, provable))
+        return HeldWeights(self._dtype, restrict(held, self._provable[tensors]))
 
     def _find_provable(self, copy: Path, held: Digest) -> frozenset[str]:
         """Returns the layers whose digest proves the loaded weights.
 
         They are found at the first load of an adapter with these tensors, when the slot held no such weights before.
         """
-        tensors = frozenset(read_header(copy / WEIGHTS))
-        if tensors not in self._provable:
-            settings = orjson.loads((copy / "adapter_config.json").read_bytes())
-            scale = settings["lora_alpha"] / settings["r"]
-            dtype = DTYPES[self._dtype]
-            written = digest_of(scaled_adapter(load_file(copy / WEIGHTS), scale, dtype), dtype)
-            self._provable[tensors] = provable_layers(written, held, f"the adapter in {copy}")
-        return self._provable[tensors]
+        settings = orjson.loads((copy / "adapter_config.json").read_bytes())
+        scale = settings["lora_alpha"] / settings["r"]
+        dtype = DTYPES[self._dtype]
+        written = digest_of(scaled_adapter(load_file(copy / WEIGHTS), scale, dtype), dtype)
+        return provable_layers(written, held, f"the adapter in {copy}")
 
-    def _copy(self, directory: Path, number: int, load: int) -> Path:
-        """Makes a checked private copy. The engine, for which other requests wait, then reads it from the page cache."""
-        base = read_manifest(Path(self._engine.model_config.model))
-        require_fitting_adapter(base, read_header(directory / WEIGHTS), self._max_rank)
+    def _copy(self, directory: Path, number: int, load: int) -> tuple[Path, frozenset[str]]:
+        """Makes a checked private copy. The engine, for which other requests wait, then reads it from the page cache.
+
+        Returns its path and the names of its tensors.
+        """
+        if self._base is None:
+            self._base = read_manifest(Path(self._engine.model_config.model))
+        given = read_header(directory / WEIGHTS)
+        require_fitting_adapter(self._base, given, self._max_rank)
         if self._copies is None:
             self._copies = AdapterFiles()
-        return self._copies.copy(directory, number, load)
+        return self._copies.copy(directory, number, load), frozenset(given)
 
     async def unload(self, name: str) -> bool:
         """Ends the requests under `name` and removes the adapter completely. Returns whether there was one.

@@ -25,6 +25,9 @@ _ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Elements hashed at once. CPU: few enough that torch uses one thread, since several would wait for one another on a busy machine
 at each of ten passes. CUDA: enough to keep a GPU busy, with 100 MB of its memory."""
 
+_SMALL = 1 << 14
+"""Elements of a tensor that is hashed together with others of its layer."""
+
 _MODULUS = 1 << 64
 
 
@@ -63,15 +66,30 @@ def add_up(sums: Iterable[tuple[str, int]]) -> Digest:
 
 def digest_of(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Digest:
     """Returns the digest of floating-point tensors; any others are left out."""
-    named = [(name, hash_sum(tensor, dtype)) for name, tensor in tensors if tensor.is_floating_point()]
+    sums: list[tuple[str, Tensor]] = []
+    small: defaultdict[tuple[str, torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for name, tensor in tensors:
+        if not tensor.is_floating_point():
+            continue
+        if tensor.numel() <= _SMALL:
+            small[layer_of(name), tensor.device, tensor.dtype].append(tensor.detach().reshape(-1))
+        else:
+            sums.append((name, hash_sum(tensor, dtype)))
+    # A sum of sums: those of a layer are hashed together, since an adapter has hundreds of matrices of a few kilobytes.
+    sums += [(layer, hash_sum(torch.cat(parts), dtype)) for (layer, _, _), parts in small.items()]
     # Waits for the device once, not for each tensor.
-    values = torch.stack([value for _, value in named]).tolist() if named else []
-    return add_up((name, value) for (name, _), value in zip(named, values, strict=True))
+    values = torch.stack([value for _, value in sums]).tolist() if sums else []
+    return add_up((name, value) for (name, _), value in zip(sums, values, strict=True))
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
     """Returns the digest in each of `DTYPES`, by name."""
-    return {name: digest_of(tensors.items(), dtype) for name, dtype in DTYPES.items()}
+    found = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if found != {torch.bfloat16}:
+        return {name: digest_of(tensors.items(), dtype) for name, dtype in DTYPES.items()}
+    # float32 holds a bfloat16 exactly, so that the two have the same hashes.
+    exact, half = digest_of(tensors.items(), torch.bfloat16), digest_of(tensors.items(), torch.float16)
+    return {"float32": exact, "bfloat16": exact, "float16": half}
 
 
 def scaled_adapter(tensors: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -218,16 +218,20 @@ class InferencePool:
         clients = [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
         return await parse_call.parse(clients, token_ids, tools, template_kwargs, server)
 
-    async def update_weights(self, update: WeightUpdate) -> None:
+    async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.
 
-        Requests in flight go on. Raises `InferenceError`, with the reasons, if servers were reached and none of them took
-        the weights: no later attempt succeeds with a wrong checkpoint or probe.
+        Requests in flight go on. `on_loaded` is called once new requests may begin at every server that took the weights:
+        their digest is right, and the probe is still to come. Answers wait for it. Raises `InferenceError`, with the reasons,
+        if servers were reached and none of them took the weights: no later attempt succeeds with a wrong checkpoint or probe.
         """
         async with self._updating:
             self._wanted = update
             for monitor in self._monitors.values():
                 monitor.set_wanted(update)
+            await self._until(lambda: self._closed or self._concluded(update, loaded=True))
+            if on_loaded is not None and not self._closed and self._fleet.serving:
+                on_loaded()
             await self._until(lambda: self._closed or self._concluded(update))
             if self._closed:
                 raise InferenceError("the inference pool was closed during a weight update")
@@ -235,9 +239,11 @@ class InferencePool:
             if refusals and not self._fleet.serving:
                 raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
 
-    def _concluded(self, update: WeightUpdate) -> bool:
+    def _concluded(self, update: WeightUpdate, loaded: bool = False) -> bool:
+        """Whether it is known of each server whether it holds the weights; with `loaded`, before its probe."""
         return all(
-            monitor.concluded is update or self._tasks[server].done() for server, monitor in self._monitors.items()
+            monitor.concluded is update or (loaded and monitor.loaded is update) or self._tasks[server].done()
+            for server, monitor in self._monitors.items()
         )
 
     async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:

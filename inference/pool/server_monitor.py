@@ -51,6 +51,8 @@ class ServerMonitor:
         """The weights that the server must hold to serve. None: those that it was started with."""
         self.concluded: WeightUpdate | None = None
         """The last `wanted` for which it is known whether the server holds it."""
+        self.loaded: WeightUpdate | None = None
+        """The last `wanted` whose digest the server has shown: it takes requests, and their answers wait for the probe."""
         self.refused = False
         """Whether it is out because it would not take the weights, or took them and failed the probe."""
         self.requests: set[asyncio.Timeout] = set()
@@ -178,7 +180,7 @@ class ServerMonitor:
         try:
             async with asyncio.timeout(self._config.update_timeout_seconds):
                 if wanted is not None:
-                    await self._load_and_prove(wanted)
+                    await self._load_and_prove(wanted, instance)
         except TimeoutError:
             limit = self._config.update_timeout_seconds
             self.take_out(
@@ -187,11 +189,13 @@ class ServerMonitor:
         except InferenceError as error:
             self.take_out(str(error), refused=isinstance(error, RequestRefused))
         else:
-            self._begin_serving(wanted, instance)
+            if wanted is None or self.loaded is not wanted:
+                self._begin_serving(wanted, instance)
         finally:
             self.resolved.set()
 
-    async def _load_and_prove(self, wanted: WeightUpdate) -> None:
+    async def _load_and_prove(self, wanted: WeightUpdate, instance: str) -> None:
+        self.loaded = None
         began = time.monotonic()
         held = await self.client.load(wanted)
         if held is not None and (others := wanted.probe.mismatched_layers(held)) is not None:
@@ -199,6 +203,11 @@ class ServerMonitor:
                 f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
             )
         loaded = time.monotonic()
+        if held is not None and wanted.probe.compares(held) and self.server.counted:
+            # It served until now, and holds what was published. New requests begin beside the probe, and wait for it.
+            self._begin_serving(wanted, instance)
+            self.loaded = wanted
+            self._on_change()
         answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)
         mismatch = wanted.probe.mismatch(answer, self._config.probe_tolerance)
         if mismatch is not None:

@@ -45,6 +45,18 @@ def test_one_bit_of_one_element_changes_the_digest_unless_it_is_rounded_away(
     assert (int(hash_sum(before, DTYPES[dtype])) == int(hash_sum(after, DTYPES[dtype]))) == same
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_small_tensors_of_a_layer_are_hashed_together_and_sum_up_alike(dtype: torch.dtype) -> None:
+    tensors = {
+        f"layers.{index % 3}.{index}": weight(index, rows) for index, rows in enumerate((1, 5, 3000, 7, 2049, 2))
+    }
+    tensors |= {"head": weight(9).double(), "norm": weight(10).half(), "count": torch.ones(2, dtype=torch.int64)}
+    one_by_one = add_up(
+        (name, int(hash_sum(tensor, dtype))) for name, tensor in tensors.items() if tensor.is_floating_point()
+    )
+    assert digest_of(tensors.items(), dtype) == one_by_one
+
+
 def test_an_exchange_between_layers_is_seen_and_one_of_zeros_signs_is_not() -> None:
     first, second = weight(0), weight(1)
     digest = digest_of([("layers.0.w", first), ("layers.1.w", second)], torch.float32)

@@ -23,7 +23,7 @@ class RecordingPool:
         self.loaded = asyncio.Event()
         self._refuse = refuse
 
-    async def update_weights(self, update: WeightUpdate) -> None:
+    async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         await asyncio.sleep(0)
         self._refuse(update)
         self.history.append(update)
@@ -51,6 +51,32 @@ async def test_the_order_of_events(tmp_path: Path) -> None:
     assert (starting, updated) == (PolicyUpdateStarting(0), PolicyUpdated(0))
     assert isinstance(update, WeightUpdate)
     assert (update.version, update.directory, update.adapter) == (0, directory, "one")
+
+
+async def test_the_scheduler_goes_on_once_the_weights_are_loaded_and_their_proof_ends_later(tmp_path: Path) -> None:
+    class Early(RecordingPool):
+        async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
+            assert on_loaded is not None
+            on_loaded()
+            self.history.append("proof")
+
+    pool = Early()
+    publish(tmp_path, 0)
+    await asyncio.wait_for(make_watcher(tmp_path, pool, 2).load_first(0), 60)
+    assert pool.history == [PolicyUpdateStarting(0), PolicyUpdated(0), "proof"]
+
+
+async def test_a_proof_that_fails_later_ends_the_run_even_if_the_version_was_removed(tmp_path: Path) -> None:
+    class Early(RecordingPool):
+        async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
+            assert on_loaded is not None
+            on_loaded()
+            remove_directory(update.directory)
+            raise InferenceError("no inference server took version 0")
+
+    publish(tmp_path, 0)
+    with pytest.raises(InferenceError, match="no inference server took"):
+        await asyncio.wait_for(make_watcher(tmp_path, Early(), 2).load_first(0), 60)
 
 
 @pytest.mark.slow

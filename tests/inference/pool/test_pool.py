@@ -244,6 +244,54 @@ async def test_an_answer_between_the_load_and_its_proof_is_held_back() -> None:
         await request
 
 
+async def test_requests_begin_beside_the_probe_once_the_digest_is_right_and_their_answers_wait_for_it() -> None:
+    loaded: list[str] = []
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.probe_gate.clear()
+        update = asyncio.create_task(pool.update_weights(weight_update(1), lambda: loaded.append("loaded")))
+        await until(lambda: bool(loaded), "the digest")
+        request = asyncio.create_task(generate(pool))
+        await until(lambda: server.completions == 1, "an answer at the server")
+        done, _ = await asyncio.wait({request, update}, timeout=0.1)
+        assert not done
+        server.probe_gate.set()
+        await update
+        assert (await request).policy_version == 1
+    assert loaded == ["loaded"]
+
+
+async def test_a_request_that_began_beside_a_probe_that_fails_is_made_elsewhere() -> None:
+    async with FakeServer() as broken, FakeServer() as good, pool_of(broken, good, health_interval_seconds=60) as pool:
+        broken.probe_gate.clear()
+        broken.old_kernels = True
+        loaded = asyncio.Event()
+        update = asyncio.create_task(pool.update_weights(weight_update(1), loaded.set))
+        await asyncio.wait_for(loaded.wait(), 60)
+        request = asyncio.create_task(generate(pool))
+        await until(lambda: broken.completions == 1, "an answer of the broken server")
+        broken.probe_gate.set()
+        await update
+        turn = await request
+        assert (turn.server, turn.policy_version) == (good.url, 1)
+
+
+async def test_nothing_begins_before_the_proof_at_a_server_without_the_right_digest_or_one_that_comes_back() -> None:
+    loaded: list[str] = []
+    async with FakeServer() as server, pool_of(server, health_interval_seconds=60) as pool:
+        server.deaf = True
+        with pytest.raises(InferenceError, match="computes with other weights"):
+            await pool.update_weights(weight_update(1), lambda: loaded.append("deaf"))
+        server.deaf = False
+        server.probe_gate.clear()
+        update = asyncio.create_task(pool.update_weights(weight_update(2), lambda: loaded.append("back")))
+        await until(lambda: server.answers["/counterpoint/v1/probe"] == 1, "the probe")
+        assert loaded == []
+        assert states(pool) == ["loading"]
+        server.probe_gate.set()
+        await update
+    assert loaded == ["back"]
+
+
 async def test_an_answer_of_weights_that_fail_their_proof_is_discarded_and_asked_for_elsewhere() -> None:
     async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good) as pool:
         deaf.gate.clear()
