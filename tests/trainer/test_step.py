@@ -211,7 +211,7 @@ def test_a_loss_of_whole_samples_and_of_entropy(dense_directory: Path, tmp_path:
     metrics = lone.train(batch)
     after, rate = lone.weights(), lone.run.config.training.learning_rate
     for name, gradient in zip(names, expected, strict=True):
-        assert float((before[name] - rate * gradient - after[name]).abs().max()) < 1e-6
+        assert float((before[name] - rate * gradient - after[name]).abs().max()) < 3e-6
     narrow = make_lone_run(tmp_path / "narrow", dense_directory, {"max_tokens": 18}, loss=loss)
     apart = narrow.train(batch)
     assert apart["loss"] == pytest.approx(metrics["loss"], abs=1e-6)

@@ -177,25 +177,27 @@ class _Chunked(torch.autograd.Function):
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_PH.dtype, torch.float32)
-        values_P, sums_P, entropies_P = (hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(3))
+        values_P, entropies_P, highest_P, sums_P = (hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(4))
         for rows in _slices(len(hidden_PH), _tile() // len(weight_VH)):
             scaled_CV = _scaled(hidden_PH[rows], weight_VH, bias_V, divisor_P[rows])
             log_CV = torch.log_softmax(scaled_CV, -1)
             values_P[rows] = log_CV.gather(-1, targets_P[rows, None])[:, 0]
-            sums_P[rows] = scaled_CV.gather(-1, targets_P[rows, None])[:, 0] - values_P[rows]
+            # Two numbers, since their sum would round a small logarithm to the precision of a large logit.
+            highest_P[rows] = scaled_CV.amax(-1)
+            sums_P[rows] = -log_CV.amax(-1)  # of exp(z - highest z), the logarithm
             del scaled_CV
             entropies_P[rows] = -log_CV.mul_(log_CV.exp()).sum(-1)
             del log_CV  # before the next chunk's
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies_P)
         ctx.entropy_gradient = entropy_gradient
-        ctx.save_for_backward(hidden_PH, weight_VH, bias_V, targets_P, divisor_P, sums_P, entropies_P)
+        ctx.save_for_backward(hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropies_P, highest_P, sums_P)
         return values_P, entropies_P
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_values_P: Tensor, grad_entropies_P: Tensor) -> tuple[Any, ...]:
-        hidden_PH, weight_VH, bias_V, targets_P, divisor_P, sums_P, entropies_P = ctx.saved_tensors
+        hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropies_P, highest_P, sums_P = ctx.saved_tensors
         tokens, vocabulary = len(hidden_PH), len(weight_VH)
         height = max(1, min(tokens, 2 * math.isqrt(_tile())))
         # What several products are added up in is precise; autograd rounds the sum to the precision of its parameter.
@@ -214,7 +216,7 @@ class _Chunked(torch.autograd.Function):
             for part in _slices(vocabulary, _tile() // height):
                 weight_WH = weight_VH[part]
                 log_CW = _scaled(hidden_PH[rows], weight_WH, None if bias_V is None else bias_V[part], divisor_P[rows])
-                log_CW.sub_(sums_P[rows, None])
+                log_CW.sub_(highest_P[rows, None]).sub_(sums_P[rows, None])
                 grad_CW = log_CW.exp()
                 if ctx.entropy_gradient:
                     log_CW.add_(entropies_P[rows, None]).mul_(grad_entropies_P[rows, None]).add_(grad_C1)
