@@ -184,8 +184,9 @@ def _load_all(run: RunConfig) -> None:
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
     if run.training.loss.kind != BUILT_IN_LOSS:
         from trainer.losses.registry import load_loss  # torch comes with it, which takes seconds
+        from trainer.updates.passes import optional_inputs
 
-        load_loss(run.training.loss)
+        load_loss(run.training.loss, optional_inputs(run.training))
 
 
 if __name__ == "__main__":

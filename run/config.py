@@ -15,6 +15,7 @@ from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from run.evaluations import EvaluationConfig, check_evaluations
 from run.opponents import OpponentConfig, check_opponents
+from run.updates import ReferenceConfig, ValueHeadConfig
 from transport.config import Config, Identifier, TransportConfig
 
 
@@ -209,6 +210,19 @@ class TrainingConfig(Config):
     loss: LossConfig = LossConfig()
     """The loss."""
 
+    updates_per_step: int = Field(default=1, ge=1, le=1024)
+    """Updates of the weights in one step, `updates_per_step / epochs` of them on mini-batches of the step's samples in each
+    epoch. Still one step for everything else: versions, schedule, checkpoints (docs/updates.md)."""
+
+    epochs: int = Field(default=1, ge=1, le=1024)
+    """How often each sample of a step is trained; `updates_per_step` is a multiple of it."""
+
+    reference: ReferenceConfig | None = None
+    """Compare the policy to one that stays as it is, in the loss or in the reward. Unset: no reference."""
+
+    value_head: ValueHeadConfig | None = None
+    """Estimate values, and compute advantages from rewards and values, as PPO does. Unset: the orchestrator's advantages."""
+
     checkpoint_interval: int = Field(default=10, ge=1)
     """Steps between the trainer's checkpoints. The orchestrator keeps batches until a checkpoint covers them."""
 
@@ -219,6 +233,15 @@ class TrainingConfig(Config):
     def _starts_once(self) -> TrainingConfig:
         if self.start_from is not None and (self.lora is None or self.lora.start_from is not None):
             raise ValueError("start_from takes [training.lora], without a start_from of its own: both give the adapter")
+        return self
+
+    @model_validator(mode="after")
+    def _updates_fit(self) -> TrainingConfig:
+        if self.updates_per_step % self.epochs:
+            raise ValueError(
+                f"updates_per_step = {self.updates_per_step} is not a multiple of epochs = {self.epochs}: every epoch has "
+                f"the same mini-batches; set updates_per_step = {self.epochs * max(1, self.updates_per_step // self.epochs)}"
+            )
         return self
 
 
@@ -348,6 +371,16 @@ class RunConfig(Config):
             raise ValueError(
                 "inference.protocol = 'openai' without training.lora: a stock server takes adapters, but no full weights. "
                 "Add [training.lora], or use our servers with inference.protocol = 'binary'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_filtered_by_a_group(self) -> RunConfig:
+        enforcing = [each for each in self.filters if isinstance(each, ZeroAdvantageFilter) and each.mode == "enforce"]
+        if self.training.value_head is not None and enforcing:
+            raise ValueError(
+                "filters: zero_advantage removes rollouts by advantages within their groups, but with training.value_head the "
+                "trainer computes the advantages; remove that filter (filters = [], if there is no other)"
             )
         return self
 

@@ -30,6 +30,7 @@ from trainer.metrics import MetricValue
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, prove_packing
 from trainer.model.router_replay import RouterReplay
+from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
@@ -38,7 +39,11 @@ from trainer.runs import checkpoint, copies
 from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run
-from trainer.step import OpenStep, finish, train_row
+from trainer.step import finish, next_pass, train_row
+from trainer.updates.measure import measure_row
+from trainer.updates.passes import optional_inputs
+from trainer.updates.reference import References
+from trainer.updates.value_head import ValueHead
 from transport import codec
 from transport.files.atomic import as_bytes_view
 from transport.records import Batch
@@ -66,6 +71,7 @@ class Learner:
         self.heartbeat_seconds = HEARTBEAT_SECONDS
         self._open: dict[int, OpenStep] = {}
         self._trained_in_full = False
+        self._references = References(config.model, config.dtype, ranks.device)
         self._load_model()
         manager.register_config_validation_hook(self._fits_the_slots)
         manager.register_config_validation_hook(self._fits_the_model)
@@ -97,6 +103,18 @@ class Learner:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
         self._command({"kind": "rows", "rows": rows})
         self._train(rows)
+
+    def next_pass(self, slot: int) -> OpenStep | None:
+        """Ends the current pass of a run's step, whose samples are trained, if another one follows; returns the step then.
+
+        Its samples are those of the next pass. Raises `InvalidBatch`: the run is as before the step.
+        """
+        step = self._open[slot]
+        if step.is_last_pass:
+            return None
+        self._command({"kind": "pass", "slot": slot})
+        next_pass(step, self.ranks)
+        return step
 
     def finish_step(self, slot: int) -> dict[str, MetricValue]:
         """Updates a run whose samples are trained; returns its metrics. Raises `InvalidBatch`: the run is as before the step."""
@@ -160,6 +178,11 @@ class Learner:
                     self._begin(command["slot"], batch, command["rate"])
                 case "rows":
                     self._train(command["rows"])
+                case "pass":
+                    try:
+                        next_pass(self._open[command["slot"]], self.ranks)
+                    except InvalidBatch as error:
+                        logger.debug("rank %d: %s", self.ranks.index, error)
                 case "finish":
                     try:
                         finish(self._open.pop(command["slot"]), self.ranks)
@@ -189,7 +212,10 @@ class Learner:
         self._rows.train(own, self._train_row)
 
     def _train_row(self, row: StepRow) -> None:
-        train_row(self.model, self.replay, self.limits, row)
+        measured = [part for part in row if part[0].current.measures]
+        if measured:
+            measure_row(self.model, self.replay, self.limits, measured)
+        train_row(self.model, self.replay, self.limits, [part for part in row if not part[0].current.measures])
 
     def _copy(self, slot: int, step: int) -> Copy:
         run, copy, fault = self.runs[slot], None, None
@@ -206,6 +232,7 @@ class Learner:
     def _drop(self, slot: int) -> None:
         if self._open.pop(slot, None) is not None:
             self.runs[slot].optimizer.zero_grad()
+            self.runs[slot].restore()
 
     def _export_directory(self, run: Run) -> Path | None:
         exported = run.config.training.token_export
@@ -234,8 +261,11 @@ class Learner:
         occupancy = self.manager.registry.in_slot(slot)
         try:
             parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
-            optimizer = Optimizer(parameters, config.training, config.steps)
-            run = Run(slot, run_id, config, optimizer, load_loss(config.training.loss), occupancy.progress)
+            head = self._value_head() if config.training.value_head is not None else None
+            optimizer = Optimizer(parameters | (head.parameters() if head else {}), config.training, config.steps)
+            loss = load_loss(config.training.loss, optional_inputs(config.training))
+            reference = self._references.open(slot, config.training, self.limits.vocabulary)
+            run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
                 occupancy.progress = run.progress
@@ -259,6 +289,7 @@ class Learner:
     def _delete(self, slot: int, run_id: str) -> None:
         self._drop(slot)
         self.runs.pop(slot, None)
+        self._references.close(slot)
         self.manager.release_run_parameters(slot)
 
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
@@ -272,6 +303,9 @@ class Learner:
         if lora is not None and lora.start_from is not None and not occupancy.progress.step:
             load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, lora.start_from)
         return self.manager.get_named_parameters_for_run(slot)
+
+    def _value_head(self) -> ValueHead:
+        return ValueHead(self.model.get_output_embeddings().weight.shape[-1], self.ranks.device)
 
     def _full_weights(self) -> dict[str, nn.Parameter]:
         if self._trained_in_full or not trainable_parameters(self.model):
@@ -297,7 +331,7 @@ class Learner:
 
 def _has_a_loss(config: RunConfig) -> tuple[bool, str]:
     try:
-        load_loss(config.training.loss)
+        load_loss(config.training.loss, optional_inputs(config.training))
     except ValueError as error:
         return False, str(error)
     return True, ""

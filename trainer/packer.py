@@ -122,11 +122,16 @@ def _check_routing(sample: int, rollout_id: str, chunks: Sequence[RoutingArray],
             )
 
 
-def trained_samples(batch: Batch) -> list[int]:
-    """Returns the samples that have a trained token; the others have no gradient."""
+def trained_tokens(batch: Batch) -> dict[int, int]:
+    """Returns how many trained tokens each sample has, ascending, without those that have none and so no gradient."""
     trained_before = np.concatenate(([0], np.cumsum(batch.loss_mask_T, dtype=np.int64)))
     counts_S = np.diff(trained_before[batch.sample_offsets])
-    return [int(sample) for sample in np.flatnonzero(counts_S)]
+    return {int(sample): int(counts_S[sample]) for sample in np.flatnonzero(counts_S)}
+
+
+def trained_samples(batch: Batch) -> list[int]:
+    """Returns the samples that have a trained token."""
+    return list(trained_tokens(batch))
 
 
 def environment_names(batch: Batch) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import cuda
 
 from trainer.faults import is_fatal, is_out_of_memory
-from trainer.step import OpenStep
+from trainer.open_step import OpenStep
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,59 +22,16 @@ from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.multi_lora import adapter_spans
 from trainer.losses.contract import Gradients, LossInputs, LossOutputs
 from trainer.metrics import MetricValue
-from trainer.model.load import log_probabilities
+from trainer.model.head import token_outputs
 from trainer.model.router_replay import RouterReplay
-from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, environment_names, pack, trained_samples
+from trainer.open_step import OpenStep
+from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
 from trainer.ranks import Ranks
 from trainer.runs.run import Run
-from trainer.token_export import TokenExport
-from transport.records import Batch
+from trainer.updates.passes import OLD, REFERENCE
+from trainer.updates.value_head import differentiate, row_values
 
 logger = logging.getLogger(__name__)
-
-_MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share")
-"""Metrics that are means over trained tokens. Their sums are the first columns of the metric sums, which have one row for each
-environment; the columns of the loss's own metrics and the number of tokens follow."""
-
-
-class OpenStep:
-    """One run's step in progress on this rank: its batch, and the sums that accumulate beside the gradients."""
-
-    def __init__(self, run: Run, batch: Batch, device: torch.device, export_directory: Path | None = None) -> None:
-        """Opens the step of a batch that `packer.check` has passed.
-
-        With `export_directory`, every trained token is written there (`trainer/token_export.py`).
-        """
-        self.run = run
-        self.batch = batch
-        self.trained_tokens = int(batch.loss_mask_T.sum())
-        """Of the whole batch, on all ranks; the loss is divided by it."""
-        self.samples = trained_samples(batch)
-        """Indices of the samples with a trained token, whether trained by now or not."""
-        self.fault: str | None = None
-        """Why the step must be refused; None otherwise. The samples of a step with a fault are no longer trained."""
-        self.trained_rows: list[Sequence[int]] = []
-        """The samples that this rank has trained, row by row."""
-        self.environments = environment_names(batch)
-        self.means = (*_MEANS, *(f"custom_loss/{name}" for name in run.loss.metrics))
-        self.sums_EM = torch.zeros(len(self.environments), len(self.means) + 1, dtype=torch.float64, device=device)
-        self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
-        self.export_directory = export_directory
-        self.export = TokenExport() if export_directory is not None else None
-        self.started = time.perf_counter()
-
-    def length(self, sample: int) -> int:
-        """Tokens of a sample."""
-        return int(self.batch.sample_offsets[sample + 1] - self.batch.sample_offsets[sample])
-
-    def begin_anew(self) -> list[Sequence[int]]:
-        """Drops what this rank has trained, gradients included; returns the rows to train again."""
-        self.run.optimizer.zero_grad()
-        self.sums_EM.zero_()
-        self.highest_E.zero_()
-        self.export = TokenExport() if self.export is not None else None
-        rows, self.trained_rows = self.trained_rows, []
-        return rows
 
 
 def train_row(
@@ -90,38 +46,54 @@ def train_row(
         return
     steps = [step for step, _ in row]
     micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
-    trainer_P, entropy_P = _forward(model, replay, steps, micro)
+    trainer_P, entropy_P, values_P = forward(model, replay, steps, micro)
     gradients: list[Gradients] = []
     first_token, first_P = 0, 0
     for step, part in zip(steps, micro.parts, strict=True):
         own = slice(first_P, first_P := first_P + part.predictions)
         # Copies with their own graph: an operator's loss then cannot affect the other runs.
         entropies_P = entropy_P[own].detach().clone()
+        advantages_P = step.columns.advantages_of(part.samples)
         inputs = LossInputs(
             trainer_P[own].detach().clone().requires_grad_(),
             micro.inference_log_probabilities_P[own],
-            micro.advantages_P[own],
+            micro.advantages_P[own] if advantages_P is None else advantages_P,
             sample_P=micro.sample_P[own],
             samples=len(part.samples),
             entropies_P=entropies_P.requires_grad_(step.run.loss.uses_entropy),
+            old_log_probabilities_P=step.columns.of(OLD, part.samples) if step.has_several_updates else None,
+            reference_log_probabilities_P=step.columns.of(REFERENCE, part.samples),
+            values_P=_own_values(step, values_P, own),
             **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.columns},
         )
         outputs, gradient = _loss_and_gradients(step, inputs)
+        gradient, optional = _with_value_loss(step, part.samples, inputs, gradient)
         gradients.append(gradient)
         if outputs is not None:
             columns = _columns(inputs, outputs)
             predicting_P = micro.predicting_P[own]
-            own_metrics = [outputs.metrics_P[name].detach() for name in step.run.loss.metrics]
+            own_metrics = [*optional, *(outputs.metrics_P[name].detach() for name in step.run.loss.metrics)]
             _accumulate(step, columns, own_metrics, micro.environments_P[own], micro.has_record_T[predicting_P])
             if step.export is not None:
                 exported = columns | {"token_id": micro.targets_P[own]}
                 step.export.add(part, predicting_P - first_token, exported)
         first_token += part.tokens
-    _backward(Gradients(trainer_P, entropy_P), gradients)
+    _backward(Gradients(trainer_P, entropy_P, values_P), gradients)
+
+
+def next_pass(step: OpenStep, ranks: Ranks) -> bool:
+    """Ends the current pass of a step, on all ranks, if another one follows; returns whether it did.
+
+    Raises `InvalidBatch` as `finish` does.
+    """
+    if step.is_last_pass:
+        return False
+    _end_pass(step, ranks)
+    return True
 
 
 def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
-    """Adds gradients and sums over the ranks, updates the weights and the progress of the step's run, and returns the metrics.
+    """Ends the last pass of a step: the progress of its run is then of the step. Returns the metrics.
 
     A step without any trained token counts, and leaves the weights as they are.
 
@@ -129,23 +101,24 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
         InvalidBatch: on every rank, when the step has a fault on any, or the loss or its gradient is not finite. The run is
             then as before the step, its gradients forgotten; or not `intact`, when the update itself failed.
     """
-    run, batch = step.run, step.batch
-    metrics: dict[str, MetricValue] = {"learning_rate": 0.0, "grad_norm": 0.0}
+    run, batch, ended = step.run, step.batch, step.ended
     if step.trained_tokens:
-        try:
-            metrics = _update(step, ranks)
-        except InvalidBatch:
-            run.optimizer.zero_grad()
-            raise
+        _end_pass(step, ranks)
     if step.export is not None and step.export_directory is not None:
-        step.export.write(step.export_directory, batch.step, ranks.index)
+        ended.export.write(step.export_directory, batch.step, ranks.index)
+    run.held = None
     run.progress.step = batch.step
     run.progress.total_tokens += len(batch.token_ids_T)
     run.progress.total_samples += len(batch.samples)
     seconds = time.perf_counter() - step.started
+    means = _means(
+        step.means, ended.sums_EM.cpu(), ended.highest_E.cpu(), step.environments, run.config.training.epochs
+    )
     return {
-        **metrics,
-        **_means(step.means, step.sums_EM.cpu(), step.highest_E.cpu(), step.environments),
+        "learning_rate": ended.learning_rate,
+        "grad_norm": sum(ended.norms) / max(len(ended.norms), 1),
+        **({"updates": len(ended.norms)} if step.has_several_updates else {}),
+        **means,
         "tokens": len(batch.token_ids_T),
         "samples": len(batch.samples),
         "tokens_per_second": len(batch.token_ids_T) / seconds,
@@ -153,13 +126,38 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     }
 
 
-def _forward(
-    model: nn.Module, replay: RouterReplay | None, steps: Sequence[OpenStep], micro: MicroBatch
-) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities and entropies of the row's trained tokens, float32 `[P]` each.
+def _end_pass(step: OpenStep, ranks: Ranks) -> None:
+    """Adds over the ranks what the current pass has made, takes it over, and begins the next pass."""
+    try:
+        if step.current.measures:
+            _conclude_measurement(step, ranks)
+        else:
+            _update(step, ranks)
+    except InvalidBatch:
+        step.run.optimizer.zero_grad()
+        step.run.restore()
+        raise
+    step.begin_next_pass()
 
-    The log-probabilities have a gradient; the entropies, too, if the loss of a step uses them.
+
+def _conclude_measurement(step: OpenStep, ranks: Ranks) -> None:
+    _refuse_if_any(ranks, step.fault)
+    step.columns.conclude(step.run.config.training, step.samples, ranks)
+    if broken := [name for name, column_T in step.columns.measured.items() if not bool(column_T.isfinite().all())]:
+        raise InvalidBatch(
+            f"what step {step.batch.step} has measured before its update is not finite: {', '.join(broken)}"
+        )
+
+
+def forward(
+    model: nn.Module, replay: RouterReplay | None, steps: Sequence[OpenStep], micro: MicroBatch
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns log-probabilities, entropies and values of the row's trained tokens, float32 `[P]` each.
+
+    The log-probabilities have a gradient; the entropies, too, if the loss of a step uses them. The values, which have one, are
+    None without a run that has a value head.
     """
+    heads = [step.run.value_head for step in steps]
     replaying = (
         replay.replaying(micro.routed_experts_TLK, micro.has_record_T)
         if replay is not None and micro.routed_experts_TLK is not None
@@ -167,7 +165,7 @@ def _forward(
     )
     spans = [(step.run.slot, part.tokens) for step, part in zip(steps, micro.parts, strict=True)]
     with replaying, adapter_spans(model, spans):
-        return log_probabilities(
+        outputs = token_outputs(
             model,
             micro.token_ids_T,
             micro.position_ids_T,
@@ -177,6 +175,8 @@ def _forward(
             micro.temperatures_P,
             entropy_gradient=any(step.run.loss.uses_entropy for step in steps),
         )
+        values_P = row_values(heads, outputs.hidden_PH, [part.predictions for part in micro.parts])
+    return outputs.log_probabilities_P, outputs.entropies_P, values_P
 
 
 def _loss_and_gradients(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs | None, Gradients]:
@@ -197,6 +197,30 @@ def _loss_and_gradients(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs
         step.fault = f"the loss of step {step.batch.step} raised {type(error).__name__}: {error}"
         return None, Gradients(torch.zeros_like(inputs.advantages_P))
     return outputs, gradients
+
+
+def _own_values(step: OpenStep, values_P: Tensor | None, own: slice) -> Tensor | None:
+    """Returns a copy with its own graph of a run's values in a row; None without a value head."""
+    if values_P is None or step.run.value_head is None:
+        return None
+    return values_P[own].detach().clone().requires_grad_()
+
+
+def _with_value_loss(
+    step: OpenStep, samples: Sequence[int], inputs: LossInputs, gradient: Gradients
+) -> tuple[Gradients, list[Tensor]]:
+    """Adds the value head's part to the gradient; returns it, and the values `[P]` of `trainer.open_step.optional_means`."""
+    means: list[Tensor] = []
+    if inputs.reference_log_probabilities_P is not None:
+        difference_P = inputs.reference_log_probabilities_P - inputs.trainer_log_probabilities_P.detach()
+        means.append(difference_P.exp() - 1 - difference_P)
+    head, old_P, returns_P = step.run.config.training.value_head, *step.columns.values_of(samples)
+    if head is not None and inputs.values_P is not None and old_P is not None and returns_P is not None:
+        loss_P, by_values_P = differentiate(head, inputs.values_P, old_P, returns_P, step.trained_tokens)
+        given_P = gradient.values_P
+        gradient = gradient._replace(values_P=by_values_P if given_P is None else given_P + by_values_P)
+        means += [loss_P, inputs.values_P.detach(), returns_P]
+    return gradient, means
 
 
 def _backward(computed: Gradients, gradients: Sequence[Gradients]) -> None:
@@ -260,7 +284,7 @@ def _accumulate(
     step.highest_E.scatter_reduce_(0, environments_P, ratio_P, "amax")
 
 
-def _update(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
+def _update(step: OpenStep, ranks: Ranks) -> None:
     """Adds gradients and sums over the ranks, and updates the weights if both are finite.
 
     An error of one rank is exchanged between the collective calls, so that all ranks make the same calls.
@@ -268,25 +292,27 @@ def _update(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     run, number = step.run, step.batch.step
     try:
         gradients = run.optimizer.gradients()
+        if not step.is_last_pass:
+            run.hold()
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
         step.fault = step.fault or _described(error, f"the gradients of step {number}")
     _refuse_if_any(ranks, step.fault)
     ranks.add(gradients)
     ranks.add([step.sums_EM])
     ranks.maximum(step.highest_E)
-    fault, metrics = None, {}
+    fault, updated = None, False
     try:
-        metrics = _apply(step)
+        _apply(step)
+        updated = True
     except InvalidBatch as error:
         fault = str(error)
     except Exception as error:  # noqa: BLE001 - as above
         run.intact = False
         fault = _described(error, f"the update of step {number}")
-    _refuse_if_any(ranks, fault, run if metrics else None)
-    return metrics
+    _refuse_if_any(ranks, fault, run if updated else None)
 
 
-def _apply(step: OpenStep) -> dict[str, MetricValue]:
+def _apply(step: OpenStep) -> None:
     """Updates from sums and gradients that are the same on all ranks. Raises `InvalidBatch` before anything has changed."""
     run, number = step.run, step.batch.step
     norm = run.optimizer.gradient_norm()
@@ -298,8 +324,8 @@ def _apply(step: OpenStep) -> dict[str, MetricValue]:
         raise InvalidBatch(
             f"the gradient of step {number} is not finite (norm {float(norm)}); the weights are unchanged"
         )
-    rate = run.optimizer.step(number + run.progress.schedule_offset, norm)
-    return {"learning_rate": rate, "grad_norm": float(norm)}
+    step.ended.learning_rate = run.optimizer.step(number + run.progress.schedule_offset, norm)
+    step.ended.norms.append(float(norm))
 
 
 def _refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:
@@ -318,8 +344,13 @@ def _described(error: Exception, what: str) -> str:
     return f"{what} failed: {type(error).__name__}: {error}"
 
 
-def _means(means: Sequence[str], sums_EM: Tensor, highest_E: Tensor, names: list[str]) -> dict[str, MetricValue]:
-    """Returns the metrics of the whole step under their plain names, and of each environment under `<name>/<environment>`."""
+def _means(
+    means: Sequence[str], sums_EM: Tensor, highest_E: Tensor, names: list[str], epochs: int
+) -> dict[str, MetricValue]:
+    """Returns the metrics of the whole step under their plain names, and of each environment under `<name>/<environment>`.
+
+    Every trained token is in the sums once for each epoch.
+    """
     metrics: dict[str, MetricValue] = {}
     rows = [("", sums_EM.sum(0), highest_E.max() if names else torch.zeros(()))]
     rows += [(f"/{name}", sums_EM[index], highest_E[index]) for index, name in enumerate(names)]
@@ -329,5 +360,5 @@ def _means(means: Sequence[str], sums_EM: Tensor, highest_E: Tensor, names: list
             base, slash, statistic = name.partition("/")
             metrics[f"{base}{suffix}{slash}{statistic}"] = value / tokens
         metrics[f"importance_ratio{suffix}/max"] = float(highest)
-        metrics[f"tokens/trained{suffix}"] = int(sums_M[-1])
+        metrics[f"tokens/trained{suffix}"] = int(sums_M[-1]) // epochs
     return metrics

@@ -53,6 +53,10 @@ class TokenExport:
             self._lines.append(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
             start += length
 
+    def extend(self, other: TokenExport) -> None:
+        """Adds the lines of another one."""
+        self._lines += other._lines
+
     def write(self, directory: Path, step: int, rank: int) -> None:
         """Writes the added lines; replaces a file of the same step from before a resume. Raises `OSError`."""
         directory.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
-import numpy as np
 from safetensors import SafetensorError
 
 from cluster.notify import beating
@@ -29,6 +28,7 @@ from trainer.faults import is_fatal
 from trainer.learner import Learner
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model.load import choose_device
+from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint, control_files
@@ -248,9 +248,11 @@ class Trainer:
             except (InvalidBatch, CopyRefused, JournalError) as error:
                 self._evict(run, f"step {batch.step}: {error}")
                 continue
-            lengths = np.diff(batch.sample_offsets)
-            samples = {each: int(lengths[each]) for each in step.samples}
-            self._shares.add(run.slot, run.config.training.weight, samples)
+            self._share(run, step)
+
+    def _share(self, run: Occupancy, step: OpenStep) -> None:
+        """Gives the samples of the step's current pass to the rows."""
+        self._shares.add(run.slot, run.config.training.weight, {each: step.length(each) for each in step.samples})
 
     def _copy(self, run: Occupancy, step: int) -> None:
         """Takes over another run's state in place of the open step's update, and makes that durable at once."""
@@ -267,6 +269,9 @@ class Trainer:
         for slot in [slot for slot in self._registry.open_slots if not self._shares.left(slot)]:
             run = self._registry.in_slot(slot)
             try:
+                if (step := self._learner.next_pass(slot)) is not None:
+                    self._share(run, step)
+                    continue
                 metrics = self._learner.finish_step(slot)
             except InvalidBatch as error:
                 self._evict(run, f"step {run.progress.step + 1}: {error}")

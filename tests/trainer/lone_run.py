@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -15,6 +14,7 @@ from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
+from trainer.open_step import OpenStep
 from trainer.ranks import Ranks
 from trainer.runs import checkpoint
 from trainer.runs.manager import MultiRunManager
@@ -42,11 +42,12 @@ class LoneRun:
 
     def train(self, batch: Batch) -> dict[str, MetricValue]:
         """A whole step."""
-        step = self.learner.open_step(0, batch)
-        lengths = np.diff(batch.sample_offsets)
-        self._shares.add(0, 1.0, {sample: int(lengths[sample]) for sample in step.samples})
-        while self._shares.left(0):
-            self.learner.train_rows(self._shares.rows())
+        step: OpenStep | None = self.learner.open_step(0, batch)
+        while step is not None:
+            self._shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
+            while self._shares.left(0):
+                self.learner.train_rows(self._shares.rows())
+            step = self.learner.next_pass(0)
         return self.learner.finish_step(0)
 
     def weights(self) -> dict[str, torch.Tensor]:

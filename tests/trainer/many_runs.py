@@ -16,11 +16,12 @@ from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.load import load_model
 from trainer.model.router_replay import RouterReplay
+from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
 from trainer.packer import ModelLimits
 from trainer.ranks import Ranks
 from trainer.runs.run import Run
-from trainer.step import OpenStep, finish, train_row
+from trainer.step import finish, train_row
 from transport.records import Batch
 
 CPU = torch.device("cpu")

@@ -110,7 +110,7 @@ def save(run: Run, output_dir: Path, keep: int) -> None:
         if broadcast.is_dir():
             flush_directory(broadcast)
         # Each tensor gets its own memory: safetensors refuses two names for one.
-        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.optimizer.state().items()}
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.state().items()}
         with publish_directory(parent / f"step_{step}") as directory:
             save_file(tensors | _random_state(), directory / "state.safetensors")
             description = {

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor, nn
+
 from run.config import RunConfig
 from trainer.losses.contract import Loss
 from trainer.optimizer import Optimizer
 from trainer.runs.record import Progress
+from trainer.updates.value_head import ValueHead
 
 
 @dataclass(slots=True)
@@ -24,8 +27,29 @@ class Run:
     """The same object as in the run's record."""
     intact: bool = True
     """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
+    value_head: ValueHead | None = None
+    """Its parameters are the optimizer's, too."""
+    reference: nn.Module | None = None
+    """The model of its reference policy; None without a reference, or where that is the base under the adapter."""
+    held: dict[str, Tensor] | None = None
+    """Between the first and the last update of a step: the state of before the step, in host memory."""
 
     @property
     def finished(self) -> bool:
         """Whether all its steps have been trained."""
         return self.progress.step >= self.config.steps
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns the optimizer's state after the step of `progress`, also in the middle of the next step."""
+        return self.optimizer.state() if self.held is None else self.held
+
+    def hold(self) -> None:
+        """Keeps a copy of the state, unless there is one: the first of several updates follows."""
+        if self.held is None:
+            self.held = {name: tensor.to("cpu", copy=True) for name, tensor in self.optimizer.state().items()}
+
+    def restore(self) -> None:
+        """Puts the copy back, if there is one: the run is as before the step."""
+        if self.held is not None:
+            self.optimizer.load_state(self.held)
+            self.held = None

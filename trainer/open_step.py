@@ -1,0 +1,123 @@
+"""One run's step in progress on one rank: its passes over the batch, and what they add up to beside the gradients.
+
+`trainer/step.py` trains its rows and ends its passes. Most steps have one pass; `trainer/updates/passes.py` plans the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from run.config import TrainingConfig
+from trainer.packer import environment_names, trained_tokens
+from trainer.runs.run import Run
+from trainer.token_export import TokenExport
+from trainer.updates.columns import Columns
+from trainer.updates.passes import Pass, columns_to_measure, plan_passes
+from transport.records import Batch
+
+MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share")
+"""Metrics that are means over trained tokens. Their sums are the first columns of the metric sums, which have one row for each
+environment; the columns of `optional_means`, of the loss's own metrics and the number of tokens follow."""
+
+
+def optional_means(config: TrainingConfig) -> tuple[str, ...]:
+    """Returns the names of further means, of a run with a reference or a value head."""
+    names = ("reference_kl",) if config.reference is not None else ()
+    return (*names, "value_loss", "value/mean", "return/mean") if config.value_head is not None else names
+
+
+@dataclass(slots=True)
+class Ended:
+    """What the passes of a step that have ended add up to, on all ranks; the export on this one."""
+
+    sums_EM: Tensor
+    highest_E: Tensor
+    norms: list[float] = field(default_factory=list)
+    """Of the gradient, one an update."""
+    learning_rate: float = 0.0
+    export: TokenExport = field(default_factory=TokenExport)
+
+
+class OpenStep:
+    """One run's step in progress on this rank: its batch, and the sums that accumulate beside the gradients."""
+
+    def __init__(self, run: Run, batch: Batch, device: torch.device, export_directory: Path | None = None) -> None:
+        """Opens the step of a batch that `packer.check` has passed.
+
+        It has one pass over the batch, or more: a measurement, and several updates (`trainer/updates/passes.py`). With
+        `export_directory`, every trained token is written there (`trainer/token_export.py`).
+        """
+        config = run.config.training
+        self.run = run
+        self.batch = batch
+        self.columns = Columns(batch, columns_to_measure(config), device)
+        """What is measured before the first update."""
+        self._passes = deque(plan_passes(config, trained_tokens(batch), self.columns.names))
+        self.fault: str | None = None
+        """Why the step must be refused; None otherwise. The samples of a step with a fault are no longer trained."""
+        self.trained_rows: list[Sequence[int]] = []
+        """The samples that this rank has trained in the current pass, row by row."""
+        self.environments = environment_names(batch)
+        self.means = (*MEANS, *optional_means(config), *(f"custom_loss/{name}" for name in run.loss.metrics))
+        self.sums_EM = torch.zeros(len(self.environments), len(self.means) + 1, dtype=torch.float64, device=device)
+        self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
+        self.ended = Ended(self.sums_EM.clone(), self.highest_E.clone())
+        self.export_directory = export_directory
+        self.export = TokenExport() if export_directory is not None else None
+        self.started = time.perf_counter()
+
+    @property
+    def current(self) -> Pass:
+        """The current pass; an empty one in a step without a trained token, or after the last."""
+        return self._passes[0] if self._passes else Pass((), 0)
+
+    @property
+    def is_last_pass(self) -> bool:
+        """Whether no pass follows the current one."""
+        return len(self._passes) <= 1
+
+    @property
+    def has_several_updates(self) -> bool:
+        """Whether the weights may change before the last pass."""
+        return self.run.config.training.updates_per_step > 1
+
+    @property
+    def samples(self) -> list[int]:
+        """Indices of the samples of the current pass, each with a trained token, whether trained by now or not."""
+        return list(self.current.samples)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Of the current pass, on all ranks; its loss is divided by it."""
+        return self.current.trained_tokens
+
+    def begin_next_pass(self) -> None:
+        """Adds what the current pass has summed to the step's, and begins the next one."""
+        self.ended.sums_EM += self.sums_EM
+        torch.maximum(self.ended.highest_E, self.highest_E, out=self.ended.highest_E)
+        if self.export is not None and self.current.first_epoch:
+            self.ended.export.extend(self.export)
+        self._passes.popleft()
+        self.begin_anew()
+
+    def length(self, sample: int) -> int:
+        """Tokens of a sample."""
+        return int(self.batch.sample_offsets[sample + 1] - self.batch.sample_offsets[sample])
+
+    def begin_anew(self) -> list[Sequence[int]]:
+        """Drops what this rank has trained in this pass, gradients included; returns the rows to train again."""
+        self.run.optimizer.zero_grad()
+        if self.current.measures:
+            self.columns.clear()
+        self.sums_EM.zero_()
+        self.highest_E.zero_()
+        self.export = TokenExport() if self.export is not None else None
+        rows, self.trained_rows = self.trained_rows, []
+        return rows

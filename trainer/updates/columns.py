@@ -1,0 +1,83 @@
+"""What a step has measured before its first update: columns over all tokens of its batch.
+
+A rank fills in the samples that it has measured, and the ranks' columns are added, so that every rank may then train any sample.
+Columns are float32 `[T]` on the device, 0 where no token is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from run.config import TrainingConfig
+from trainer.ranks import Ranks
+from trainer.updates.advantages import estimate, penalty
+from trainer.updates.passes import OLD, REFERENCE, VALUES
+from transport.records import Batch
+
+
+def trained_positions(batch: Batch, samples: Sequence[int]) -> Tensor:
+    """Returns the positions in the batch of the trained tokens of `samples`, int64 `[P]`, in the order of a row of these."""
+    starts = [int(batch.sample_offsets[sample]) for sample in samples]
+    ends = [int(batch.sample_offsets[sample + 1]) for sample in samples]
+    found = [start + np.flatnonzero(batch.loss_mask_T[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return torch.from_numpy(np.concatenate(found))
+
+
+class Columns:
+    """The measured columns of one step."""
+
+    def __init__(self, batch: Batch, names: Sequence[str], device: torch.device) -> None:
+        """Begins with zeros."""
+        self.batch = batch
+        self._device = device
+        self.names = tuple(names)
+        self.measured = {name: torch.zeros(len(batch.token_ids_T), device=device) for name in names}
+        self.advantages: Tensor | None = None
+        """In place of the batch's, once `conclude` has computed them; None where the batch's are used."""
+        self.returns: Tensor | None = None
+        """What the value head learns."""
+
+    def clear(self) -> None:
+        """Drops what this rank has measured."""
+        for column_T in self.measured.values():
+            column_T.zero_()
+
+    def put(self, name: str, samples: Sequence[int], values_P: Tensor) -> None:
+        """Fills in the trained tokens of `samples`, in the order of a row of these."""
+        positions = trained_positions(self.batch, samples).to(self._device)
+        self.measured[name][positions] = values_P.detach().float()
+
+    def of(self, name: str, samples: Sequence[int]) -> Tensor | None:
+        """Returns a column's values of the trained tokens of `samples`, `[P]`; None if it is not measured."""
+        return self._chosen(self.measured.get(name), samples)
+
+    def advantages_of(self, samples: Sequence[int]) -> Tensor | None:
+        """Returns the advantages of the trained tokens of `samples`; None where the batch's are used."""
+        return self._chosen(self.advantages, samples)
+
+    def values_of(self, samples: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the estimates before the step and what the value head learns, of the trained tokens of `samples`."""
+        return self.of(VALUES, samples), self._chosen(self.returns, samples)
+
+    def _chosen(self, column_T: Tensor | None, samples: Sequence[int]) -> Tensor | None:
+        return None if column_T is None else column_T[trained_positions(self.batch, samples).to(self._device)]
+
+    def conclude(self, config: TrainingConfig, samples: Sequence[int], ranks: Ranks) -> None:
+        """Adds the columns over the ranks, and computes from them the advantages that the trainer gives the samples."""
+        ranks.add(list(self.measured.values()))
+        measured = {name: column_T.cpu() for name, column_T in self.measured.items()}
+        coefficient = config.reference.reward_coefficient if config.reference is not None else 0.0
+        penalty_T = penalty(coefficient, measured[OLD], measured[REFERENCE]) if coefficient else None
+        if config.value_head is not None:
+            positions = [trained_positions(self.batch, [sample]) for sample in samples]
+            rewards = [self.batch.samples[sample].reward for sample in samples]
+            advantages_T, returns_T = estimate(config.value_head, positions, rewards, measured[VALUES], penalty_T)
+            self.advantages = advantages_T.float().to(self._device)
+            self.returns = returns_T.float().to(self._device)
+        elif penalty_T is not None:
+            given_T = torch.from_numpy(self.batch.advantages_T.astype(np.float64))
+            self.advantages = (given_T - penalty_T).float().to(self._device)

@@ -1,0 +1,72 @@
+"""Measures a row: what the policy before the step and the reference policy say of its samples, without gradient.
+
+The policy's forward pass is that of training, with adapters and recorded routing. Each reference has a forward pass over the
+samples of its own runs alone, at the temperature that they were generated at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from trainer.model.load import log_probabilities
+from trainer.model.packing_proof import can_pack
+from trainer.model.router_replay import RouterReplay
+from trainer.open_step import OpenStep
+from trainer.packer import ModelLimits, pack
+from trainer.step import forward
+from trainer.updates.passes import OLD, REFERENCE, VALUES
+
+StepRow = Sequence[tuple[OpenStep, Sequence[int]]]
+
+
+@torch.no_grad()
+def measure_row(model: nn.Module, replay: RouterReplay | None, limits: ModelLimits, row: StepRow) -> None:
+    """Fills in the columns of the samples of one row, of steps whose current pass is the measurement."""
+    row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.slot)
+    if by_policy := [part for part in row if {OLD, VALUES} & set(part[0].columns.names)]:
+        _measure_policy(model, replay, limits, by_policy)
+    by_reference: dict[nn.Module, list[tuple[OpenStep, Sequence[int]]]] = {}
+    for step, samples in row:
+        if REFERENCE in step.columns.names:
+            by_reference.setdefault(step.run.reference or model, []).append((step, samples))
+    for reference, parts in by_reference.items():
+        together = can_pack(reference) or reference is model  # rows of a model that cannot pack have one sample
+        for piece in [parts] if together else [[(step, [each])] for step, samples in parts for each in samples]:
+            _measure_reference(reference, limits, piece)
+
+
+def _measure_policy(model: nn.Module, replay: RouterReplay | None, limits: ModelLimits, row: StepRow) -> None:
+    steps = [step for step, _ in row]
+    micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
+    old_P, _, values_P = forward(model, replay, steps, micro)
+    first_P = 0
+    for step, part in zip(steps, micro.parts, strict=True):
+        own = slice(first_P, first_P := first_P + part.predictions)
+        if OLD in step.columns.names:
+            step.columns.put(OLD, part.samples, old_P[own])
+        if VALUES in step.columns.names:
+            assert values_P is not None
+            step.columns.put(VALUES, part.samples, values_P[own])
+
+
+def _measure_reference(reference: nn.Module, limits: ModelLimits, row: StepRow) -> None:
+    """Without `adapter_spans`, a model with adapters is the bare base."""
+    unrouted = replace(limits, layers=0)
+    micro = pack([(step.batch, samples) for step, samples in row], unrouted, row[0][0].sums_EM.device)
+    reference_P, _ = log_probabilities(
+        reference,
+        micro.token_ids_T,
+        micro.position_ids_T,
+        micro.sample_lengths,
+        micro.predicting_P,
+        micro.targets_P,
+        micro.temperatures_P,
+    )
+    first_P = 0
+    for (step, _), part in zip(row, micro.parts, strict=True):
+        step.columns.put(REFERENCE, part.samples, reference_P[first_P : first_P + part.predictions])
+        first_P += part.predictions

@@ -1,0 +1,72 @@
+"""Plans the passes of one step over the batch: a measurement, if a column needs one, and then one pass for each update.
+
+A measurement computes, without gradient and with the weights before the step, what stays fixed while the step's updates change
+them. An update is trained on one mini-batch. The samples with a trained token are dealt to the mini-batches in turn, by their
+order in the batch, so a group of rollouts, whose samples are neighbours, is spread over all of them; and the mini-batches depend
+neither on the packing nor on the number of ranks. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from run.config import TrainingConfig
+
+OLD, REFERENCE, VALUES = "old", "reference", "values"
+"""The columns that a measurement may compute: log-probabilities under the weights before the step, under the reference policy,
+and the value head's estimates before the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over samples of a step's batch."""
+
+    samples: tuple[int, ...]
+    """Indices into the batch; each has a trained token."""
+    trained_tokens: int
+    """Of these samples, on all ranks; an update's loss is divided by it."""
+    measures: bool = False
+    """Whether this is the measurement, which changes no weight."""
+    first_epoch: bool = True
+    """Whether no pass before it has trained these samples."""
+
+
+def columns_to_measure(config: TrainingConfig) -> tuple[str, ...]:
+    """Returns the columns that the steps of a run with this configuration measure before the first update."""
+    reference, head = config.reference, config.value_head
+    wanted = {
+        OLD: config.updates_per_step > 1 or (reference is not None and reference.reward_coefficient > 0),
+        REFERENCE: reference is not None,
+        VALUES: head is not None,
+    }
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def plan_passes(config: TrainingConfig, trained: Mapping[int, int], measured: Collection[str]) -> list[Pass]:
+    """Returns the passes of a step, in order; none for a batch without a trained token.
+
+    Args:
+        config: of the run.
+        trained: the samples with a trained token, ascending, and how many they have.
+        measured: the columns to measure.
+    """
+    if not trained:
+        return []
+    samples, dealt = tuple(trained), config.updates_per_step // config.epochs
+    passes = [Pass(samples, sum(trained.values()), measures=True)] if measured else []
+    for epoch in range(config.epochs):
+        for first in range(min(dealt, len(samples))):
+            own = samples[first::dealt]
+            passes.append(Pass(own, sum(trained[sample] for sample in own), first_epoch=epoch == 0))
+    return passes
+
+
+def optional_inputs(config: TrainingConfig) -> list[str]:
+    """Returns which of the optional inputs of a loss (`LossInputs`) a run with this configuration has."""
+    wanted = {
+        "old_log_probabilities_P": config.updates_per_step > 1,
+        "reference_log_probabilities_P": config.reference is not None,
+        "values_P": config.value_head is not None,
+    }
+    return [name for name, is_wanted in wanted.items() if is_wanted]
