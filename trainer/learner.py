@@ -29,6 +29,7 @@ from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, prove_packing
+from trainer.model.recompute import checkpoint_layers
 from trainer.model.router_replay import RouterReplay
 from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
@@ -320,6 +321,8 @@ class Learner:
         self._rows = Rows(config.max_tokens if can_pack(self.model) else 1)
         self._trained_in_full = False
         self.replay = RouterReplay(self.model) if config.router_replay else None
+        if config.activation_checkpointing:
+            checkpoint_layers(self.model, self.replay)
         self.limits = ModelLimits(
             vocabulary=self.model.config.vocab_size,
             max_tokens=config.max_tokens,

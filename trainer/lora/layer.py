@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -99,6 +100,19 @@ class MultiLora(nn.Module):
         """Returns the product of each span of the current row; None where its slot has no adapter on this layer."""
         assert self.spans is not None
         return [self.adapters[slot][prefix] if slot in self.adapters else None for slot in self.spans.slots]
+
+
+@contextmanager
+def applied(layers: Sequence[MultiLora], spans: AdapterSpans | None) -> Iterator[None]:
+    """Has these spans on the layers in forward passes inside, and then what they had before, each layer its own."""
+    before = [layer.spans for layer in layers]
+    for layer in layers:
+        layer.spans = spans
+    try:
+        yield
+    finally:
+        for layer, former in zip(layers, before, strict=True):
+            layer.spans = former
 
 
 def _fresh(weight: Tensor, rank: int, alpha: float, generator: torch.Generator) -> LowRank:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
 from run.config import LoraConfig
 from trainer.lora.experts import MultiLoraExperts, can_adapt
-from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank
+from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, applied
 
 logger = logging.getLogger(__name__)
 
@@ -88,15 +88,9 @@ def adapter_spans(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterato
         spans: `(slot, tokens)` in the order of the packed row, adding up to its tokens.
     """
     layers = [module for module in model.modules() if isinstance(module, MultiLora)]
-    if layers:
-        known = AdapterSpans.of(spans, next(model.parameters()).device)
-        for layer in layers:
-            layer.spans = known
-    try:
+    known = AdapterSpans.of(spans, next(model.parameters()).device) if layers else None
+    with applied(layers, known):
         yield
-    finally:
-        for layer in layers:
-            layer.spans = None
 
 
 def peft_state(layers: Mapping[str, MultiLora], slot: int) -> dict[str, Tensor]:

@@ -54,8 +54,8 @@ class RouterReplay:
         self.top_k = int(gates[0][1].top_k) if gates else 0
         self.layers = int(model.config.num_hidden_layers) if gates else 0
         """Layers of a record: all hidden layers of the model, dense ones included, as vLLM numbers them."""
-        self._record: Tensor | None = None
-        self._has_record_T: Tensor | None = None
+        self.record: tuple[Tensor, Tensor] | None = None
+        """Of the current row: the arguments of `replaying`."""
         self._probabilities: dict[int, Tensor] | None = None
         for name, gate in gates:
             gate.register_forward_hook(partial(self._after_gate, _layer_index(name)))
@@ -68,11 +68,17 @@ class RouterReplay:
             routed_experts_TLK: integers `[T, layers, top_k]`; rows without a record may hold anything below `experts`.
             has_record_T: bool `[T]`; where False, the model's own choice is used.
         """
-        self._record, self._has_record_T = routed_experts_TLK, has_record_T
+        with self.with_record((routed_experts_TLK, has_record_T)):
+            yield
+
+    @contextmanager
+    def with_record(self, record: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+        """Has this as the `record` of the current row; None routes freely."""
+        before, self.record = self.record, record
         try:
             yield
         finally:
-            self._record = self._has_record_T = None
+            self.record = before
 
     @contextmanager
     def observing(self) -> Iterator[dict[int, Tensor]]:
@@ -90,10 +96,11 @@ class RouterReplay:
         logits_TE, weights_TK, indices_TK = output
         if self._probabilities is not None:
             self._probabilities[layer] = torch.softmax(logits_TE.detach(), dim=-1, dtype=torch.float32)
-        if self._record is None or self._has_record_T is None:
+        if self.record is None:
             return output
-        recorded_TK = self._record[:, layer].to(indices_TK.dtype)
-        chosen_TK = torch.where(self._has_record_T[:, None], recorded_TK, indices_TK)
+        routed_experts_TLK, has_record_T = self.record
+        recorded_TK = routed_experts_TLK[:, layer].to(indices_TK.dtype)
+        chosen_TK = torch.where(has_record_T[:, None], recorded_TK, indices_TK)
         replayed_TK = torch.softmax(logits_TE, dim=-1, dtype=torch.float32).gather(-1, chosen_TK)
         renormalise = _SOFTMAX_GATES[type(gate).__name__]
         if gate.norm_topk_prob if renormalise is None else renormalise:

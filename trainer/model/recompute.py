@@ -1,0 +1,60 @@
+"""Activation checkpointing: keeps only the input of each decoder layer, and computes the layer again in the backward pass.
+
+What a layer computes depends on more than its input: on which tokens belong to which adapter (`trainer/lora/multi_lora.py`:
+`adapter_spans`), and on the recorded routing (`trainer/model/router_replay.py`). Both are of one row, and are gone, or of another
+row, when that row's backward pass begins. So each call keeps them, and its recomputation has them again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from trainer.lora.layer import MultiLora, applied
+from trainer.model.router_replay import RouterReplay
+
+
+def checkpoint_layers(model: nn.Module, replay: RouterReplay | None) -> None:
+    """Makes the decoder layers of `model` keep only their inputs. Layers that get adapters later do it as well.
+
+    Raises:
+        ValueError: the model has no layers that can be computed again.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no layer that can be computed again; set activation_checkpointing = false"
+        )
+    for layer in layers:
+        # Weak: a model in a cycle would keep its memory for a while after another one is loaded.
+        layer.forward = partial(_checkpointed, weakref.ref(layer), replay)
+
+
+def _checkpointed(owner: weakref.ref[nn.Module], replay: RouterReplay | None, *args: Any, **kwargs: Any) -> Any:
+    layer = owner()
+    assert layer is not None
+    forward = partial(type(layer).forward, layer)
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    adapted = [module for module in layer.modules() if isinstance(module, MultiLora)]
+    spans = adapted[0].spans if adapted else None  # one row's, so the same for all
+    record = replay.record if replay is not None else None
+
+    @contextmanager
+    def as_now() -> Iterator[None]:
+        with applied(adapted, spans), nullcontext() if replay is None else replay.with_record(record):
+            yield
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), as_now()
+
+    # Nothing in the layer is random: the model is in evaluation mode.
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
