@@ -91,6 +91,26 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Asks for the log-probabilities of given tokens under `model`, as `GenerateRequest` names it."""
+
+    model: str
+    token_ids: Int32Array
+    start: int
+    """The first token whose log-probability is returned; at least 1, since something must come before it."""
+
+    def check(self, scores: Float32Array) -> None:
+        """Raises `ServerFailure` if `scores` cannot be the answer."""
+        if len(scores) != len(self.token_ids) - self.start:
+            raise ServerFailure(
+                f"{len(scores)} log-probabilities came back where {len(self.token_ids) - self.start} were due"
+            )
+        if not np.isfinite(scores).all():
+            at = int(np.flatnonzero(~np.isfinite(scores))[0])
+            raise ServerFailure(f"the log-probability of token {self.start + at} is {scores[at]}")
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A server's answer to a `GenerateRequest`. Arrays may be views of the bytes received."""
 

@@ -11,11 +11,13 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from inference.base import Completion, GenerateRequest, SamplingParameters, ServerFailure
+from inference.base import Completion, GenerateRequest, SamplingParameters, ScoreRequest, ServerFailure
 from transport.arrays import CodecError, pack_arrays, unpack_arrays
 from transport.files.atomic import as_bytes_view
+from transport.records import Float32Array, Int32Array
 
 GENERATE_PATH = "/counterpoint/v1/generate"
+SCORE_PATH = "/counterpoint/v1/score"
 PROBE_PATH = "/counterpoint/v1/probe"
 UPDATE_PATH = "/counterpoint/v1/update"
 PARSE_PATH = "/counterpoint/v1/parse"
@@ -66,22 +68,12 @@ def decode_request(body: bytes) -> GenerateRequest:
 
     Raises `ValueError`, naming the field, for anything malformed.
     """
-    try:
-        fields = msgpack.unpackb(body, max_array_len=MAX_STOP_TOKENS, max_map_len=16, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ValueError(f"the body is not a msgpack map: {error or type(error).__name__}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"the body is a msgpack {type(fields).__name__}, a map is expected")
-    prompt = _field(fields, "prompt_ids", bytes)
-    if not prompt or len(prompt) % _INT32.itemsize:
-        raise ValueError(f"prompt_ids: {len(prompt)} bytes are not one or more int32")
-    prompt_ids = np.frombuffer(prompt, dtype=_INT32)
+    fields = _fields(body)
+    prompt_ids = _tokens(fields, "prompt_ids")
     start = _field(fields, "routed_experts_start", int)
     if not 0 <= start <= len(prompt_ids):
         raise ValueError(f"routed_experts_start = {start}: it must be from 0 to the prompt's {len(prompt_ids)} tokens")
-    model = _field(fields, "model", str)
-    if not 0 < len(model) <= MAX_MODEL_NAME:
-        raise ValueError(f"model: a name of {len(model)} characters; 1 to {MAX_MODEL_NAME} are allowed")
+    model = _model(fields)
     stop = _field(fields, "stop_token_ids", list)
     if not all(type(token) is int and 0 <= token < 2**31 for token in stop):
         raise ValueError("stop_token_ids: they must be non-negative int32")
@@ -100,6 +92,64 @@ def decode_request(body: bytes) -> GenerateRequest:
         min_p=_field(fields, "min_p", float),
     )
     return GenerateRequest(model, prompt_ids, sampling, start)
+
+
+def encode_score_request(request: ScoreRequest) -> bytes:
+    """Returns the body of a request for the log-probabilities of given tokens."""
+    token_ids = request.token_ids.astype(_INT32, copy=False).tobytes()
+    body: bytes = msgpack.packb({"model": request.model, "token_ids": token_ids, "start": request.start})
+    return body
+
+
+def decode_score_request(body: bytes) -> ScoreRequest:
+    """As `decode_request`, of `encode_score_request`."""
+    fields = _fields(body)
+    token_ids, start = _tokens(fields, "token_ids"), _field(fields, "start", int)
+    if not 1 <= start < len(token_ids):
+        raise ValueError(f"start = {start}: it must be from 1 to the last of the {len(token_ids)} tokens")
+    return ScoreRequest(_model(fields), token_ids, start)
+
+
+def encode_scores(log_probabilities: Float32Array) -> bytes:
+    """Returns the body of a response to `encode_score_request`."""
+    buffers = pack_arrays({}, {"log_probabilities": log_probabilities})
+    return b"".join(as_bytes_view(buffer) for buffer in buffers)
+
+
+def decode_scores(body: bytes | memoryview) -> Float32Array:
+    """Reads a response, as a view of `body`. Raises `ServerFailure` for anything malformed."""
+    try:
+        _, arrays = unpack_arrays(body)
+    except CodecError as error:
+        raise ServerFailure(f"the response is malformed: {error}") from error
+    scores = arrays.get("log_probabilities")
+    if scores is None or scores.dtype != np.float32 or scores.ndim != 1:
+        raise ServerFailure("the response is malformed: log_probabilities is not a row of float32")
+    return scores
+
+
+def _fields(body: bytes) -> dict[Any, Any]:
+    try:
+        fields = msgpack.unpackb(body, max_array_len=MAX_STOP_TOKENS, max_map_len=16, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"the body is not a msgpack map: {error or type(error).__name__}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"the body is a msgpack {type(fields).__name__}, a map is expected")
+    return fields
+
+
+def _tokens(fields: dict[Any, Any], name: str) -> Int32Array:
+    data = _field(fields, name, bytes)
+    if not data or len(data) % _INT32.itemsize:
+        raise ValueError(f"{name}: {len(data)} bytes are not one or more int32")
+    return np.frombuffer(data, dtype=_INT32)
+
+
+def _model(fields: dict[Any, Any]) -> str:
+    model: str = _field(fields, "model", str)
+    if not 0 < len(model) <= MAX_MODEL_NAME:
+        raise ValueError(f"model: a name of {len(model)} characters; 1 to {MAX_MODEL_NAME} are allowed")
+    return model
 
 
 def _field(fields: dict[Any, Any], name: str, kind: type) -> Any:

@@ -186,7 +186,7 @@ def _load_all(run: RunConfig) -> None:
         from trainer.losses.registry import load_loss  # torch comes with it, which takes seconds
         from trainer.updates.passes import optional_inputs
 
-        load_loss(run.training.loss, optional_inputs(run.training))
+        load_loss(run.training.loss, optional_inputs(run))
 
 
 if __name__ == "__main__":

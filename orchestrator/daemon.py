@@ -56,6 +56,7 @@ from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
+from orchestrator.teacher import teacher_of
 from run.changes import JOURNAL, Change
 from run.config import RunConfig
 from transport.process.permanent_errors import is_permanent
@@ -194,6 +195,7 @@ class Daemon:
             await self._pool.start()
         opponents = await resources.enter_async_context(opponents_of(config))
         self._dispatcher.opponents = self._evaluations.opponents = opponents
+        self._dispatcher.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat))
         version = await first_version(self._sender, config)
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step

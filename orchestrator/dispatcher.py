@@ -55,6 +55,7 @@ from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, s
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.sender import Sender
+from orchestrator.teacher import Teacher
 from run.config import RunConfig
 from transport.records import Rollout
 
@@ -110,6 +111,8 @@ class Dispatcher:
         self._pool = pool
         self.opponents: Mapping[str, GeneratingPool] = {}
         """The pools of other policies by name, set before the first rollout."""
+        self.teacher: Teacher | None = None
+        """Asked about each completed rollout; set with the opponents."""
         self._calling: dict[str, tuple[Chat, SamplingParameters]] = {}
         """Chat template and sampling parameters by environment."""
         self.reconfigure(config, advantage, chats)
@@ -293,6 +296,8 @@ class Dispatcher:
         try:
             with self._interruptible(group):
                 await play(self._environments[group.environment], rollout, model)
+                if self.teacher is not None and rollout.error is None:
+                    await self.teacher.ask(rollout)
                 outcome = outcome_of(rollout)
                 if rollout.error is not None:
                     await asyncio.sleep(self._pause_after(rollout.error, outcome))

@@ -15,6 +15,7 @@ from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from run.evaluations import EvaluationConfig, check_evaluations
 from run.opponents import OpponentConfig, check_opponents
+from run.teacher import TeacherConfig, check_teacher
 from run.updates import ReferenceConfig, ValueHeadConfig
 from transport.config import Config, Identifier, TransportConfig
 
@@ -162,6 +163,9 @@ class LossConfig(Config):
 
     ratio_clip: float = Field(default=2.0, gt=0)
     """The ratio is clipped to this as a weight of the gradient."""
+
+    reward_coefficient: float = Field(default=0.0, ge=0)
+    """Of `distillation`: weight of the task's advantage beside what the teacher says of a token."""
 
     args: dict[str, Any] = {}
     """Further keyword arguments for a custom loss."""
@@ -317,6 +321,9 @@ class RunConfig(Config):
     """Other policies that rollouts may ask, by name (docs/several_policies.md). Each is a table with `model`, and may have
     `served_model`, `protocol`, `api_key_file` and `max_concurrent_requests`."""
 
+    teacher: TeacherConfig | None = None
+    """A served model whose log-probabilities of the policy's tokens the loss `distillation` uses. Unset: none."""
+
     transport: TransportConfig = TransportConfig()
     """The connection to the trainer."""
 
@@ -398,6 +405,30 @@ class RunConfig(Config):
     def _opponents_are_others(self) -> RunConfig:
         check_opponents(self.opponents, self.run_id, trains_adapter=self.training.lora is not None)
         return self
+
+    @model_validator(mode="after")
+    def _has_a_teacher_if_it_needs_one(self) -> RunConfig:
+        kind = self.training.loss.kind
+        trains_adapter = self.training.lora is not None
+        check_teacher(self.teacher, self.run_id, kind, trains_adapter=trains_adapter, is_built_in=":" not in kind)
+        if kind == "distillation":
+            if self.training.value_head is not None:
+                raise ValueError(
+                    "training.value_head estimates the task's reward, and kind = 'distillation' has a teacher's "
+                    "opinion of each token; remove one of them"
+                )
+            self._keep_rollouts_without_advantage()
+        return self
+
+    def _keep_rollouts_without_advantage(self) -> None:
+        """Distillation trains on rollouts whose advantage is zero: the teacher has an opinion of each of their tokens."""
+        enforced = [each for each in self.filters if each.kind == "zero_advantage" and each.mode == "enforce"]
+        if enforced and "filters" in self.model_fields_set:
+            raise ValueError(
+                'filters: zero_advantage with mode = "enforce" removes rollouts that training.loss.kind = "distillation" learns '
+                'from; remove it, or set mode = "monitor"'
+            )
+        self.filters = [each for each in self.filters if each not in enforced]
 
     @model_validator(mode="after")
     def _evaluations_fit(self) -> RunConfig:

@@ -264,7 +264,7 @@ class Learner:
             parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
             head = self._value_head() if config.training.value_head is not None else None
             optimizer = Optimizer(parameters | (head.parameters() if head else {}), config.training, config.steps)
-            loss = load_loss(config.training.loss, optional_inputs(config.training))
+            loss = load_loss(config.training.loss, optional_inputs(config))
             reference = self._references.open(slot, config.training, self.limits.vocabulary)
             run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)
             if step := run.progress.step:
@@ -334,7 +334,7 @@ class Learner:
 
 def _has_a_loss(config: RunConfig) -> tuple[bool, str]:
     try:
-        load_loss(config.training.loss, optional_inputs(config.training))
+        load_loss(config.training.loss, optional_inputs(config))
     except ValueError as error:
         return False, str(error)
     return True, ""

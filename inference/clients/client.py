@@ -12,7 +12,15 @@ import numpy as np
 import orjson
 
 from inference import wire
-from inference.base import Completion, GenerateRequest, HeldWeights, ParsedText, ServerFailure, WeightUpdate
+from inference.base import (
+    Completion,
+    GenerateRequest,
+    HeldWeights,
+    ParsedText,
+    ScoreRequest,
+    ServerFailure,
+    WeightUpdate,
+)
 from inference.clients.capacity import Observation
 from inference.clients.http_sessions import HttpSessions, call
 from inference.clients.load_report import read_load
@@ -46,6 +54,12 @@ class ServerClient(Protocol):
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Makes one model call, and checks its answer against the request."""
+
+    async def score(self, request: ScoreRequest) -> Float32Array:
+        """Returns the log-probability of each token from `start` on, at temperature 1, of the whole distribution."""
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Returns the text of token ids, special tokens included."""
 
     async def load(self, update: WeightUpdate) -> HeldWeights | None:
         """Loads weights, keeping the requests in flight.
@@ -91,6 +105,17 @@ class BinaryClient:
         completion.check(request)
         return completion
 
+    async def score(self, request: ScoreRequest) -> Float32Array:
+        """See `ServerClient`."""
+        body = wire.encode_score_request(request)
+        scores = wire.decode_scores(await self._http.post(wire.SCORE_PATH, body, "application/msgpack"))
+        request.check(scores)
+        return scores
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """See `ServerClient`."""
+        return await detokenize(self._connections, self.url, token_ids)
+
     async def load(self, update: WeightUpdate) -> HeldWeights:
         """See `ServerClient`. One transaction at the server: it completes even if this call is cancelled."""
         fields = {"version": update.version, "directory": str(update.directory.absolute()), "adapter": update.adapter}
@@ -128,6 +153,14 @@ class BinaryClient:
 async def read_metrics(connections: HttpSessions, url: str) -> Observation | None:
     """Returns the load that vLLM reports under `/metrics`; None if the answer is not vLLM's."""
     return read_load(await call(connections.admin, f"{url}/metrics", None))
+
+
+async def detokenize(connections: HttpSessions, url: str, token_ids: list[int]) -> str:
+    """Returns the text of token ids by vLLM's own route. Raises `ServerFailure` for an answer that is not vLLM's."""
+    answer = as_object(await call(connections.admin, f"{url}/detokenize", orjson.dumps({"tokens": token_ids})), url)
+    if not isinstance(text := answer.get("prompt"), str):
+        raise ServerFailure(f"{url} answered /detokenize without a prompt; a vLLM from 0.30 on is expected")
+    return text
 
 
 def as_object(body: bytes | memoryview, url: str) -> dict[str, Any]:

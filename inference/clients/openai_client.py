@@ -25,12 +25,13 @@ from inference.base import (
     HeldWeights,
     ParsedText,
     RequestRefused,
+    ScoreRequest,
     ServerFailure,
     ServerUnreachable,
     WeightUpdate,
 )
 from inference.clients.capacity import Observation
-from inference.clients.client import Identity, as_log_probabilities, as_object, read_metrics
+from inference.clients.client import Identity, as_log_probabilities, as_object, detokenize, read_metrics
 from inference.clients.http_sessions import HttpSessions, call
 from transport.records import Float32Array, RoutingArray
 
@@ -94,6 +95,51 @@ class OpenAIClient:
             completion = self._parse(answer)
         completion.check(request)
         return completion
+
+    async def score(self, request: ScoreRequest) -> Float32Array:
+        """See `ServerClient`. The last token is asked for as the next one, so that the tokens may fill the context.
+
+        It takes `prompt_logprobs`, and so a server without adapters where it is on a CPU (see `probe`).
+        """
+        token_ids = request.token_ids.tolist()
+        fields = {
+            "model": self._name(request.model),
+            "prompt": token_ids[:-1],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "prompt_logprobs": 0,
+            "logprobs": 1,
+            "logprob_token_ids": token_ids[-1:],
+            "return_tokens_as_token_ids": True,
+            "cache_salt": self._salt,
+        }
+        answer = await call(self._connections.data, f"{self.url}/v1/completions", orjson.dumps(fields))
+
+        def read() -> Float32Array:
+            content = as_object(answer, self.url)
+            try:
+                choice = content["choices"][0]
+                rows = choice["prompt_logprobs"]
+                values = [rows[at][str(token_ids[at])]["logprob"] for at in range(request.start, len(token_ids) - 1)]
+                values.append(choice["logprobs"]["top_logprobs"][0][f"token_id:{token_ids[-1]}"])
+            except (KeyError, IndexError, TypeError) as error:
+                raise ServerFailure(
+                    f"{self.url} answered without the log-probabilities asked for: {error!r}; a stock vLLM from 0.30 on is "
+                    "expected"
+                ) from error
+            return as_log_probabilities(values, self.url)
+
+        scores = await asyncio.to_thread(read) if len(answer) > PARSE_IN_THREAD_BYTES else read()
+        request.check(scores)
+        return scores
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """See `ServerClient`."""
+        return await detokenize(self._connections, self.url, token_ids)
 
     async def load(self, update: WeightUpdate) -> HeldWeights | None:
         """See `ServerClient`."""

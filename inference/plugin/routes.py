@@ -1,4 +1,4 @@
-"""Our HTTP routes inside vLLM's API server: generate, parse, probe, update, unload, drain, status.
+"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, unload, drain, status.
 
 `generate` answers in raw bytes what the JSON routes answer in text and base64. `update` is one transaction, so that a client that
 dies halfway leaves no server paused. The routes reach the engine through `EngineClient`, as vLLM's own do.
@@ -22,6 +22,7 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -29,6 +30,7 @@ from inference import wire
 from inference.base import Completion, GenerateRequest
 from inference.plugin.adapters import UpdateRefused
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
+from inference.plugin.scoring import MAX_ONE_BY_ONE, scores_of, scoring_prompts
 from inference.plugin.update import Updater
 
 logger = init_logger(__name__)
@@ -58,6 +60,7 @@ class CounterpointRoutes:
         """Adds the routes; called once, before the engine is known."""
         router = APIRouter()
         router.add_api_route(wire.GENERATE_PATH, self.generate, methods=["POST"])
+        router.add_api_route(wire.SCORE_PATH, self.score, methods=["POST"])
         router.add_api_route(wire.PROBE_PATH, self.probe, methods=["POST"])
         router.add_api_route(wire.PARSE_PATH, self.parse, methods=["POST"])
         router.add_api_route(wire.UPDATE_PATH, self.update, methods=["POST"])
@@ -73,6 +76,8 @@ class CounterpointRoutes:
         self.max_model_len = int(engine_client.model_config.max_model_len)
         self.vocabulary_size = int(engine_client.model_config.get_vocab_size())
         self.updater = Updater(engine_client, self.models)
+        adapters = engine_client.vllm_config.lora_config is not None
+        self.scores_one_by_one = adapters and bool(current_platform.is_cpu())
         settings = settings_of(engine_client, args)
         self.parser = None if settings is None else ParserProcess(settings)
         self.instance = uuid.uuid4().hex
@@ -140,6 +145,33 @@ class CounterpointRoutes:
         )
         return Response(wire.encode_completion(completion), media_type="application/octet-stream")
 
+    async def score(self, raw_request: Request) -> Response:
+        """Answers a request for the log-probabilities of given tokens (`inference/plugin/scoring.py`), in `wire`'s encoding."""
+        try:
+            body = await _read(raw_request, wire.max_request_bytes(self.max_model_len))
+            try:
+                request = wire.decode_score_request(body)
+            except ValueError as error:
+                raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
+            token_ids, start = request.token_ids.tolist(), request.start
+            if self.scores_one_by_one and len(token_ids) - start > MAX_ONE_BY_ONE:
+                raise Refusal(
+                    HTTPStatus.BAD_REQUEST,
+                    f"{len(token_ids) - start} tokens to score; at most {MAX_ONE_BY_ONE} by a server of adapters on a CPU, which "
+                    "takes a request for each",
+                )
+            self._check_ids(token_ids)
+            prompts = scoring_prompts(token_ids, start, one_by_one=self.scores_one_by_one)
+            outputs = await self._run(request.model, prompts, raw_request)
+        except Refusal as refusal:
+            return _answer({"error": str(refusal)}, refusal.status)
+        if outputs is None:
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+        if any(output.outputs[0].finish_reason == "error" for output in outputs):
+            return _answer({"error": "the engine failed on this request"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+        scores = wire.encode_scores(scores_of(outputs, token_ids, start))
+        return Response(scores, media_type="application/octet-stream")
+
     async def probe(self, raw_request: Request) -> Response:
         """Answers `{"model", "token_ids"}` with `{"log_probabilities"}`, computed anew.
 
@@ -156,14 +188,13 @@ class CounterpointRoutes:
                     raise Refusal(HTTPStatus.BAD_REQUEST, "a probe is {model: name, token_ids: [two or more integers]}")
             if len(token_ids) > MAX_PROBE_TOKENS:
                 raise Refusal(HTTPStatus.BAD_REQUEST, f"a probe has at most {MAX_PROBE_TOKENS} tokens")
-            prompts = [(token_ids[:end], _probe_sampling(token_ids[end])) for end in range(1, len(token_ids))]
+            prompts = scoring_prompts(token_ids, 1, one_by_one=True)
             outputs = await self._run(model, prompts, raw_request, salt=uuid.uuid4().hex)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
         if outputs is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        answers = zip(token_ids[1:], (output.outputs[0].logprobs[0] for output in outputs), strict=True)
-        return _answer({"log_probabilities": [row[token].logprob for token, row in answers]})
+        return _answer({"log_probabilities": scores_of(outputs, token_ids, 1).tolist()})
 
     async def parse(self, raw_request: Request) -> Response:
         """Answers `{"token_ids", "tools", "template_kwargs"}` with what a completion says, by the parsers of the command line.
@@ -304,19 +335,11 @@ class CounterpointRoutes:
                 HTTPStatus.BAD_REQUEST,
                 f"a prompt of {len(token_ids)} tokens leaves no room in {self.max_model_len} tokens of context",
             )
+        self._check_ids(token_ids)
+
+    def _check_ids(self, token_ids: list[int]) -> None:
         if min(token_ids) < 0 or max(token_ids) >= self.vocabulary_size:
             raise Refusal(HTTPStatus.BAD_REQUEST, f"token ids must be from 0 to {self.vocabulary_size - 1}")
-
-
-def _probe_sampling(token_id: int) -> SamplingParams:
-    """Returns sampling parameters that give the log-probability of one next token.
-
-    vLLM's own `prompt_logprobs` ends the engine on a CPU where requests of adapters run beside it (0.30,
-    `PunicaWrapperCPU.add_lora_logits`, which counts one row a request).
-    """
-    return SamplingParams(
-        max_tokens=1, logprob_token_ids=[token_id], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-    )
 
 
 def _answer(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from inference.base import (
     InferenceError,
     ParsedText,
     SamplingParameters,
+    ScoreRequest,
     ServerFailure,
     ServerStatus,
     WeightUpdate,
@@ -34,7 +35,9 @@ from inference.pool import parse_call
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.server_monitor import ServerMonitor
 from inference.pool.sources import Listing, Sources
-from transport.records import Int32Array, Turn
+from transport.records import Float32Array, Int32Array, Turn
+
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +190,36 @@ class InferencePool:
         `InferenceError` when the retries or `request_timeout_seconds` are used up.
         """
         request = GenerateRequest(self._model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start)
+
+        async def ask(server: Server) -> Turn:
+            # The weights that a server was started with are version 0.
+            version = 0 if server.version is None else server.version
+            completion = await self._attempt(server, lambda client: client.generate(request))
+            return _as_turn(request, completion, version, server.url)
+
+        return await self._asked(ask, affinity)
+
+    async def score(self, token_ids: Int32Array, start: int, *, affinity: str) -> Float32Array:
+        """Returns the log-probability of each token from `start` on, of the model's whole distribution at temperature 1.
+
+        Raises as `generate`.
+        """
+        request = ScoreRequest(self._model, token_ids, start)
+
+        async def ask(server: Server) -> Float32Array:
+            return await self._attempt(server, lambda client: client.score(request))
+
+        return await self._asked(ask, affinity)
+
+    async def detokenize(self, token_ids: list[int], affinity: str) -> str:
+        """Returns the text of token ids by the tokenizer of a server, special tokens included. Raises as `generate`."""
+
+        async def ask(server: Server) -> str:
+            return await self._attempt(server, lambda client: client.detokenize(token_ids))
+
+        return await self._asked(ask, affinity)
+
+    async def _asked(self, ask: Callable[[Server], Awaitable[Answer]], affinity: str) -> Answer:
         last: ServerFailure | None = None
         try:
             async with asyncio.timeout(self._config.request_timeout_seconds):
@@ -197,7 +230,7 @@ class InferencePool:
                         await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 2))
                     server = await self._place(affinity, avoid)
                     try:
-                        return await self._attempt(server, request)
+                        return await ask(server)
                     except ServerFailure as error:
                         logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
                         last, avoid = error, server
@@ -246,12 +279,11 @@ class InferencePool:
             for server, monitor in self._monitors.items()
         )
 
-    async def _attempt(self, server: Server, request: GenerateRequest) -> Turn:
+    async def _attempt(self, server: Server, request: Callable[[ServerClient], Awaitable[Answer]]) -> Answer:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
-        # The weights that a server was started with are version 0.
-        monitor, version = self._monitors[server], 0 if server.version is None else server.version
+        monitor = self._monitors[server]
         try:
-            completion = await self._answer(monitor, request)
+            answer = await self._answer(monitor, request)
         except ServerFailure:
             if self._fleet.failed(server):
                 # Healthy or not, it may return at its monitor's next check, no sooner.
@@ -260,9 +292,9 @@ class InferencePool:
                 monitor.check_now()
             raise
         self._fleet.succeeded(server)
-        return _as_turn(request, completion, version, server.url)
+        return answer
 
-    async def _answer(self, monitor: ServerMonitor, request: GenerateRequest) -> Completion:
+    async def _answer(self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Answer]]) -> Answer:
         """Returns the answer. Raises `ServerFailure` also as soon as the server is taken out."""
         server = monitor.server
         if not server.counted:  # It was taken out, and may load again, since this request got its place.
@@ -272,7 +304,7 @@ class InferencePool:
         try:
             async with service:
                 monitor.requests.add(service)
-                completion = await monitor.client.generate(request)
+                answer = await request(monitor.client)
                 await monitor.resolved.wait()
         except TimeoutError:
             raise ServerFailure(f"{server.url} went out of service: {server.reason}") from None
@@ -280,7 +312,7 @@ class InferencePool:
             monitor.requests.discard(service)
         if service.when() is not None:
             raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
-        return completion
+        return answer
 
     async def _wait_to_start(self) -> None:
         if not self._starts.take():

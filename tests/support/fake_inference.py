@@ -12,6 +12,7 @@ import random
 import ssl
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,14 +21,16 @@ import numpy as np
 from aiohttp import web
 
 from inference import wire
-from inference.base import Completion, GenerateRequest, Probe, WeightUpdate
+from inference.base import Completion, GenerateRequest, Probe, ScoreRequest, WeightUpdate
 
 LAYERS, TOP_K = 2, 2
 """Of the routing of every completion."""
 
 ROUTES = (
     ("POST", wire.GENERATE_PATH),
+    ("POST", wire.SCORE_PATH),
     ("POST", wire.PROBE_PATH),
+    ("POST", "/detokenize"),
     ("POST", wire.PARSE_PATH),
     ("POST", wire.UPDATE_PATH),
     ("POST", wire.UNLOAD_PATH),
@@ -101,6 +104,11 @@ class FakeServer:
         """The body of `/metrics`; None answers 404."""
         self.parsed: dict[str, Any] = {"content": "text", "reasoning": "", "calls": [], "malformed": ""}
         """The answer to every parse; with `error`, it is refused."""
+        self.scored: list[ScoreRequest] = []
+        """The requests for log-probabilities of given tokens, each answered with -token / 100."""
+        self.score_status: Callable[[ScoreRequest], int] = lambda _asked: 200
+        self.texts: Callable[[list[int]], str] = lambda ids: "".join(map(chr, ids))
+        """The server's tokenizer."""
         self.unloaded: list[str] = []
         self.unload_gate = asyncio.Event()
         self.unload_gate.set()
@@ -146,7 +154,11 @@ class FakeServer:
             return web.Response(text=self.metrics or "", status=200 if self.metrics else 404)
         if request.path == wire.GENERATE_PATH:
             return await self._generate(request)
+        if request.path == wire.SCORE_PATH:
+            return await self._score(request)
         fields = await request.json()
+        if request.path == "/detokenize":
+            return web.json_response({"prompt": self.texts(fields["tokens"])})
         if request.path == wire.PARSE_PATH:
             return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
@@ -190,6 +202,15 @@ class FakeServer:
             return web.json_response({"error": "so it was told"}, status=self.generate_status)
         self.completions += 1
         return web.Response(body=wire.encode_completion(await self._complete(asked)))
+
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        asked = wire.decode_score_request(await request.read())
+        self.scored.append(asked)
+        if (status := self.score_status(asked)) != 200:
+            return web.json_response({"error": "so it was told"}, status=status)
+        return web.Response(
+            body=wire.encode_scores(asked.token_ids[asked.start :].astype(np.float32) / np.float32(-100))
+        )
 
     async def _complete(self, asked: GenerateRequest) -> Completion:
         return make_completion(asked, [self.version] * asked.sampling.max_tokens, np.nan if self.nan else -0.5)

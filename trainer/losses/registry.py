@@ -12,7 +12,9 @@ from functools import partial
 from run.config import LossConfig
 from trainer.losses.contract import Loss
 from trainer.losses.custom import load_custom
+from trainer.losses.distillation import distillation
 from trainer.losses.importance_ratio import importance_ratio
+from trainer.losses.sft import sft
 
 
 def load_loss(config: LossConfig, given: Collection[str] = ()) -> Loss:
@@ -27,4 +29,10 @@ def load_loss(config: LossConfig, given: Collection[str] = ()) -> Loss:
     if config.kind == "importance_ratio":
         low, high, clip = config.ratio_low, config.ratio_high, config.ratio_clip
         return Loss(partial(importance_ratio, ratio_low=low, ratio_high=high, ratio_clip=clip))
+    if config.kind == "distillation":
+        low, high, clip = config.ratio_low, config.ratio_high, config.ratio_clip
+        function = partial(distillation, ratio_low=low, ratio_high=high, ratio_clip=clip)
+        return Loss(partial(function, reward_coefficient=config.reward_coefficient), ("reverse_kl",))
+    if config.kind == "sft":
+        return Loss(sft)
     return load_custom(config.kind, config.args, given)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from run.config import TrainingConfig
+from run.config import RunConfig, TrainingConfig
 
 OLD, REFERENCE, VALUES = "old", "reference", "values"
 """The columns that a measurement may compute: log-probabilities under the weights before the step, under the reference policy,
@@ -62,11 +62,12 @@ def plan_passes(config: TrainingConfig, trained: Mapping[int, int], measured: Co
     return passes
 
 
-def optional_inputs(config: TrainingConfig) -> list[str]:
+def optional_inputs(config: RunConfig) -> list[str]:
     """Returns which of the optional inputs of a loss (`LossInputs`) a run with this configuration has."""
     wanted = {
-        "old_log_probabilities_P": config.updates_per_step > 1,
-        "reference_log_probabilities_P": config.reference is not None,
-        "values_P": config.value_head is not None,
+        "old_log_probabilities_P": config.training.updates_per_step > 1,
+        "reference_log_probabilities_P": config.training.reference is not None,
+        "teacher_log_probabilities_P": config.teacher is not None,
+        "values_P": config.training.value_head is not None,
     }
     return [name for name, is_wanted in wanted.items() if is_wanted]

@@ -261,7 +261,7 @@ def test_gpus_must_suffice(job_file: Path) -> None:
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-multi", "gpu"])
+@pytest.mark.parametrize("name", ["demo", "demo-multi", "distillation", "gpu"])
 def test_the_job_files_are_valid(name: str) -> None:
     assert load(JobConfig, CONFIGS / f"{name}.toml", []).output_dir == Path("outputs") / name
 

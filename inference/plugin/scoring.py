@@ -1,0 +1,48 @@
+"""Log-probabilities of given tokens under a served model, for a teacher (`orchestrator/teacher.py`).
+
+They are those of the whole distribution at temperature 1. One request prefills the tokens and returns vLLM's prompt
+log-probabilities; the last token is not fed to the model but asked for as the next one, so that a sequence that fills the context
+can be scored. Where adapters are served on a CPU, each token is a request of its own: prompt log-probabilities end vLLM 0.30's
+engine there (`PunicaWrapperCPU.add_lora_logits`, which counts one row a request).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from transport.records import Float32Array
+
+MAX_ONE_BY_ONE = 1024
+"""Most tokens that are scored by a request each."""
+
+
+def next_token_sampling(token_id: int, **further: Any) -> SamplingParams:
+    """Returns sampling parameters that give the log-probability of one next token."""
+    return SamplingParams(
+        max_tokens=1,
+        logprob_token_ids=[token_id],
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        **further,
+    )
+
+
+def scoring_prompts(token_ids: list[int], start: int, *, one_by_one: bool) -> list[tuple[list[int], SamplingParams]]:
+    """Returns the requests whose outputs have the log-probabilities of `token_ids[start:]`. `start` is at least 1."""
+    if one_by_one:
+        return [(token_ids[:end], next_token_sampling(token_ids[end])) for end in range(start, len(token_ids))]
+    return [(token_ids[:-1], next_token_sampling(token_ids[-1], prompt_logprobs=0))]
+
+
+def scores_of(outputs: Sequence[Any], token_ids: list[int], start: int) -> Float32Array:
+    """Returns the log-probabilities of `token_ids[start:]` from the outputs of `scoring_prompts`."""
+    targets = token_ids[len(token_ids) - len(outputs) :]
+    values = [output.outputs[0].logprobs[0][token].logprob for output, token in zip(outputs, targets, strict=True)]
+    if len(outputs) == 1 and outputs[0].prompt_logprobs is not None:
+        rows = outputs[0].prompt_logprobs
+        values = [rows[place][token_ids[place]].logprob for place in range(start, len(token_ids) - 1)] + values
+    return np.asarray(values, dtype=np.float32)

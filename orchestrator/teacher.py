@@ -1,0 +1,123 @@
+"""The teacher of a run: a served model that is asked, after each rollout, for the log-probabilities of what the policy wrote.
+
+A request asks for all tokens of a branch at once, in the rollout's own task, while other rollouts are played. The answers become
+the column `teacher_log_probabilities` of the rollout's turns, which travels to the trainer. A teacher that does not answer in
+time fails that rollout alone. Its pool is one of its own, as an opponent's is (`orchestrator/opponents.py`): at most
+`teacher.max_concurrent_requests` at once at each server, and no weight update of the run reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from environments.chat import Chat
+from inference.base import InferenceError, RequestRefused
+from inference.pool.pool import InferencePool
+from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.run_directory import ConfigurationError
+from run.config import RunConfig
+from transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
+
+COMPARED_AT_ONCE = 4096
+"""Token ids whose texts are compared by one request."""
+
+
+class ScoringPool(Protocol):
+    """The part of `inference.pool.pool.InferencePool` that a teacher uses."""
+
+    async def score(self, token_ids: Int32Array, start: int, *, affinity: str) -> Float32Array:
+        """Returns the log-probability of each token from `start` on. Raises `InferenceError`."""
+
+    async def detokenize(self, token_ids: list[int], affinity: str) -> str:
+        """Returns the text of token ids. Raises `InferenceError`."""
+
+
+class Teacher:
+    """Asks a pool about rollouts."""
+
+    def __init__(self, pool: ScoringPool) -> None:
+        self._pool = pool
+
+    async def ask(self, rollout: Rollout) -> None:
+        """Sets the column of every turn of a completed rollout, or its `error` and `inference_failed`."""
+        try:
+            with awaiting(f"the teacher's log-probabilities of rollout {rollout.rollout_id}", "inference"):
+                await self._ask(rollout)
+        except InferenceError as error:
+            rollout.error = f"the teacher gave no log-probabilities: {error}"
+            rollout.inference_failed = not isinstance(error, RequestRefused)
+
+    async def _ask(self, rollout: Rollout) -> None:
+        for branch in rollout.branches or ():
+            start = len(branch.turns[0].prompt_ids)
+            scores = await self._pool.score(branch.token_ids_T, start, affinity=rollout.rollout_id)
+            for turn in branch.turns:
+                first = len(turn.prompt_ids) - start
+                turn.columns[TEACHER_LOG_PROBABILITIES] = scores[first : first + len(turn.completion_ids)]
+
+    async def compare_tokenizers(self, chat: Chat) -> None:
+        """Raises `ConfigurationError` unless every token id of the run's tokenizer stands for the same text at the teacher.
+
+        Spaces are not compared: some tokenizers' settings remove those before punctuation when they decode.
+        """
+        for first in range(0, chat.vocabulary, COMPARED_AT_ONCE):
+            ids = list(range(first, min(first + COMPARED_AT_ONCE, chat.vocabulary)))
+            own = chat.transcribe([ids])[0].replace(" ", "")
+            try:
+                theirs = (await self._pool.detokenize(ids, "the teacher's tokenizer")).replace(" ", "")
+            except InferenceError as error:
+                raise ConfigurationError(
+                    f"teacher: its tokenizer cannot be compared with the run's, token ids {ids[0]} to {ids[-1]}: {error}"
+                ) from error
+            if own != theirs:
+                at = next(
+                    (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))
+                )
+                raise ConfigurationError(
+                    f"teacher: its tokenizer is not the run's: between the token ids {ids[0]} and {ids[-1]} the run's reads "
+                    f"{own[at : at + 20]!r} where the teacher's reads {theirs[at : at + 20]!r}; a teacher needs the "
+                    "policy's vocabulary, as another model of its family has"
+                )
+
+
+@asynccontextmanager
+async def teacher_of(config: RunConfig, chat: Chat) -> AsyncIterator[Teacher | None]:
+    """Yields the teacher of a run, once a server of it is healthy and its tokenizer is compared; None without one. Closes it.
+
+    Raises `ConfigurationError` for a teacher that cannot be, `InferenceError` where no server becomes healthy in time.
+    """
+    if config.teacher is None:
+        yield None
+        return
+    pool = _pool_of(config)
+    try:
+        with awaiting("the first healthy server of the teacher", pool.describe_sources()):
+            try:
+                await pool.start()
+            except InferenceError as error:
+                raise InferenceError(f"teacher: {error}") from error
+        teacher = Teacher(pool)
+        with awaiting("the comparison of the teacher's tokenizer with the run's", pool.describe_sources()):
+            await teacher.compare_tokenizers(chat)
+        yield teacher
+    finally:
+        await pool.close()
+
+
+def _pool_of(config: RunConfig) -> InferencePool:
+    teacher = config.teacher
+    assert teacher is not None
+    settings: dict[str, Any] = {
+        "max_concurrent_requests_per_server": teacher.max_concurrent_requests,
+        "capacity": "fixed",
+    }
+    if teacher.urls:
+        settings |= {"dns": None, "urls_file": None, "urls": teacher.urls}
+        settings |= {"protocol": teacher.protocol, "api_key_file": teacher.api_key_file}
+    try:
+        model = teacher.model or config.served_model or config.model
+        return InferencePool(config.inference.model_copy(update=settings), model)
+    except ValueError as error:
+        raise ConfigurationError(f"teacher: {error}") from error

@@ -1,0 +1,95 @@
+"""Log-probabilities of given tokens, as a teacher returns them, are what Hugging Face computes: at temperature 1, of the whole
+distribution, however the tokens were sampled. By both protocols, with and without adapters, up to the end of the context."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from environments.chat import Chat
+from inference.base import Probe, RequestRefused, SamplingParameters, WeightUpdate
+from inference.config import PoolConfig
+from inference.pool.pool import InferencePool
+from orchestrator.teacher import Teacher
+from tests.support.tiny_model import log_probabilities
+from tests.support.vllm_server import ServerProcess
+from transport.records import Float32Array, Int32Array
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+TOLERANCE = 1e-3
+"""Between vLLM's log-probabilities and Hugging Face's, both in float32."""
+
+TOKENS = np.random.default_rng(0).integers(0, 250, 96).astype(np.int32)
+FULL = np.random.default_rng(1).integers(0, 250, 512).astype(np.int32)
+"""As many tokens as the servers' context."""
+
+
+@asynccontextmanager
+async def pool_at(
+    server: ServerProcess, model: str, protocol: Literal["binary", "openai"] = "binary"
+) -> AsyncIterator[InferencePool]:
+    config = PoolConfig(
+        urls=[server.url],
+        protocol=protocol,
+        api_key_file=server.config.api_key_file,
+        probe_tolerance=4e-3,
+        max_retries=0,
+    )
+    pool = InferencePool(config, model)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def furthest(scores: Float32Array, model: Any, token_ids: Int32Array, start: int) -> float:
+    expected = log_probabilities(model, token_ids)[start - 1 :]
+    assert scores.shape == expected.shape
+    return float(np.abs(scores - expected).max())
+
+
+async def test_scores_are_those_of_hugging_face(moe_server: ServerProcess) -> None:
+    directory, model = moe_server.directories[0], moe_server.models[0]
+    async with pool_at(moe_server, moe_server.config.model) as pool:
+        await pool.update_weights(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
+        for tokens, start in ((TOKENS, 1), (TOKENS, 40), (TOKENS, 95), (FULL, 500), (TOKENS[:2], 1)):
+            assert furthest(await pool.score(tokens, start, affinity="0-0"), model, tokens, start) < TOLERANCE
+        sampling = SamplingParameters(0.5, 24, (), top_k=20)
+        cold = await pool.generate(TOKENS, sampling, affinity="0-0")
+        written = np.concatenate([TOKENS, cold.completion_ids])
+        scores = await pool.score(written, len(TOKENS), affinity="0-0")
+        assert furthest(scores, model, written, len(TOKENS)) < TOLERANCE
+        assert np.abs(scores - cold.log_probabilities).max() > 0.1, "at temperature 1, not as they were sampled"
+        with pytest.raises(RequestRefused, match="token ids must be from 0 to"):
+            await pool.score(np.array([1, 300], np.int32), 1, affinity="0-0")
+    async with pool_at(moe_server, moe_server.config.model, "openai") as pool:
+        for tokens, start in ((TOKENS, 40), (TOKENS, 95), (FULL, 500)):
+            assert furthest(await pool.score(tokens, start, affinity="0-0"), model, tokens, start) < TOLERANCE
+
+
+async def test_the_tokenizer_is_compared_with_the_servers(moe_server: ServerProcess) -> None:
+    async with pool_at(moe_server, moe_server.config.model) as pool:
+        await Teacher(pool).compare_tokenizers(Chat(moe_server.config.model))
+
+
+async def test_a_base_model_and_an_adapter_of_one_server_are_two_teachers(
+    lora_server: ServerProcess,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(Path(lora_server.config.model))
+    directory = lora_server.directories[1]
+    async with pool_at(lora_server, "scored") as adapter, pool_at(lora_server, lora_server.config.model) as plain:
+        await adapter.update_weights(WeightUpdate(1, directory, Probe.read(directory / "probe.json"), "scored"))
+        by_adapter = await adapter.score(TOKENS, 40, affinity="0-0")
+        by_base = await plain.score(TOKENS, 40, affinity="0-0")
+    assert furthest(by_adapter, lora_server.models[1], TOKENS, 40) < TOLERANCE
+    assert furthest(by_base, base, TOKENS, 40) < TOLERANCE
+    assert np.abs(by_adapter - by_base).max() > 0.1
