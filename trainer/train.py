@@ -3,9 +3,9 @@
 `Trainer.serve` reads like a table of contents. A run is admitted when its orchestrator has connected and a slot is free: its
 state is loaded from the newest checkpoint, its weights are published, and only then `READY` is sent. A step is opened when its
 batch is committed, trained in rows that it may share with other runs, and finished by itself. Then follow the weights, the
-metrics line, and (at the interval and at the end) the checkpoint, with an acknowledgement of the steps that the oldest kept
-checkpoint makes durable. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`). An
-error of one run ends that run alone.
+metrics line, and (at the interval and at the end) the checkpoint, which a thread writes while training goes on. Once it is
+published, the steps that the oldest kept checkpoint makes durable are acknowledged. A kill between any two of these repeats the
+step on resume and loses nothing (`docs/contracts.md`). An error of one run ends that run alone.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint, control_files
+from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.copies import CopyRefused
 from trainer.runs.manager import HookError, get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Occupancy, Progress, Stage
 from trainer.runs.requested import DISK_FAULTS, Requests
-from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
-from transport.files.atomic import published_steps
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals, end_at_second_request
 from transport.wires.base import BatchReceiver
@@ -48,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 """Longest wait for a message before checking for a stop request."""
+
+WRITING_POLL_SECONDS = 0.05
+"""The same while a checkpoint is being written: what it makes durable is acknowledged soon after."""
 
 DISCOVERY_SECONDS, PROMPT_DISCOVERY_SECONDS = 1.0, 0.1
 """Between two discoveries: when nothing is known to have changed, and after a `HELLO` or `BYE`."""
@@ -87,7 +89,8 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         on_ready()
         stack.enter_context(beating())
         try:
-            code = Trainer(config, learner, receiver).serve(stop)
+            with closing(Trainer(config, learner, receiver)) as trainer:
+                code = trainer.serve(stop)
         except HookError:
             logger.exception("the trainer ends")
             return 1
@@ -119,7 +122,8 @@ class Trainer:
         self._sessions = Sessions(config, receiver, self._manager)
         self._shares = FairShare(config.max_tokens, learner.ranks.count)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
-        self._requests = Requests(config.output_dir, learner.runs, self._make_durable)
+        self.checkpoints = Checkpoints(config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable)
+        self._requests = Requests(config.output_dir, learner.runs, self.checkpoints)
         self._broadcasters: dict[int, Broadcaster] = {}
         """By slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._discovered = 0.0
@@ -138,6 +142,7 @@ class Trainer:
         """Trains until the runs have ended, or `stop`; returns the exit code."""
         while not (stop.count or self._over()):
             self._receive()
+            self.checkpoints.settle()
             self._discover_if_due()
             self._open_steps()
             self._train_rows()
@@ -145,21 +150,27 @@ class Trainer:
         while self._registry.open_slots:
             self._train_rows()
             self._finish_steps()
-        for slot, run in self._learner.runs.items():
-            self._make_durable(run, self._registry.in_slot(slot))
+        for run in self._learner.runs.values():
+            self.checkpoints.begin(run)
+        self.checkpoints.complete()
         steps = ", ".join(f"{run.run_id} at step {run.progress.step}" for run in self._learner.runs.values())
         logger.info("the trainer ends%s", f": {steps}" if steps else "")
         if stop.count and not self._over():
             return stop.exit_code
         return EVICTED if self._registry.all_evicted() else 0
 
+    def close(self) -> None:
+        """Ends the thread that writes checkpoints."""
+        self.checkpoints.close()
+
     def _over(self) -> bool:
-        expected = self._config.stay or self._registry.queue or self._sessions.has_news
+        expected = self._config.stay or self._registry.queue or self._sessions.has_news or self.checkpoints.busy
         return not expected and self._registry.over(time.monotonic())
 
     def _receive(self) -> None:
         training = bool(self._registry.open_slots)
-        patience = 0.0 if training else min(max(self._discovery_due() - time.monotonic(), 0.0), POLL_SECONDS)
+        longest = WRITING_POLL_SECONDS if self.checkpoints.busy else POLL_SECONDS
+        patience = 0.0 if training else min(max(self._discovery_due() - time.monotonic(), 0.0), longest)
         for run, reason in self._sessions.receive(patience):
             self._evict(run, reason)
         if not training:
@@ -191,6 +202,7 @@ class Trainer:
 
     def _on_discovered(self, slot: int, run_id: str, config: RunConfig) -> None:
         run = self._registry.in_slot(slot)
+        self.checkpoints.complete(run_id)  # of its former slot
         run.progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
         self._requests.start(run)
 
@@ -202,13 +214,14 @@ class Trainer:
             self._registry.end(run_id, Stage.DELETED)
             return
         if slot in self._learner.runs:
-            self._save(self._learner.runs[slot])
+            self.checkpoints.begin(self._learner.runs[slot])
         if control_files.eviction(self._config.output_dir, run_id) is not None:
             self._registry.end(run_id, Stage.EVICTED)
         logger.info("run %s has left its slot", run_id)
 
     def _on_directory_deleted(self, run_id: str) -> None:
         logger.info("the directory of run %s was deleted: the run ends", run_id)
+        self.checkpoints.complete(run_id)
         checkpoint.set_aside(self._config.output_dir, run_id)
 
     def _admit(self, run: Occupancy) -> None:
@@ -255,10 +268,9 @@ class Trainer:
         self._shares.add(run.slot, run.config.training.weight, {each: step.length(each) for each in step.samples})
 
     def _copy(self, run: Occupancy, step: int) -> None:
-        """Takes over another run's state in place of the open step's update, and makes that durable at once."""
+        """Takes over another run's state in place of the open step's update, and begins its checkpoint at once."""
         copy = self._learner.copy_step(run.slot, step)
         self._conclude(run, {"copied/run": copy.source, "copied/step": copy.source_step}, durable=True)
-        self._requests.poll(run)
 
     def _train_rows(self) -> None:
         rows = self._shares.rows()
@@ -279,7 +291,7 @@ class Trainer:
             self._conclude(run, metrics)
 
     def _conclude(self, run: Occupancy, metrics: dict[str, MetricValue], durable: bool = False) -> None:
-        """Publishes and reports what a step has made of the run, and writes its checkpoint if it is due, or `durable`."""
+        """Publishes and reports what a step has made of the run, and begins its checkpoint if it is due, or `durable`."""
         started = time.monotonic()
         metrics["phase/wait"] = run.waited
         self._registry.close_step(run.slot, started)
@@ -288,7 +300,7 @@ class Trainer:
         metrics["phase/broadcast"] = time.monotonic() - started
         self._report(run, metrics)
         if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
-            self._make_durable(self._learner.runs[run.slot], run)
+            self.checkpoints.begin(self._learner.runs[run.slot])
         self._registry.advance(run.slot, time.monotonic())
 
     def _close_step(self, slot: int) -> None:
@@ -341,29 +353,21 @@ class Trainer:
             metrics["tokens_per_second"],
         )  # fmt: skip
 
-    def _make_durable(self, trained: Run, run: Occupancy) -> None:
-        if self._save(trained):
-            run.durable_step = self._durable_step(run)
-            self._sessions.durable(run)
-            self._requests.forget(run)
-
-    def _save(self, run: Run) -> bool:
-        """Writes a checkpoint; returns False if there is none to write: the weights are not new, not published or not intact."""
-        if not run.intact:
-            return False
-        newest = checkpoint.newest_step(self._config.output_dir, run.run_id)
-        published = published_steps(control_files.run_directory(self._config.output_dir, run.run_id) / "broadcast")
-        if run.progress.step <= newest or run.progress.step not in published:
-            return False
-        with self._learner.kept_alive():
-            checkpoint.save(run, self._config.output_dir, self._config.keep_checkpoints)
-        return True
+    def _on_durable(self, run_id: str) -> None:
+        """Acknowledges what a new checkpoint makes durable, and answers who waited for it, unless its run has left."""
+        if (run := self._registry.taking(run_id)) is None:
+            return
+        run.durable_step = self._durable_step(run)
+        self._sessions.durable(run)
+        # The orchestrator of a finished run hears of the end only now, and has the whole time for its BYE.
+        self._registry.advance(run.slot, time.monotonic())
+        self._requests.forget(run)
+        self._requests.poll(run)
 
     def _durable_step(self, run: Occupancy) -> int:
         """Returns the step up to which batches are durable: at the end the last, before that of the oldest kept checkpoint."""
-        if run.finished:
-            return run.progress.step
-        return checkpoint.fallback_step(self._config.output_dir, run.run_id, self._config.keep_checkpoints)
+        newest = self.checkpoints.newest(run.run_id)
+        return newest if newest >= run.config.steps else self.checkpoints.fallback(run.run_id)
 
     def _report_waiting(self) -> None:
         now = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -87,6 +88,9 @@ class Wire:
 class Life:
     """One process of the trainer, from its start to its death."""
 
+    waits_for_the_disk = True
+    """Whether a turn ends when the checkpoints that it has begun are written."""
+
     def __init__(self, output_dir: Path, model: Path, committed: dict[str, int], **config: Any) -> None:
         resume = (output_dir / "trainer").exists()
         (output_dir / "trainer").mkdir(exist_ok=True)
@@ -98,14 +102,17 @@ class Life:
         self.trainer = Trainer(self.config, self.learner, self.wire)
 
     def turn(self) -> None:
-        """One pass of the trainer's loop, with a discovery."""
+        """One pass of the trainer's loop, with a discovery; then the disk is waited for."""
         trainer = self.trainer
         trainer._receive()
+        trainer.checkpoints.settle()
         trainer._discovered = 0.0
         trainer._discover_if_due()
         trainer._open_steps()
         trainer._train_rows()
         trainer._finish_steps()
+        if self.waits_for_the_disk:
+            trainer.checkpoints.complete()
 
     def turn_until(self, condition: Callable[[], bool], what: str) -> None:
         """Passes until the condition holds."""
@@ -130,6 +137,7 @@ class Life:
 
     def close(self) -> None:
         """Gives back what a dead process would not hold."""
+        self.trainer.close()
         for occupancy in self.manager.registry.at():
             if occupancy.descriptor is not None:
                 os.close(occupancy.descriptor)
@@ -181,6 +189,7 @@ class Deaths:
         self.seen: list[str] = []
         self.due: int | None = None
         self.dead = False
+        self._lock = threading.Lock()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Counts from now on."""
@@ -189,13 +198,14 @@ class Deaths:
 
     def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def operation(*arguments: Any, **more: Any) -> Any:
-            if self.dead:
-                raise Death
-            number = len(self.seen)
-            self.seen.append(f"{name} {arguments[-1] if name in ('replace', 'rename', 'link') else arguments[0]}")
-            if number == self.due:
-                self.dead = True
-                raise Death
+            with self._lock:  # the trainer's loop and the thread that writes its checkpoints
+                if self.dead:
+                    raise Death
+                number = len(self.seen)
+                self.seen.append(f"{name} {arguments[-1] if name in ('replace', 'rename', 'link') else arguments[0]}")
+                if number == self.due:
+                    self.dead = True
+                    raise Death
             return real(*arguments, **more)
 
         return operation

@@ -99,7 +99,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.records: dict[int, Batch] = {}
         """Those on the orchestrator's disk, until they are durable."""
         self.checkpoint = 0
-        """The trainer's."""
+        """The trainer's newest on its disk, whether it has noticed by now or not."""
+        self.writing: int | None = None
+        """The step of the one that its thread writes."""
         self.start_orchestrator()
         self.start_trainer()
 
@@ -236,9 +238,21 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.registry.advance(self.run.slot, 0.0)
         return True
 
+    @precondition(lambda self: self.writing is None and self.checkpoint == self.run.durable_step)
     @rule()
-    def checkpoint_now(self) -> None:
-        self.checkpoint = self.run.durable_step = self.run.progress.step
+    def begin_a_checkpoint(self) -> None:
+        self.writing = self.run.progress.step
+
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def publish_the_checkpoint(self) -> None:
+        assert self.writing is not None
+        self.checkpoint, self.writing = self.writing, None
+
+    @precondition(lambda self: self.checkpoint > self.run.durable_step)
+    @rule()
+    def notice_the_checkpoint(self) -> None:
+        self.run.durable_step = self.checkpoint
         self.sessions.durable(self.run)
 
     @rule(moves=st.integers(1, 25), trained=st.booleans())
@@ -282,12 +296,15 @@ class DeliveryMachine(RuleBasedStateMachine):
     def kill_the_trainer(self) -> None:
         for wire in self.wires:
             wire.to_trainer.clear()
+        self.writing = None  # what is half written is nothing
         self.connect()
         self.start_trainer()
 
     @rule()
     def lose_the_slot_and_get_it_back(self) -> None:
-        """As when the run's configuration has changed: a new READY on the old connection."""
+        """As when the run's configuration has changed: a new READY on the old connection. What is being written is waited for."""
+        if self.writing is not None:
+            self.publish_the_checkpoint()
         self.registry.vacate(self.run.slot)
         self.admit()
 
@@ -296,6 +313,10 @@ class DeliveryMachine(RuleBasedStateMachine):
     @invariant()
     def no_more_is_held_than_there_is_credit_for(self) -> None:
         assert len(self.run.waiting) <= CREDIT
+
+    @invariant()
+    def what_a_kill_would_make_the_trainer_ask_for_is_on_disk(self) -> None:
+        assert set(range(self.checkpoint + 1, max(self.committed, default=0) + 1)) <= self.records.keys()
 
     def teardown(self) -> None:
         """Left alone, they come to rest with everything trained, acknowledged and forgotten."""

@@ -1,7 +1,8 @@
 """Checkpoints of one run, `trainer/<run_id>/checkpoints/step_N/`: all that an exact resume needs.
 
 `state.safetensors` holds the weights, the optimizer's moments and the random state as tensors, `state.json` the progress.
-Nothing is pickled. A directory appears whole, with its `STABLE` marker, or not at all.
+Nothing is pickled. A directory appears whole, with its `STABLE` marker, or not at all. `trainer/runs/checkpoints.py` writes them
+while training goes on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import json
 import logging
 import re
 import shutil
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,6 @@ def checkpoints_directory(output_dir: Path, run_id: str) -> Path:
 def newest_step(output_dir: Path, run_id: str) -> int:
     """Returns the step of the newest checkpoint of a run; 0 if there is none."""
     return max(published_steps(checkpoints_directory(output_dir, run_id)), default=0)
-
-
-def fallback_step(output_dir: Path, run_id: str, keep: int) -> int:
-    """Returns the step of the oldest of `keep` checkpoints, the fallback if newer ones are damaged; 0 if there are fewer."""
-    steps = published_steps(checkpoints_directory(output_dir, run_id))
-    return steps[-keep] if len(steps) >= keep else 0
 
 
 def holds_any(output_dir: Path) -> Path | None:
@@ -97,31 +93,57 @@ def set_aside_deleted(output_dir: Path) -> None:
             set_aside(output_dir, run_id)
 
 
-def save(run: Run, output_dir: Path, keep: int) -> None:
-    """Writes the checkpoint of the run's step unless it exists, then removes all but the newest `keep`.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run's state after a step, in memory of its own: training may go on while it is written."""
+
+    run_id: str
+    step: int
+    tensors: dict[str, Tensor]
+    """On the CPU; the generators' state as well."""
+    description: dict[str, Any]
+    """For `state.json`."""
+
+
+def take(run: Run) -> Snapshot:
+    """Copies the state of the run after its last step to the CPU's memory, once."""
+    # Each tensor gets its own memory: safetensors refuses two names for one.
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in run.state().items()}
+    description = {
+        "format": FORMAT,
+        "run_id": run.run_id,
+        "progress": asdict(run.progress),
+        "training": meaning(run),
+    }
+    return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description)
+
+
+def write(snapshot: Snapshot, output_dir: Path, keep: int) -> None:
+    """Writes the checkpoint of a snapshot unless it exists, then removes all but the newest `keep`.
 
     The broadcast of this step is flushed first, since a resume uses it. Raises `OSError` (disk full); the earlier checkpoints are
     then intact.
     """
-    parent = checkpoints_directory(output_dir, run.run_id)
-    step = run.progress.step
-    if step not in published_steps(parent):
-        broadcast = control_files.run_directory(output_dir, run.run_id) / "broadcast" / f"step_{step}"
-        if broadcast.is_dir():
-            flush_directory(broadcast)
-        # Each tensor gets its own memory: safetensors refuses two names for one.
-        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in run.state().items()}
-        with publish_directory(parent / f"step_{step}") as directory:
-            save_file(tensors | _random_state(), directory / "state.safetensors")
-            description = {
-                "format": FORMAT,
-                "run_id": run.run_id,
-                "progress": asdict(run.progress),
-                "training": meaning(run),
-            }
-            (directory / "state.json").write_text(json.dumps(description, indent=2) + "\n")
+    parent = checkpoints_directory(output_dir, snapshot.run_id)
+    if snapshot.step not in published_steps(parent):
+        run_directory = control_files.run_directory(output_dir, snapshot.run_id)
+        _flush_broadcast(run_directory / "broadcast" / f"step_{snapshot.step}")
+        with publish_directory(parent / f"step_{snapshot.step}") as directory:
+            save_file(snapshot.tensors, directory / "state.safetensors")
+            (directory / "state.json").write_text(json.dumps(snapshot.description, indent=2) + "\n")
     for old in published_steps(parent)[:-keep]:
         remove_directory(parent / f"step_{old}")
+
+
+def _flush_broadcast(broadcast: Path) -> None:
+    """Flushes a broadcast, which may be removed meanwhile, since newer ones are published or the run is deleted."""
+    try:
+        if broadcast.is_dir():
+            flush_directory(broadcast)
+    except FileNotFoundError:
+        logger.debug("%s was removed while it was flushed", broadcast)
+        with suppress(FileNotFoundError):  # its removal must be as durable as it would have been
+            flush_directory(broadcast.parent)
 
 
 def meaning(run: Run) -> dict[str, Any]:

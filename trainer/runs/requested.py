@@ -1,14 +1,14 @@
 """What the runs in slots are asked for by files in their `control/` (`run/requests.py`); rank 0 carries it out.
 
-Saves are carried out at once, between two rows: an open step has not changed the weights. A copy is accepted
-(`trainer/runs/copies.py`) and happens at its step; its answer follows the checkpoint of that step.
+A save begins between two rows: an open step has not changed the weights. A copy is accepted (`trainer/runs/copies.py`) and
+happens at its step. The answers follow once the checkpoints are durable, which training does not wait for.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from run.changes import LearningRates
@@ -22,7 +22,8 @@ from run.requests import (
     waiting_requests,
     write_answer,
 )
-from trainer.runs import checkpoint, copies
+from trainer.runs import copies
+from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.control_files import run_directory
 from trainer.runs.copies import Copy, CopyRefused
 from trainer.runs.record import Occupancy
@@ -39,11 +40,13 @@ DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 class Requests:
     """Carries out the requests to the runs of one trainer, and answers them."""
 
-    def __init__(self, output_dir: Path, runs: Mapping[int, Run], save: Callable[[Run, Occupancy], object]) -> None:
-        """`runs` are the runs by slot, `save` writes the checkpoint of one's newest step, unless it exists."""
+    def __init__(self, output_dir: Path, runs: Mapping[int, Run], checkpoints: Checkpoints) -> None:
+        """`runs` are the runs by slot."""
         self._output_dir = output_dir
         self._runs = runs
-        self._save = save
+        self._checkpoints = checkpoints
+        self._saves: dict[str, dict[str, int]] = {}
+        """By run and request, the step whose checkpoint a save waits for."""
         self._rates: dict[str, LearningRates] = {}
 
     def start(self, run: Occupancy) -> None:
@@ -51,6 +54,7 @@ class Requests:
 
         What is against it becomes the run's failure.
         """
+        self._saves.pop(run.run_id, None)
         if run.progress.step or (origin := run.config.training.start_from) is None:
             return
         try:
@@ -116,7 +120,7 @@ class Requests:
 
     def _sealed(self, run: Occupancy) -> list[Answer]:
         """Returns the answers that are due: to copies that are durable."""
-        newest = checkpoint.newest_step(self._output_dir, run.run_id)
+        newest = self._checkpoints.newest(run.run_id)
         directory = run_directory(self._output_dir, run.run_id)
         return [
             Answer(request_id=copy.request_id, outcome="done", step=copy.step, source_step=copy.source_step)
@@ -124,15 +128,22 @@ class Requests:
             if copy.step <= newest and copy.request_id is not None and read_answer(directory, copy.request_id) is None
         ]
 
-    def _saved(self, run: Occupancy, request_id: str) -> Answer:
+    def _saved(self, run: Occupancy, request_id: str) -> Answer | None:
+        """Begins a checkpoint of the newest step, or answers with the newest durable one, if that is not older; else None."""
         if not run.progress.step:
             raise CopyRefused("nothing is trained yet: there is no step to save")
-        self._save(self._runs[run.slot], run)
-        step = checkpoint.newest_step(self._output_dir, run.run_id)
-        if step != run.progress.step:
-            raise CopyRefused(f"step {run.progress.step} cannot be saved; the trainer's log says why")
-        copies.keep(self._output_dir, run.run_id, step)
-        return Answer(request_id=request_id, outcome="done", step=step)
+        asked = self._saves.setdefault(run.run_id, {})
+        step = asked.setdefault(request_id, run.progress.step)
+        newest = self._checkpoints.newest(run.run_id)
+        if newest < step:
+            begun = self._checkpoints.pending(run.run_id) is not None or self._checkpoints.begin(self._runs[run.slot])
+            if not begun:
+                del asked[request_id]
+                raise CopyRefused(f"step {run.progress.step} cannot be saved; the trainer's log says why")
+            return None
+        del asked[request_id]
+        copies.keep(self._output_dir, run.run_id, newest)
+        return Answer(request_id=request_id, outcome="done", step=newest)
 
     def _copied(self, run: Occupancy, request: CopyRequest) -> None:
         """Accepts a copy, unless it was accepted before; it is answered once it is sealed."""

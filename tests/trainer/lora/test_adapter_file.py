@@ -64,7 +64,7 @@ def test_it_is_trained_from_there_and_not_read_again(dense_directory: Path, tmp_
     lone.train(make_batch(1))
     trained = lone.weights()
     assert 0 < max(float((before[name] - trained[name]).abs().max()) for name in before) < 0.1
-    checkpoint.save(lone.run, tmp_path, keep=2)
+    checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
     shutil.rmtree(given)
     resumed = started(tmp_path, dense_directory, DENSE, given, resume=True).weights()
     assert all(torch.equal(trained[name], resumed[name]) for name in trained)

@@ -35,7 +35,7 @@ def test_training_goes_on_bit_for_bit(
     first = make_lone_run(tmp_path, moe_directory, trainer, **training)
     for step in (1, 2):
         first.train(make_batch(step, routed=True))
-    checkpoint.save(first.run, tmp_path, keep=2)
+    checkpoint.write(checkpoint.take(first.run), tmp_path, keep=2)
     random_after = torch.rand(3)
     second = make_lone_run(tmp_path, moe_directory, trainer, resume=True, **training)
     assert torch.equal(torch.rand(3), random_after)
@@ -71,7 +71,7 @@ def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
         synced.clear()
         broadcaster.publish(lone.model, lone.learner.replay, lone.run)
         assert synced == []
-    checkpoint.save(lone.run, tmp_path, keep=2)
+    checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
     weights = "run_default/broadcast/step_2/model.safetensors"
     state = next(name for name in synced if name.endswith("state.safetensors"))
     assert synced.index(weights) < synced.index(state), "no checkpoint goes back to weights that may be lost"
@@ -83,7 +83,7 @@ def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None
     broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=2)
     for step in (1, 2, 3):
         lone.train(make_batch(step))
-        checkpoint.save(lone.run, tmp_path, keep=2)
+        checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
         broadcaster.publish(lone.model, lone.learner.replay, lone.run)
     assert published_steps(checkpoint.checkpoints_directory(tmp_path, "default")) == [2, 3]
     assert published_steps(broadcaster.directory) == [2, 3]
@@ -94,7 +94,7 @@ def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None
 def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
     lone.train(make_batch(1))
-    checkpoint.save(lone.run, tmp_path, keep=1)
+    checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=1)
     other = make_lone_run(tmp_path, moe_directory)
     with pytest.raises(CheckpointError, match=r"step_1 cannot be used: weight .* is missing"):
         checkpoint.load(other.run, tmp_path, 1, random_state=False)

@@ -1,0 +1,222 @@
+"""Checkpoints that are written while training goes on: exact, in order, and durable only once they are on the disk."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from job.population.exploit import outcome, request_save, wait
+from tests.trainer.one_process_trainer import DEADLINE, STEPS, Death, Deaths, life, saved_state, write_population
+from trainer.runs import checkpoint
+from trainer.runs.checkpoint import Snapshot, checkpoints_directory
+from trainer.runs.record import Occupancy
+from transport.files.atomic import published_steps
+
+pytestmark = pytest.mark.slow
+
+
+class Disk:
+    """Writes a checkpoint when it is let, one at a time; or lets it be seen, but has not flushed it until then."""
+
+    def __init__(self, *, seen_early: bool) -> None:
+        self.seen_early = seen_early
+        self.begun = threading.Semaphore(0)
+        self._may_write = threading.Semaphore(0)
+        self._write = checkpoint.write
+
+    def write(self, snapshot: Snapshot, output_dir: Path, keep: int) -> None:
+        if self.seen_early:
+            self._write(snapshot, output_dir, keep)
+        self.begun.release()
+        assert self._may_write.acquire(timeout=DEADLINE)
+        if not self.seen_early:
+            self._write(snapshot, output_dir, keep)
+
+    def go_on(self, checkpoints: int = 1) -> None:
+        self._may_write.release(checkpoints)
+
+
+@contextmanager
+def slow_disk(monkeypatch: pytest.MonkeyPatch, *, seen_early: bool = False) -> Iterator[Disk]:
+    """Everything that waits is written in the end."""
+    disk = Disk(seen_early=seen_early)
+    monkeypatch.setattr(checkpoint, "write", disk.write)
+    try:
+        yield disk
+    finally:
+        disk.go_on(1000)
+
+
+def state_of(one: Any, run_id: str) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in one.run(run_id).optimizer.state().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def durable(one: Any, run_id: str) -> int:
+    """What the orchestrator may have dropped."""
+    run = one.manager.registry.taking(run_id)
+    assert run is not None
+    return int(run.durable_step)
+
+
+def test_training_goes_on_meanwhile_and_the_checkpoint_is_of_its_step(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_population(tmp_path, dense_directory, checkpoint_interval=2)
+    committed = {"winner": 2, "loser": 2, "third": 0}
+    with life(tmp_path, dense_directory, committed, keep_checkpoints=1) as one, slow_disk(monkeypatch) as disk:
+        one.waits_for_the_disk = False
+        one.until_step(winner=2, loser=2)
+        states = {run_id: state_of(one, run_id) for run_id in ("winner", "loser")}
+        assert disk.begun.acquire(timeout=DEADLINE)
+        committed |= {"winner": 3, "loser": 3}
+        one.until_step(winner=3, loser=3)
+        assert not same(states["winner"], state_of(one, "winner"))
+        assert [durable(one, run_id) for run_id in states] == [0, 0], "nothing is on the disk"
+        disk.go_on(2)
+        one.turn_until(lambda: durable(one, "winner") == durable(one, "loser") == 2, "both checkpoints")
+        for run_id, state in states.items():
+            assert same(saved_state(tmp_path, run_id, 2), state)
+
+
+def test_a_run_has_one_checkpoint_on_its_way_and_the_last_step_needs_its_own(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last but one is late: it does not make the last step durable, although that is trained."""
+    write_population(tmp_path, dense_directory, checkpoint_interval=STEPS - 1)
+    committed = {"winner": STEPS, "loser": 0, "third": 0}
+    with life(tmp_path, dense_directory, committed, keep_checkpoints=1) as one, slow_disk(monkeypatch) as disk:
+        one.waits_for_the_disk = False
+        one.until_step(winner=STEPS - 1)
+        assert disk.begun.acquire(timeout=DEADLINE)
+        seen: list[int] = []
+        durables = one.trainer._sessions.durable
+
+        def noted(run: Occupancy) -> None:
+            seen.append(run.durable_step)
+            durables(run)
+
+        monkeypatch.setattr(one.trainer._sessions, "durable", noted)
+        disk.go_on()  # the wait for the first ends, and the second is begun
+        one.until_step(winner=STEPS)
+        assert disk.begun.acquire(timeout=DEADLINE)
+        assert durable(one, "winner") == STEPS - 1
+        assert one.trainer._over() is False
+        disk.go_on()
+        one.turn_until(lambda: durable(one, "winner") == STEPS, "the last checkpoint")
+        assert seen == [STEPS - 1, STEPS]
+
+
+@pytest.mark.parametrize("seen_early", [False, True])
+def test_a_save_is_answered_once_it_is_durable_while_training_goes_on(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen_early: bool
+) -> None:
+    write_population(tmp_path, dense_directory, checkpoint_interval=99)
+    committed = {"winner": 2, "loser": 0, "third": 0}
+    with life(tmp_path, dense_directory, committed) as one, slow_disk(monkeypatch, seen_early=seen_early) as disk:
+        one.waits_for_the_disk = False
+        one.until_step(winner=2)
+        state = state_of(one, "winner")
+        request = request_save(tmp_path, "winner")
+        one.turn()
+        assert disk.begun.acquire(timeout=DEADLINE)
+        committed["winner"] = 4
+        one.until_step(winner=4)
+        assert outcome(tmp_path, "winner", request) is None
+        disk.go_on()
+        one.turn_until(lambda: outcome(tmp_path, "winner", request) is not None, "the answer")
+        assert wait(tmp_path, "winner", request, 0).step == 2
+        assert same(saved_state(tmp_path, "winner", 2), state)
+        assert published_steps(tmp_path / "trainer" / "winner" / "saved") == [2]
+
+
+def test_a_run_deleted_meanwhile_leaves_nothing_under_its_name(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_population(tmp_path, dense_directory, checkpoint_interval=2)
+    committed = {"winner": 2, "loser": 2, "third": 0}
+    with life(tmp_path, dense_directory, committed) as one, slow_disk(monkeypatch) as disk:
+        one.waits_for_the_disk = False
+        one.until_step(winner=2, loser=2)
+        assert disk.begun.acquire(timeout=DEADLINE)
+        (tmp_path / "run_winner").rename(tmp_path / "deleted")
+        disk.go_on(2)
+        one.turn_until((tmp_path / "trainer" / ".deleted-winner").exists, "the checkpoints set aside")
+        assert published_steps(tmp_path / "trainer" / ".deleted-winner" / "checkpoints") == [2]
+        assert not (tmp_path / "trainer" / "winner").exists()
+        committed["loser"] = 4
+        one.until_step(loser=4)
+
+
+def test_a_full_disk_is_reported_by_the_next_pass_and_the_last_checkpoint_is_whole(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_population(tmp_path, dense_directory, checkpoint_interval=2)
+    committed = {"winner": 2, "loser": 0, "third": 0}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with life(tmp_path, dense_directory, committed) as one:
+        one.until_step(winner=2)
+        state = state_of(one, "winner")
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoint, "save_file", full)
+            committed["winner"] = 4
+            with pytest.raises(OSError, match="No space left"):
+                one.until_step(winner=5)
+    assert [path.name for path in checkpoints_directory(tmp_path, "winner").iterdir()] == ["step_2"]
+    with life(tmp_path, dense_directory, committed) as again:
+        again.turn_until(lambda: again.step_of("winner") >= 2, "the run")
+        assert same(saved_state(tmp_path, "winner", 2), state)
+        again.until_step(winner=4)
+
+
+def killed_write(write: Callable[..., None], deaths: Deaths, *arguments: object) -> None:
+    """Counts the operations of the thread alone."""
+    with pytest.MonkeyPatch.context() as patched:
+        deaths.install(patched)
+        write(*arguments)
+
+
+def test_a_kill_while_one_is_written_leaves_the_last_one_whole(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each file operation of the thread, with the trainer's loop a step ahead."""
+    for due in range(100):
+        job = tmp_path / str(due)
+        write_population(job, dense_directory, checkpoint_interval=1)
+        committed = {"winner": 1, "loser": 0, "third": 0}
+        deaths = Deaths()
+        with life(job, dense_directory, committed, keep_checkpoints=1) as one:
+            one.until_step(winner=1)
+            former = state_of(one, "winner")
+            deaths.due = due
+            with monkeypatch.context() as patched:
+                patched.setattr(checkpoint, "write", partial(killed_write, checkpoint.write, deaths))
+                committed["winner"] = 2
+                died = False
+                try:
+                    one.until_step(winner=2)
+                except Death:
+                    died = True
+            latter = state_of(one, "winner")
+        if not died:
+            break
+        with life(job, dense_directory, committed, keep_checkpoints=1) as again:
+            again.turn_until(lambda: again.step_of("winner") >= 1, "the run")
+            again.until_step(winner=2)
+            assert same(state_of(again, "winner"), latter)
+        assert not same(former, latter)
+    assert due > 5

@@ -1,0 +1,129 @@
+"""Writes the checkpoints of a trainer's runs (`trainer/runs/checkpoint.py`) in one thread, while training goes on; on rank 0.
+
+`begin` copies a run's state at its step into memory, which is all that training waits for. The thread writes, flushes and
+publishes it. `settle`, which the trainer's loop calls in every pass, notes what has been published since: only then does a step
+count as durable. Each run has one checkpoint on its way at most, so the copies take no more memory than the runs' states; a
+further one of the same run waits for it, as when the disk is slower than `checkpoint_interval`. An error of the disk is raised by
+the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.runs import checkpoint, control_files
+from trainer.runs.run import Run
+from transport.files.atomic import published_steps
+
+logger = logging.getLogger(__name__)
+
+SLOW_SECONDS = 1.0
+"""A wait for the disk that is worth a line in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    step: int
+    written: Future[None]
+    begun: float
+
+
+class Checkpoints:
+    """The checkpoints that are being written, by run."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        keep: int,
+        kept_alive: Callable[[], AbstractContextManager[None]],
+        on_durable: Callable[[str], object],
+    ) -> None:
+        """Keeps the newest `keep` of each run.
+
+        `kept_alive` surrounds each wait for the disk; `on_durable` is called in `settle` and `complete` with the id of each run
+        that has a new durable checkpoint.
+        """
+        self._output_dir = output_dir
+        self._keep = keep
+        self._kept_alive = kept_alive
+        self._on_durable = on_durable
+        self._writing: dict[str, _Writing] = {}
+        """In the order in which they were begun, and are written."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+
+    @property
+    def busy(self) -> bool:
+        """Whether any checkpoint is being written, or is not settled yet."""
+        return bool(self._writing)
+
+    def pending(self, run_id: str) -> int | None:
+        """Returns the step of the run's checkpoint that is being written or is not settled; None if there is none."""
+        writing = self._writing.get(run_id)
+        return None if writing is None else writing.step
+
+    def newest(self, run_id: str) -> int:
+        """Returns the run's newest durable step; 0 if there is none."""
+        return max(self._durable(run_id), default=0)
+
+    def fallback(self, run_id: str) -> int:
+        """Returns the oldest of the kept checkpoints, to which training may go back; 0 if there are fewer than are kept."""
+        steps = self._durable(run_id)
+        return steps[-self._keep] if len(steps) >= self._keep else 0
+
+    def _durable(self, run_id: str) -> list[int]:
+        """A checkpoint may be seen on the disk before it is flushed."""
+        steps = published_steps(checkpoint.checkpoints_directory(self._output_dir, run_id))
+        return [step for step in steps if step != self.pending(run_id)]
+
+    def begin(self, run: Run) -> bool:
+        """Begins to write the checkpoint of the run's newest step, unless that is durable or on its way.
+
+        Returns False if there is nothing to write: the weights are not new, not published or not intact. Raises as `settle`.
+        """
+        if not run.intact or self.pending(run.run_id) == run.progress.step:
+            return False
+        self.complete(run.run_id)
+        published = published_steps(control_files.run_directory(self._output_dir, run.run_id) / "broadcast")
+        if run.progress.step <= self.newest(run.run_id) or run.progress.step not in published:
+            return False
+        snapshot = checkpoint.take(run)
+        written = self._thread.submit(checkpoint.write, snapshot, self._output_dir, self._keep)
+        self._writing[run.run_id] = _Writing(snapshot.step, written, time.monotonic())
+        return True
+
+    def settle(self) -> None:
+        """Notes the checkpoints that have been published since the last call.
+
+        Raises `OSError` or `SafetensorError` if one could not be written; the earlier ones of its run are intact.
+        """
+        for run_id, writing in list(self._writing.items()):
+            if writing.written.done():
+                self._note(run_id)
+
+    def complete(self, run_id: str | None = None) -> None:
+        """Waits for the run's checkpoint, or without `run_id` for all, as long as the disk takes; then does as `settle`."""
+        while (first := run_id or next(iter(self._writing), None)) is not None and first in self._writing:
+            writing = self._writing[first]
+            started = time.monotonic()
+            with nullcontext() if writing.written.done() else self._kept_alive():
+                wait([writing.written])
+            if (waited := time.monotonic() - started) > SLOW_SECONDS:
+                logger.info("waited %.1f s for the checkpoint of step %d of run %s", waited, writing.step, first)
+            self._note(first)
+
+    def _note(self, run_id: str) -> None:
+        writing = self._writing.pop(run_id)
+        writing.written.result()
+        seconds = time.monotonic() - writing.begun
+        logger.debug("the checkpoint of step %d of run %s took %.1f s", writing.step, run_id, seconds)
+        self._on_durable(run_id)
+
+    def close(self) -> None:
+        """Waits for the checkpoint that is being written, and drops the others, as a kill would."""
+        self._thread.shutdown(cancel_futures=True)
