@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from inference.plugin.digest import digests_of
 from trainer.lora.multi_lora import digest_adapter, export_adapter
 from trainer.model.router_replay import RouterReplay
-from trainer.probe import write_probe
+from trainer.probe import Answers, write_probe
 from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run
@@ -35,6 +36,15 @@ _TOKENIZER_FILES = (
 """Copied beside full weights, so that a broadcast can be served as a model."""
 
 
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What all ranks of a sharded model have put together for a broadcast."""
+
+    weights: dict[str, Tensor]
+    """On the CPU, by name; empty on all ranks but the first, and where only an adapter is published."""
+    answers: Answers
+
+
 class Broadcaster:
     """Publishes the versions of one run's weights; on rank 0."""
 
@@ -51,8 +61,12 @@ class Broadcaster:
         self._probed: Tensor | None = None
         """float32 `[candidates, tokens - 1]`: the probe's log-probabilities under the version published last."""
 
-    def publish(self, model: nn.Module, replay: RouterReplay | None, run: Run) -> None:
+    def publish(
+        self, model: nn.Module, replay: RouterReplay | None, run: Run, assembled: Assembled | None = None
+    ) -> None:
         """Publishes the run's weights unless they are published already, and removes all but the newest versions.
+
+        `assembled` is needed of a sharded model.
 
         Raises:
             OSError: disk full, no permission, or the run's directory is gone; nothing appears.
@@ -68,17 +82,19 @@ class Broadcaster:
         durable, self._begun = not self._begun, True
         with publish_directory(self.directory / f"step_{version}", durable) as directory:
             if lora is None:
-                model.save_pretrained(directory)
+                weights = assembled.weights if assembled is not None else model.state_dict()
+                model.save_pretrained(directory, state_dict=weights)
                 _make_readable(directory)
                 self._copy_tokenizer(directory)
-                digests = digests_of(own_memory(model.state_dict()))
+                digests = digests_of(own_memory(weights))
             else:
                 adapter = self._manager.get_state_dict_for_run(run.slot)
                 written = export_adapter(adapter, lora, self._base_model, directory)
                 digests = digest_adapter(written, self._manager.scaling_factors[run.slot])
             self._probed = write_probe(
-                model, replay, version, directory / "probe.json", run.slot, digests, self._probed
-            )
+                model, replay, version, directory / "probe.json", run.slot, digests, self._probed,
+                None if assembled is None else assembled.answers,
+            )  # fmt: skip
         for old in published_steps(self.directory)[: -self._keep]:
             remove_directory(self.directory / f"step_{old}")
 

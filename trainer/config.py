@@ -40,6 +40,10 @@ class TrainerConfig(Config):
     nodes: int = Field(default=1, ge=1)
     """Nodes with so many ranks each, of a job's trainer. On one machine they are all on it."""
 
+    sharding: bool = False
+    """Divide the model's weights, and with full weights their gradients and optimizer state, over all ranks (FSDP2). False: each
+    rank holds the whole model. With one rank there is nothing to divide."""
+
     max_tokens: int = Field(default=8192, ge=16)
     """Tokens of one micro-batch of one rank. A longer sample is refused."""
 
@@ -77,6 +81,11 @@ class TrainerConfig(Config):
     def ranks(self) -> int:
         """Ranks of all nodes."""
         return self.processes * self.nodes
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the model is divided over several ranks."""
+        return self.sharding and self.ranks > 1
 
     @property
     def waiting_share(self) -> int:

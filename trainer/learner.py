@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from run.config import RunConfig
+from trainer.broadcast import Assembled
 from trainer.config import TrainerConfig
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
@@ -29,11 +30,14 @@ from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, prove_packing
+from trainer.model.passes import PassDiscarded, Passes
 from trainer.model.recompute import checkpoint_layers
 from trainer.model.router_replay import RouterReplay
+from trainer.model.sharding import differentiate_inputs, local_parameters, rest, whole_weights
 from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
+from trainer.probe import BrokenWeights, ask
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
 from trainer.rows import Rows, StepRow
 from trainer.runs import checkpoint, copies
@@ -127,6 +131,16 @@ class Learner:
         self._command({"kind": "copy", "slot": slot, "step": step})
         return self._copy(slot, step)
 
+    def assemble(self, slot: int) -> Assembled | None:
+        """Puts together what a broadcast of the run needs of all ranks; None if nothing, as the model is not sharded.
+
+        Raises `BrokenWeights`: the model raises an error.
+        """
+        if not self.config.sharded:
+            return None
+        self._command({"kind": "assemble", "slot": slot})
+        return self._assemble(slot)
+
     def drop_step(self, slot: int) -> None:
         """Drops the run's open step, if it has one: the run is as before the step."""
         self._command({"kind": "drop", "slot": slot})
@@ -194,6 +208,11 @@ class Learner:
                         self._copy(command["slot"], command["step"])
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
+                case "assemble":
+                    try:
+                        self._assemble(command["slot"])
+                    except BrokenWeights as error:
+                        logger.debug("rank %d: %s", self.ranks.index, error)
                 case "drop":
                     self._drop(command["slot"])
                 case "stop":
@@ -210,7 +229,8 @@ class Learner:
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.index]]
-        self._rows.train(own, self._train_row)
+        summed = [step for step in self._open.values() if step.run.sharded]
+        self._rows.train(own, self._train_row, summed)
 
     def _train_row(self, row: StepRow) -> None:
         measured = [part for part in row if part[0].current.measures]
@@ -230,6 +250,28 @@ class Learner:
         assert copy is not None
         return copy
 
+    def _assemble(self, slot: int) -> Assembled:
+        rest(self.model)
+        weights = whole_weights(self.model, self.ranks.index == 0) if self.runs[slot].sharded else {}
+        assert self._passes is not None
+        self._passes.begin()
+        answers = fault = None
+        try:
+            answers = ask(self.model, self.replay, slot)
+        except PassDiscarded as error:
+            logger.debug("rank %d: %s", self.ranks.index, error)
+        except Exception as error:  # any error of a model
+            if is_fatal(error):
+                raise
+            logger.warning("the probe failed", exc_info=True)
+            fault = f"the probe failed: {type(error).__name__}: {error}"
+        self._passes.end(failed=fault is not None)
+        rest(self.model)
+        if faults := self.ranks.faults(fault):
+            raise BrokenWeights("; ".join(dict.fromkeys(faults)))
+        assert answers is not None
+        return Assembled(weights, answers)
+
     def _drop(self, slot: int) -> None:
         if self._open.pop(slot, None) is not None:
             self.runs[slot].optimizer.zero_grad()
@@ -246,6 +288,11 @@ class Learner:
             return False, (
                 f"training.lora is not set: full weights are trained by a trainer with max_runs = 1, and this one has "
                 f"max_runs = {self.config.max_runs}; add [training.lora], or use another trainer for this run"
+            )
+        if config.training.lora is None and config.training.value_head is not None and self.config.sharded:
+            return False, (
+                "training.value_head is set, and training.lora is not: a trainer with sharding = true cannot train a value "
+                "head beside full weights; add [training.lora], or use a trainer without sharding"
             )
         return True, ""
 
@@ -267,6 +314,7 @@ class Learner:
             loss = load_loss(config.training.loss, optional_inputs(config))
             reference = self._references.open(slot, config.training, self.limits.vocabulary)
             run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)
+            run.sharded = self.config.sharded and config.training.lora is None
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
                 occupancy.progress = run.progress
@@ -296,6 +344,8 @@ class Learner:
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
         if self._trained_in_full:
             self._load_model()
+        if self.config.sharded and trainable_parameters(self.model):
+            differentiate_inputs(self.model)
         for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
             self.manager.register_module(prefix, layer)
         self.manager.reset_run_parameters(slot)
@@ -312,13 +362,16 @@ class Learner:
         if self._trained_in_full or not trainable_parameters(self.model):
             self._load_model()  # an earlier run has changed it, or put adapters into it
         self._trained_in_full = True
-        return trainable_parameters(self.model)
+        return local_parameters(self.model) if self.config.sharded else trainable_parameters(self.model)
 
     def _load_model(self) -> None:
         config = self.config
-        self.model = load_model(config.model, config.dtype, self.ranks.device)
+        shards = self.ranks.count if config.sharded else 1
+        self.model = load_model(config.model, config.dtype, self.ranks.device, shards)
         prove_packing(self.model)
-        self._rows = Rows(config.max_tokens if can_pack(self.model) else 1)
+        rest(self.model)
+        self._passes = Passes(self.model, self.ranks.agree, self.ranks.device) if config.sharded else None
+        self._rows = Rows(config.max_tokens if can_pack(self.model) else 1, self._passes)
         self._trained_in_full = False
         self.replay = RouterReplay(self.model) if config.router_replay else None
         if config.activation_checkpointing:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -23,6 +24,18 @@ from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack
 from trainer.model.router_replay import RouterReplay
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the model says of the candidates."""
+
+    tokens_CT: Tensor
+    """int64 `[CANDIDATES, TOKENS]`, on the CPU."""
+    values_CP: Tensor
+    """float32 `[CANDIDATES, TOKENS - 1]`, on the CPU: log-probabilities."""
+    chosen: int
+    """The candidate to publish."""
 
 
 class BrokenWeights(RuntimeError):
@@ -42,6 +55,7 @@ def write_probe(
     slot: int,
     digests: Mapping[str, Digest],
     previous: Tensor | None,
+    answers: Answers | None = None,
 ) -> Tensor:
     """Computes the probe of a policy version at temperature 1, without replay, and writes it as `docs/contracts.md` says.
 
@@ -53,6 +67,7 @@ def write_probe(
         slot: of the run, whose adapter computes the tokens where the model has adapters.
         digests: of the weights, by the precision of a server.
         previous: the result for the version before, if known. Only a float32 model publishes it.
+        answers: of `ask`, for a sharded model; None: the model is asked here.
 
     Returns:
         float32 `[CANDIDATES, TOKENS - 1]`, on the CPU: the log-probabilities of all candidates.
@@ -60,6 +75,24 @@ def write_probe(
     Raises:
         BrokenWeights: a log-probability is not finite.
     """
+    answers = answers or ask(model, replay, slot)
+    values_CP, chosen = answers.values_CP, answers.chosen
+    if not bool(values_CP[chosen].isfinite().all()):
+        raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
+    before = previous[chosen] if previous is not None and next(model.parameters()).dtype == torch.float32 else None
+    probe = {
+        "version": version,
+        "token_ids": answers.tokens_CT[chosen].tolist(),
+        "log_probabilities": values_CP[chosen].tolist(),
+        "previous": before.tolist() if before is not None and bool(before.isfinite().all()) else None,
+        "digests": digests,
+    }
+    path.write_bytes(orjson.dumps(probe))
+    return values_CP
+
+
+def ask(model: nn.Module, replay: RouterReplay | None, slot: int) -> Answers:
+    """Computes the candidates with the adapter in `slot`, if there is one; with a sharded model every rank calls it."""
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(_SEED)
     tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)
@@ -77,19 +110,7 @@ def write_probe(
     chosen = _clearest(
         {layer: torch.cat([row[layer] for row in rows]) for layer in rows[0]}, replay.top_k if replay else 0
     )
-    values_CP = flat_P.view(CANDIDATES, TOKENS - 1).cpu()
-    if not bool(values_CP[chosen].isfinite().all()):
-        raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
-    before = previous[chosen] if previous is not None and next(model.parameters()).dtype == torch.float32 else None
-    probe = {
-        "version": version,
-        "token_ids": tokens_CT[chosen].tolist(),
-        "log_probabilities": values_CP[chosen].tolist(),
-        "previous": before.tolist() if before is not None and bool(before.isfinite().all()) else None,
-        "digests": digests,
-    }
-    path.write_bytes(orjson.dumps(probe))
-    return values_CP
+    return Answers(tokens_CT, flat_P.view(CANDIDATES, TOKENS - 1).cpu(), chosen)
 
 
 def _forward(model: nn.Module, tokens_CT: Tensor) -> Tensor:

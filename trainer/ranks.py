@@ -86,6 +86,18 @@ class Ranks:
         if self.count > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
 
+    def agree(self, flags: Tensor) -> None:
+        """Does the same to a tensor on the CPU, without waiting for the accelerator."""
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.commands)
+
+    def norm(self, own: Tensor) -> Tensor:
+        """Returns the 2-norm of a vector of which each rank has a slice, from the norms of the slices; alike on every rank."""
+        if self.count == 1:
+            return own
+        squared = own.double().square()
+        dist.all_reduce(squared)
+        return squared.sqrt().to(own.dtype)
+
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []

@@ -4,19 +4,21 @@ A row that raises may leave a part of its gradients behind. So its steps begin a
 cleared, and their earlier rows are trained again. The row itself is tried again in smaller pieces until the failing run is
 found: in pieces of half its tokens after a lack of memory, otherwise run by run. A step gets a fault if a single sample does not
 fit into memory or a row of its own samples raises; `trainer/step.py` sends it to all ranks when the step is finished. Each rank
-does this alone: there is no collective call between two rows.
+does this alone, unless the model is sharded: then all ranks train their pieces side by side (`trainer/model/passes.py`), and a
+failure on one makes all of them begin anew.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch import cuda
 
 from trainer.faults import is_fatal, is_out_of_memory
+from trainer.model.passes import PassDiscarded, Passes
 from trainer.open_step import OpenStep
 
 logger = logging.getLogger(__name__)
@@ -34,29 +36,48 @@ class _Failure:
 class Rows:
     """The rows of one rank."""
 
-    def __init__(self, max_tokens: int) -> None:
-        """Starts with rows of at most `max_tokens` tokens."""
+    def __init__(self, max_tokens: int, passes: Passes | None = None) -> None:
+        """Starts with rows of at most `max_tokens` tokens. `passes`: of a sharded model."""
+        self._passes = passes
         self.max_tokens = self._most = max_tokens
         """Most tokens of one row; halved after a lack of memory. A longer sample is tried alone."""
 
-    def train(self, row: StepRow, train_row: Callable[[StepRow], None]) -> None:
+    def train(self, row: StepRow, train_row: Callable[[StepRow], None], summed: Collection[OpenStep] = ()) -> None:
         """Trains a row by `train_row`, in one or more pieces, without the steps that have a fault.
+
+        Args:
+            row: the samples of this rank.
+            train_row: trains a piece.
+            summed: the open steps whose gradients are added over the ranks in every pass.
 
         Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator.
         """
         waiting = deque(self._pieces(row))
-        while waiting:
-            piece = [(step, samples) for step, samples in waiting.popleft() if step.fault is None]
-            if not piece:
-                continue
-            failure = _attempt(piece, train_row)
-            if failure is None:
+        while (piece := _next(waiting)) or self._passes is not None:
+            if self._passes is not None and not self._passes.more(bool(piece)):
+                break
+            failure, discarded = self._attempt(piece, train_row)
+            if not discarded:
                 for step, samples in piece:
                     step.trained_rows.append(samples)
                 continue
-            again = [(step, samples) for step, _ in piece for samples in step.begin_anew()]
-            waiting.extendleft(reversed(self._smaller(piece, failure)))
+            spoilt = dict.fromkeys([*(step for step, _ in piece), *summed])
+            again = [(step, samples) for step in spoilt for samples in step.begin_anew()]
+            waiting.extendleft(reversed(self._smaller(piece, failure) if failure else [piece] if piece else []))
             waiting.extend(smaller for part in again for smaller in self._pieces([part]))
+
+    def _attempt(self, piece: StepRow, train_row: Callable[[StepRow], None]) -> tuple[_Failure | None, bool]:
+        """Trains a piece; returns the failure on this rank, if any, and whether the piece has failed on any rank."""
+        if self._passes is None:
+            failure = _attempt(piece, train_row)
+            return failure, failure is not None
+        self._passes.begin()
+        failure = _attempt(piece, train_row)
+        discarded = self._passes.end(failed=failure is not None)
+        if discarded and failure is None:
+            for step, _ in piece:
+                step.fault = None  # of a loss that was given wrong numbers
+        return failure, discarded
 
     def _smaller(self, piece: StepRow, failure: _Failure) -> list[StepRow]:
         """Returns the pieces to try instead of a failed one; none if the failing run is found, whose step then gets a fault."""
@@ -91,10 +112,20 @@ class Rows:
         return [list(piece.items()) for piece in pieces]
 
 
+def _next(waiting: deque[StepRow]) -> StepRow:
+    """Takes the next piece, without the steps that have a fault; empty if there is none."""
+    while waiting:
+        if piece := [(step, samples) for step, samples in waiting.popleft() if step.fault is None]:
+            return piece
+    return []
+
+
 def _attempt(piece: StepRow, train_row: Callable[[StepRow], None]) -> _Failure | None:
     """Trains a piece; returns the failure, if any. The exception and the memory of its frames are released before."""
     try:
         train_row(piece)
+    except PassDiscarded:  # `Passes.end` says so, too
+        return None
     except Exception as error:  # any error of a model or an operator's loss
         if is_fatal(error):
             raise

@@ -290,19 +290,24 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
     An error of one rank is exchanged between the collective calls, so that all ranks make the same calls.
     """
     run, number = step.run, step.batch.step
+    own_norm = None
     try:
         gradients = run.optimizer.gradients()
         if not step.is_last_pass:
             run.hold()
+        if run.sharded:
+            own_norm = run.optimizer.gradient_norm()
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
         step.fault = step.fault or _described(error, f"the gradients of step {number}")
     _refuse_if_any(ranks, step.fault)
-    ranks.add(gradients)
+    norm = None if own_norm is None else ranks.norm(own_norm)
+    if norm is None:
+        ranks.add(gradients)
     ranks.add([step.sums_EM])
     ranks.maximum(step.highest_E)
     fault, updated = None, False
     try:
-        _apply(step)
+        _apply(step, norm)
         updated = True
     except InvalidBatch as error:
         fault = str(error)
@@ -312,10 +317,13 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
     _refuse_if_any(ranks, fault, run if updated else None)
 
 
-def _apply(step: OpenStep) -> None:
-    """Updates from sums and gradients that are the same on all ranks. Raises `InvalidBatch` before anything has changed."""
+def _apply(step: OpenStep, norm: Tensor | None) -> None:
+    """Updates from sums and gradients that are the same on all ranks, or from this rank's slices of them and their joint `norm`.
+
+    Raises `InvalidBatch` before anything has changed.
+    """
     run, number = step.run, step.batch.step
-    norm = run.optimizer.gradient_norm()
+    norm = run.optimizer.gradient_norm() if norm is None else norm
     if not bool(step.sums_EM[:, 0].isfinite().all()):
         raise InvalidBatch(
             f"the loss of step {number} is not finite; its weights, or its log-probabilities, are broken"

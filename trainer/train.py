@@ -315,11 +315,13 @@ class Trainer:
         """Publishes the weights; returns False if it failed, and the run leaves. `anew` first removes later versions."""
         broadcaster = self._broadcasters[run.slot]
         try:
+            assembled = self._learner.assemble(run.slot)
             with self._learner.kept_alive():
                 if anew:
                     self._requests.note_published(run)
                     broadcaster.remove_beyond(run.progress.step or -1)
-                broadcaster.publish(self._learner.model, self._learner.replay, self._learner.runs[run.slot])
+                learner = self._learner
+                broadcaster.publish(learner.model, learner.replay, learner.runs[run.slot], assembled)
         except BrokenWeights as error:
             self._evict(run, str(error))
             return False

@@ -35,7 +35,7 @@ class MultiLoraExperts(MultiLora):
 
     def __init__(self, base: nn.Module, max_runs: int) -> None:
         """Wraps `base`, for which `can_adapt` is true, with `max_runs` slots."""
-        super().__init__(base, {GATE_UP: base.gate_up_proj, DOWN: base.down_proj}, max_runs)
+        super().__init__(base, {GATE_UP: "gate_up_proj", DOWN: "down_proj"}, max_runs)
 
     def forward(self, hidden_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
         """Maps `[T, H]` to `[T, H]`: the weighted sum of each token's experts; tokens in the order of the row."""
@@ -56,7 +56,7 @@ class MultiLoraExperts(MultiLora):
     def _product(self, prefix: str, rows_NI: Tensor, ends: Tensor) -> Tensor:
         """Multiplies each row by its expert's weight and its low-rank product; `ends`: int32, of each expert's spans."""
         products = self.products(prefix)
-        weight = self._weights[prefix]
+        weight = self.weight(prefix)
         experts, outputs, inputs = weight.shape
         lora_A, lora_B = (
             factor.flatten(0, 1).transpose(-2, -1) for factor in stacked(products, inputs, outputs, rows_NI, (experts,))

@@ -57,15 +57,15 @@ class AdapterSpans:
 class MultiLora(nn.Module):
     """A layer with up to `max_runs` adapters by slot, each a low-rank product for each of its base weights."""
 
-    def __init__(self, base: nn.Module, weights: Mapping[str, Tensor], max_runs: int) -> None:
-        """Wraps `base`; `weights`: its weights `[O, I]` or `[E, O, I]`, by the prefix of their adapters' names."""
+    def __init__(self, base: nn.Module, names: Mapping[str, str], max_runs: int) -> None:
+        """Wraps `base`; `names`: of its weights `[O, I]` or `[E, O, I]`, by the prefix of their adapters' names."""
         super().__init__()
         self.base = base
         self.max_runs = max_runs
         self.spans: AdapterSpans | None = None
         # Not submodules: the model's parameters are those of its base, and a slot's parameters belong to its run.
         self.adapters: dict[int, dict[str, LowRank]] = {}
-        self._weights = dict(weights)
+        self._names = dict(names)
 
     def admit(self, slot: int, rank: int, alpha: float, generator: torch.Generator) -> None:
         """Puts a fresh adapter into a free slot: A random, B zero, so that it changes nothing until it is trained.
@@ -74,9 +74,12 @@ class MultiLora(nn.Module):
         """
         assert 0 <= slot < self.max_runs, f"slot {slot} of {self.max_runs}"
         assert slot not in self.adapters, f"slot {slot} is taken"
-        self.adapters[slot] = {
-            prefix: _fresh(weight, rank, alpha, generator) for prefix, weight in self._weights.items()
-        }
+        self.adapters[slot] = {prefix: _fresh(self.weight(prefix), rank, alpha, generator) for prefix in self._names}
+
+    def weight(self, prefix: str) -> Tensor:
+        """Returns the base's weight; not always the same tensor, as a sharded model exchanges it while it computes."""
+        weight: Tensor = getattr(self.base, self._names[prefix])
+        return weight
 
     def release(self, slot: int) -> None:
         """Removes the adapter from the slot. An empty slot stays empty."""

@@ -30,7 +30,7 @@ class MultiLoraLinear(MultiLora):
 
     def __init__(self, base: nn.Linear, max_runs: int) -> None:
         """Wraps `base`, with `max_runs` slots."""
-        super().__init__(base, {"": base.weight}, max_runs)
+        super().__init__(base, {"": "weight"}, max_runs)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps `[..., in]` to `[..., out]`, in the precision of `hidden`; tokens in the order of the row."""

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.model import attention
 from trainer.model.head import token_outputs
+from trainer.model.sharding import load_sharded
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -44,8 +45,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Module:
+def load_model(directory: str | Path, dtype: str, device: torch.device, shards: int = 1) -> nn.Module:
     """Loads the model in `directory`, in evaluation mode, with attention within each sample.
+
+    With several `shards`, one for each rank, this rank loads its own (`trainer/model/sharding.py`); every rank calls it.
 
     Raises:
         ValueError: there is no such model, or it cannot be read.
@@ -55,6 +58,10 @@ def load_model(directory: str | Path, dtype: str, device: torch.device) -> nn.Mo
     if not (path / "config.json").is_file():
         raise ValueError(f"model = {str(directory)!r}: there is no config.json in that directory")
     try:
+        if shards > 1:
+            if device.type == "cpu" and torch.cuda.is_available():
+                raise ValueError('it is sharded over GPUs where there are any; expected device = "auto" or "cuda"')
+            return load_sharded(path, choose_dtype(dtype, device), shards, attention.NAME).eval()
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
             path, dtype=choose_dtype(dtype, device), attn_implementation=attention.NAME, local_files_only=True
         )

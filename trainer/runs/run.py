@@ -25,6 +25,8 @@ class Run:
     loss: Loss
     progress: Progress = field(default_factory=Progress)
     """The same object as in the run's record."""
+    sharded: bool = False
+    """Whether the optimizer has this rank's slices of the weights, with gradients that are added over the ranks already."""
     intact: bool = True
     """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
     value_head: ValueHead | None = None

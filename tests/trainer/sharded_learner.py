@@ -1,0 +1,208 @@
+"""Learners with a sharded model on several real ranks, for `test_sharding.py`: what they compute, beside one plain rank, as JSON.
+
+Run it as `torchrun --nproc-per-node=N -m tests.trainer.sharded_learner DIRECTORY DENSE MIXTURE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from run.config import RunConfig
+from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.lone_run import ALONE
+from tests.trainer.orchestrator_end import write_run
+from trainer import ranks
+from trainer.config import TrainerConfig
+from trainer.fair_share import FairShare
+from trainer.learner import Learner
+from trainer.metrics import MetricValue
+from trainer.packer import InvalidBatch
+from trainer.ranks import Ranks
+from trainer.runs.manager import MultiRunManager
+
+STEPS = 20
+
+MARK = 77
+"""A token that makes the row it is in fail."""
+
+FITS = 18
+"""Tokens of the longest row for which the last rank has memory."""
+
+LORA = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj", "experts"]}
+
+
+class Bench:
+    """Rank 0's end of a learner and its runs."""
+
+    def __init__(self, directory: Path, model: Path, group: Ranks, runs: dict[str, dict[str, Any]], **trainer: Any):
+        self.directory, self.model = directory, model
+        count = group.count
+        given = {"threads": 1, "max_tokens": 24, "max_runs": len(runs), "processes": count, "sharding": count > 1}
+        self.config = TrainerConfig(output_dir=directory, model=str(model), **(given | trainer))
+        self.manager = MultiRunManager(directory, self.config.max_runs, self.config.seed)
+        self.learner = Learner(self.config, group, self.manager)
+        self.names = list(runs)
+        self.shares = FairShare(self.config.max_tokens, count)
+        if group.index > 0:
+            return
+        for run_id, training in runs.items():
+            config = make_run_config(directory, model, steps=STEPS, **training)
+            write_run(RunConfig.model_validate(config.model_dump() | {"run_id": run_id}))
+        assert self.manager.discover_runs()
+        self.learner.synchronize()
+        failures = [self.manager.registry.in_slot(slot).failure for slot in range(len(runs))]
+        assert failures == [None] * len(runs), failures
+
+    def train(self, step: int, routed: bool, marked: str = "") -> dict[str, dict[str, MetricValue] | str]:
+        """One step of every run, side by side; a refused one gives its reason."""
+        for slot, run_id in enumerate(self.names):
+            batch = make_batch(STEPS * slot + step, run_id=run_id, routed=routed)
+            batch = type(batch)(**{name: getattr(batch, name) for name in batch.__dataclass_fields__} | {"step": step})
+            if run_id == marked:
+                batch.token_ids_T[batch.sample_offsets[2]] = MARK
+            elif marked or "failing" in self.directory.name:
+                batch.token_ids_T[batch.token_ids_T == MARK] = 0
+            opened = self.learner.open_step(slot, batch)
+            lengths = np.diff(batch.sample_offsets)
+            self.shares.add(slot, 1.0, {sample: int(lengths[sample]) for sample in opened.samples})
+        while any(self.shares.left(slot) for slot in range(len(self.names))):
+            self.learner.train_rows(self.shares.rows())
+        found: dict[str, dict[str, MetricValue] | str] = {}
+        for slot, run_id in enumerate(self.names):
+            try:
+                found[run_id] = self.learner.finish_step(slot)
+            except InvalidBatch as error:
+                found[run_id] = str(error)
+        return found
+
+    def weights(self, slot: int) -> dict[str, list[float]]:
+        """What is trained, whole."""
+        run = self.learner.runs[slot]
+        assembled = self.learner.assemble(slot)
+        if assembled is None or not run.sharded:
+            return {name: each.detach().flatten().tolist() for name, each in run.optimizer.parameters.items()}
+        names = run.optimizer.parameters
+        return {name: assembled.weights[name].flatten().tolist() for name in names}
+
+
+SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
+    "dense-full": ("dense", {"one": {"learning_rate": 1e-4}}, False),
+    "dense-lora": ("dense", {"one": {"lora": LORA}}, False),
+    "moe-full": ("moe", {"one": {"learning_rate": 1e-4}}, True),
+    "moe-lora-two": (
+        "moe",
+        {"one": {"lora": LORA}, "two": {"lora": LORA | {"rank": 2, "target_modules": ["q_proj"]}}},
+        True,
+    ),
+}
+
+
+def fail_half_way(model: nn.Module, rank: int, forward: bool, failures: list[int]) -> None:
+    """Lets rows fail in the second layer: on the last rank those of many tokens, and on any rank those with a marked token."""
+    ids: list[torch.Tensor] = []
+
+    def note(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        ids[:] = [keywords["input_ids"][0]]
+
+    def lack_memory(_gradient: torch.Tensor | None = None) -> None:
+        failures.append(len(ids[0]))
+        torch.empty(2**58)
+
+    def fail(_: Any, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+        if not torch.is_grad_enabled():
+            return  # the probe
+        if bool((ids[0] == MARK).any()):
+            failures.append(0)
+            raise ValueError("cannot be computed")
+        if rank == 1 and len(ids[0]) > FITS:
+            if forward:
+                lack_memory()
+            output.register_hook(lack_memory)
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    model.get_submodule("model.layers.1.mlp").register_forward_hook(fail)
+
+
+def train_failing(directory: Path, models: dict[str, Path], group: Ranks) -> dict[str, Any]:
+    """Steps of which rows fail on one rank: what does not fit is tried in pieces, and a run whose row raises is refused."""
+    results: dict[str, Any] = {}
+    for name in ("dense-full", "moe-lora-two"):
+        model, runs, routed = SCENARIOS[name]
+        place = directory / f"failing-{name}-{group.count}"
+        if group.index == 0:
+            place.mkdir()
+        bench, failures = Bench(place, models[model], group, runs), list[int]()
+        if group.count > 1:
+            fail_half_way(bench.learner.model, group.index, name == "dense-full", failures)
+        if group.index > 0:
+            bench.learner.follow()
+            assert failures, "no row of the last rank has failed"
+            continue
+        lines = [bench.train(step, routed) for step in range(1, 4)]
+        if group.count > 1:
+            lines.append(bench.train(4, routed, marked="two" if "two" in runs else "one"))
+        elif "two" in runs:
+            lines.append(bench.train(4, routed))
+        weights = {run_id: bench.weights(slot) for slot, run_id in enumerate(runs)}
+        results[name] = {"lines": lines, "weights": weights}
+        bench.learner.stop()
+    return results
+
+
+def train_all(directory: Path, models: dict[str, Path], group: Ranks, only: list[str]) -> dict[str, Any]:
+    """Every scenario on this group of ranks; the result is rank 0's."""
+    results: dict[str, Any] = {}
+    for name, (model, runs, routed) in SCENARIOS.items():
+        if only and name not in only:
+            continue
+        place = directory / f"{name}-{group.count}"
+        if group.index == 0:
+            place.mkdir()
+        bench = Bench(place, models[model], group, runs)
+        if group.index > 0:
+            bench.learner.follow()
+            continue
+        lines = [bench.train(step, routed) for step in range(1, STEPS + 1)]
+        results[name] = {
+            "lines": lines,
+            "weights": {run_id: bench.weights(slot) for slot, run_id in enumerate(runs)},
+            "elements": sum(each.numel() for each in map(_local, bench.learner.model.parameters())),
+        }
+        bench.learner.stop()
+    return results
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    local: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local
+
+
+def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
+    ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+    models = {"dense": dense, "moe": mixture}
+    count = int(os.environ["WORLD_SIZE"])
+    device = torch.device("cpu")
+    config = TrainerConfig(output_dir=directory, model=str(dense), processes=count, threads=1)
+    with ranks.join(config, device) as group:
+        found = {"sharded": train_all(directory, models, group, list(only))}
+        failing = train_failing(directory, models, group) if not only or "failing" in only else {}
+        index = group.index
+    if index == 0:
+        found["failing"] = {"sharded": failing}
+        if not only or "failing" in only:
+            found["failing"]["plain"] = train_failing(directory, models, ALONE)
+        found["plain"] = train_all(directory, models, ALONE, list(only))
+        (directory / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

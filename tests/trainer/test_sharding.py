@@ -1,0 +1,74 @@
+"""Training with a model that is divided over ranks: the same results as one plain rank, whatever fails on one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.orchestrator_end import DEADLINE
+from tests.trainer.sharded_learner import SCENARIOS
+
+pytestmark = pytest.mark.slow
+
+TIMES = {"tokens_per_second", "phase/train"}
+
+
+def launch(ranks: int, directory: Path, *arguments: object) -> None:
+    """Runs `sharded_learner` on so many ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += ["-m", "tests.trainer.sharded_learner", str(directory), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    log = directory / f"log_{ranks}"
+    with log.open("w") as output:
+        done = subprocess.run(command, env=environment, timeout=4 * DEADLINE, stdout=output, stderr=output, check=False)
+    assert done.returncode == 0, log.read_text()[-20_000:]
+
+
+@pytest.fixture(scope="module")
+def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks and one plain rank have computed, in one launch."""
+    directory = tmp_path_factory.mktemp("sharded")
+    launch(2, directory, dense_directory, moe_directory)
+    result: dict[str, Any] = json.loads((directory / "found.json").read_text())
+    return result
+
+
+def assert_close(own: dict[str, Any], plain: dict[str, Any], runs: list[str]) -> None:
+    """Metrics of every step, and weights in the end, within 1e-5."""
+    for line, expected in zip(own["lines"], plain["lines"], strict=True):
+        for run_id in runs:
+            names = expected[run_id].keys() - TIMES
+            assert {name: line[run_id][name] for name in names} == pytest.approx(
+                {name: expected[run_id][name] for name in names}, rel=1e-5, abs=1e-5
+            )
+    for run_id in runs:
+        for name, values in plain["weights"][run_id].items():
+            assert own["weights"][run_id][name] == pytest.approx(values, rel=0, abs=1e-5), name
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_two_ranks_with_half_the_model_each_train_as_one_with_all_of_it(found: dict[str, Any], name: str) -> None:
+    sharded, plain = found["sharded"][name], found["plain"][name]
+    assert_close(sharded, plain, list(SCENARIOS[name][1]))
+    assert sharded["elements"] == plain["elements"] / 2, "a rank holds half the weights"
+    first, last = (line["one"] for line in (plain["lines"][0], plain["lines"][-1]))
+    assert first["learning_rate"] > 0 and last["grad_norm"] > 0
+
+
+def test_a_row_that_does_not_fit_on_one_rank_is_tried_in_pieces_beside_the_others(found: dict[str, Any]) -> None:
+    own, plain = (found["failing"][kind]["dense-full"] for kind in ("sharded", "plain"))
+    *lines, refused = own["lines"]
+    assert_close(own | {"lines": lines}, plain, ["one"])
+    assert refused["one"] == "training step 4: a row raised ValueError: cannot be computed"
+
+
+def test_a_run_whose_row_raises_on_one_rank_is_refused_and_the_other_is_not_affected(found: dict[str, Any]) -> None:
+    own, plain = (found["failing"][kind]["moe-lora-two"] for kind in ("sharded", "plain"))
+    assert_close(own, plain, ["one"])
+    assert own["lines"][3]["two"] == "training step 4: a row raised ValueError: cannot be computed"

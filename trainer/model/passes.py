@@ -1,0 +1,189 @@
+"""Keeps the forward and backward passes of a sharded model together: all ranks make the same collective calls in the same order.
+
+FSDP gathers each layer on all ranks, so a rank that computes alone would wait for the others forever. Before each pass the ranks
+say what they are about to do (`_agree`), and a rank that has nothing to do makes an idle pass: two made-up tokens with a zero
+gradient. All passes make the same calls, so a rank whose pass raises half-way makes the rest of them with zeros (`_play_rest`).
+The others' results are then wrong, and all ranks learn so at the next agreement: everyone discards the pass. Only the death of a
+process ends the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from trainer.faults import is_fatal
+from trainer.model.load import log_probabilities
+
+logger = logging.getLogger(__name__)
+
+
+class PassDiscarded(RuntimeError):
+    """Another rank has failed in the last pass: what this rank has computed in it is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One collective call, of any values."""
+
+    gathers: bool
+    output: int
+    """Elements."""
+    input: int
+    dtype: torch.dtype
+    device: torch.device
+    group: dist.ProcessGroup
+
+    def play(self) -> None:
+        """Makes the call with zeros."""
+        output, given = (torch.zeros(size, dtype=self.dtype, device=self.device) for size in (self.output, self.input))
+        if self.gathers:
+            dist.all_gather_into_tensor(output, given, group=self.group)
+        else:
+            dist.reduce_scatter_tensor(output, given, group=self.group)
+
+
+class _Gather(DefaultAllGather):
+    def __init__(self, made: list[_Call]) -> None:
+        self._made = made
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        self._made.append(_call(True, output_tensor, input_tensor, group))
+        return super().__call__(output_tensor, input_tensor, group, async_op)
+
+
+class _Scatter(DefaultReduceScatter):
+    def __init__(self, made: list[_Call]) -> None:
+        self._made = made
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        self._made.append(_call(False, output_tensor, input_tensor, group))
+        return super().__call__(output_tensor, input_tensor, group, op, async_op)
+
+
+def _call(gathers: bool, output: Tensor, given: Tensor, group: Any) -> _Call:
+    return _Call(gathers, output.numel(), given.numel(), given.dtype, given.device, group)
+
+
+class Passes:
+    """The passes of one sharded model on this rank. Between `begin` and `end` each call of the model is agreed upon."""
+
+    def __init__(self, model: nn.Module, agree: Callable[[Tensor], object], device: torch.device) -> None:
+        """Watches `model`, which has computed once. `agree` takes the maximum of a CPU tensor over all ranks, in place."""
+        assert isinstance(model, FSDPModule)
+        self._model: Any = model
+        self._maximum = agree
+        self._device = device
+        self._made: list[_Call] = []
+        """The calls of the pass in progress."""
+        self._scripts: dict[bool, list[_Call]] = {}
+        """The calls of a whole pass, without and with a backward pass."""
+        self._script: list[_Call] | None = None
+        """Of the pass in progress; None before the first one of a round."""
+        self._open = self._idling = False
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(_Gather(self._made))
+                module.set_custom_reduce_scatter(_Scatter(self._made))
+        model.register_forward_pre_hook(self._before, prepend=True)
+
+    def more(self, own: bool) -> bool:
+        """Returns whether any rank has more to do; on every rank."""
+        flag = torch.tensor([int(own)])
+        self._maximum(flag)
+        return bool(flag)
+
+    def begin(self) -> None:
+        """Begins a round, in which this rank calls the model as often as it likes, or not at all."""
+        for gradient in (False, True):
+            if gradient not in self._scripts:
+                self._idle(gradient)
+                self._scripts[gradient] = list(self._made)
+        self._open, self._script = True, None
+
+    def end(self, failed: bool) -> bool:
+        """Ends this rank's part of the round: keeps the others company until they are done, too. `failed`: this rank has raised.
+
+        Returns whether the round is to be discarded, on every rank.
+        """
+        if failed and self._open:
+            self._play_rest()
+        while self._open:
+            plain, gradient, discarded = self._agree(failed=failed)
+            if discarded or not (plain or gradient):
+                self._open = False
+                return discarded
+            try:
+                self._idle(gradient=not plain)
+            except Exception as error:  # a lack of memory
+                if is_fatal(error):
+                    raise
+                logger.warning("an idle pass failed", exc_info=True)
+                failed = True
+            if failed:
+                self._play_rest()
+        return True
+
+    def _agree(self, plain: bool = False, gradient: bool = False, failed: bool = False) -> tuple[bool, bool, bool]:
+        """Returns whether any rank is about to make a pass without gradient, one with, or has failed."""
+        flags = torch.tensor([plain, gradient, failed], dtype=torch.int64)
+        self._maximum(flags)
+        return bool(flags[0]), bool(flags[1]), bool(flags[2])
+
+    def _before(self, _model: nn.Module, _inputs: Any) -> None:
+        """Waits, before a call of the model, until it is this kind of pass's turn on all ranks."""
+        if not self._open or self._idling:
+            return
+        gradient = torch.is_grad_enabled()
+        while True:
+            plain_turn, _, discarded = self._agree(plain=not gradient, gradient=gradient)
+            if discarded:
+                self._open = False
+                raise PassDiscarded("another rank has failed")
+            if not (gradient and plain_turn):
+                break
+            self._idle(gradient=False)
+        self._start(gradient)
+
+    def _start(self, gradient: bool) -> None:
+        self._model.reset_iter_state()  # alike on all ranks, whatever was computed before
+        self._made.clear()
+        self._script = self._scripts.get(gradient)
+
+    def _idle(self, gradient: bool) -> None:
+        """Makes a pass that changes nothing, beside those of other ranks."""
+        self._start(gradient)
+        self._idling = True
+        try:
+            with torch.set_grad_enabled(gradient):
+                tokens_T = torch.zeros(2, dtype=torch.int64, device=self._device)
+                positions_T = torch.arange(2, device=self._device)
+                values_P, _ = log_probabilities(
+                    self._model, tokens_T, positions_T, [2], positions_T[:1], tokens_T[:1], 1.0
+                )
+                if gradient:
+                    values_P.backward(torch.zeros_like(values_P))
+        finally:
+            self._idling = False
+
+    def _play_rest(self) -> None:
+        """Makes the calls that are left of a pass that has raised, and forgets what it has left behind."""
+        if self._script is not None:
+            for call in self._script[len(self._made) :]:
+                call.play()
+            self._script = None
+        self._model.reset_iter_state()
+        for state in self._model._get_fsdp_state()._state_ctx.all_states:
+            for group in state._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):
+                        parameter._unsharded_param.grad = None

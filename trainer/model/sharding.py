@@ -1,0 +1,145 @@
+"""Shards a model over all ranks by FSDP2: each rank stores a slice of every weight, and layers are whole only while they compute.
+
+Transformers builds the model without memory, `fully_shard` divides each decoder layer and what is outside the layers by the first
+dimension, and transformers then reads this rank's slices of the files (a fused expert weight from the files of its own experts).
+No rank ever holds the whole model, and gradients are added over the ranks while they are computed. Adapters stay whole on each
+rank: they are small, and a run's optimizer then works as it does without sharding. `trainer/model/passes.py` keeps the ranks'
+forward passes together.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+WHOLE_ONLY_IN_USE = "free_full_weight"
+"""Transformers' word for a module whose weights are gathered for its computation and freed after it."""
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether the model's weights are divided over the ranks."""
+    return isinstance(model, FSDPModule)
+
+
+def load_sharded(directory: Path, dtype: torch.dtype, ranks: int, attention: str) -> nn.Module:
+    """Loads this rank's slices of the model in `directory`; every rank calls it.
+
+    Raises what `from_pretrained` raises, and `ValueError` for a model whose layers are not found.
+    """
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    sharded: Any = type(kind.__name__, (_ByLayers, kind), {"__module__": kind.__module__})
+    model: nn.Module = sharded.from_pretrained(
+        directory,
+        config=config,
+        dtype=dtype,
+        attn_implementation=attention,
+        local_files_only=True,
+        # Gradients of a lower precision are added in float32.
+        distributed_config=DistributedConfig(fsdp_size=ranks, fsdp_mixed_precision=dtype == torch.bfloat16),
+    )
+    del model.config.distributed_config  # it is not the model's, and would be written into its config.json
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Gradients are added, not averaged: the loss is divided by the tokens of all ranks.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+class _ByLayers:
+    """A model that transformers divides layer by layer, with all other weights as one group, whatever its own plan says."""
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> nn.Module:
+        layers = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+        depth = model.config.get_text_config().num_hidden_layers
+        found = [name for name in layers if "." not in name.removeprefix(f"{model.base_model_prefix}.")]
+        found = [name for name in found if len(model.get_submodule(name)) == depth]
+        if len(found) != 1:
+            raise ValueError(
+                f"{type(model).__name__} cannot be sharded: expected one list of {depth} decoder layers, found {found or layers}"
+            )
+        model._fsdp_plan = {f"{found[0]}.*": WHOLE_ONLY_IN_USE}
+        distributed: nn.Module = super().maybe_distribute_model(model, distributed_config, mesh_manager)  # type: ignore[misc]
+        return distributed
+
+
+def rest(model: nn.Module) -> None:
+    """Frees whole weights that a sharded model has kept after its last forward pass; its parameters are then the slices."""
+    if isinstance(model, FSDPModule):
+        model.reset_iter_state()
+
+
+def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns this rank's slices of the trainable weights, by name, in the memory of the model; their gradients arrive summed.
+
+    They are plain parameters: an optimizer needs to know nothing of the other ranks. The model must have computed once, and be at
+    rest.
+    """
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert isinstance(parameter, DTensor), name
+            found[name] = nn.Parameter(parameter.to_local().detach())
+            parameter.register_post_accumulate_grad_hook(partial(_move_gradient, found[name]))
+    return found
+
+
+def _move_gradient(local: nn.Parameter, parameter: Any) -> None:
+    gradient = parameter.grad.to_local()
+    parameter.grad = None
+    local.grad = gradient if local.grad is None else local.grad.add_(gradient)
+    for hook in (getattr(local, "_post_accumulate_grad_hooks", None) or {}).values():  # as autograd would
+        hook(local)
+
+
+def rows_of(model: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Returns where this rank's slice of each weight begins and ends, and the rows of the whole weight, by name."""
+    return {name: _rows(parameter) for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
+
+
+def _rows(parameter: DTensor) -> tuple[int, int, int]:
+    """A weight is divided as `torch.chunk` does: equal slices, of which the last are shorter or empty."""
+    total, ranks = int(parameter.shape[0]), parameter.device_mesh.size()
+    size = -(-total // ranks)
+    first = min(parameter.device_mesh.get_local_rank() * size, total)
+    return first, min(first + size, total), total
+
+
+def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """Gathers the weights by name, one after the other, into the CPU's memory where `keep` is set; every rank calls it.
+
+    Tied weights are one tensor. The model must be at rest.
+    """
+    known: dict[int, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in known:
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            known[id(tensor)] = whole.detach().to("cpu", copy=True) if keep else whole.new_empty(0)
+        if keep:
+            state[name] = known[id(tensor)]
+    return state
+
+
+def differentiate_inputs(model: nn.Module) -> None:
+    """Gives the token embeddings of a frozen model a gradient, so that every backward pass goes through all layers.
+
+    Otherwise which layers a rank gathers would depend on the adapters in its row.
+    """
+
+    def require_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not embedded.requires_grad:
+            embedded.requires_grad_()
+        return embedded
+
+    model.get_input_embeddings().register_forward_hook(require_gradient)
