@@ -57,8 +57,7 @@ def test_two_ranks_with_half_the_model_each_train_as_one_with_all_of_it(found: d
     sharded, plain = found["sharded"][name], found["plain"][name]
     assert_close(sharded, plain, list(SCENARIOS[name][1]))
     assert sharded["elements"] == plain["elements"] / 2, "a rank holds half the weights"
-    first, last = (line["one"] for line in (plain["lines"][0], plain["lines"][-1]))
-    assert first["learning_rate"] > 0 and last["grad_norm"] > 0
+    assert all(line["one"]["grad_norm"] > 0 for line in plain["lines"])
 
 
 def test_a_row_that_does_not_fit_on_one_rank_is_tried_in_pieces_beside_the_others(found: dict[str, Any]) -> None:
