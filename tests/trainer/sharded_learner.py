@@ -47,6 +47,7 @@ class Bench:
         self.directory, self.model = directory, model
         count = group.count
         given = {"threads": 1, "max_tokens": 24, "max_runs": len(runs), "processes": count, "sharding": count > 1}
+        given["activation_checkpointing"] = count > 1 and "moe" in model.name
         self.config = TrainerConfig(output_dir=directory, model=str(model), **(given | trainer))
         self.manager = MultiRunManager(directory, self.config.max_runs, self.config.seed)
         self.learner = Learner(self.config, group, self.manager)
