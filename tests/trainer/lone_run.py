@@ -30,7 +30,7 @@ class LoneRun:
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
-        self._shares = FairShare(learner.config.max_tokens, 1)
+        self._shares = FairShare(learner.config.max_tokens, learner.ranks.count)
 
     @property
     def run(self) -> Run:
