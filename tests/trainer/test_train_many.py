@@ -125,7 +125,8 @@ async def test_a_run_beyond_the_slots_is_told_and_has_the_slot_of_one_that_pause
             await until_trained(tmp_path, "first", 1)
             await first.link.close()
             await second.until(Ready, next_step=1)
-            assert published_steps(tmp_path / "trainer" / "first" / "checkpoints") == [1]
+            checkpoints = tmp_path / "trainer" / "first" / "checkpoints"
+            await until(lambda: published_steps(checkpoints) == [1], "the checkpoint of the first", DEADLINE)
             async with feeder(config, "first") as again:
                 await again.until(Waiting, reason=reason)
                 await second.train(make_batch(1, run_id="second"), make_batch(2, run_id="second"))
@@ -419,6 +420,9 @@ async def test_a_killed_trainer_goes_on_with_all_its_runs(dense_directory: Path,
                         await end.until(Ready, next_step=1)
                         await end.train(*(make_batch(step, run_id=run_id) for step in range(1, steps + 1)))
                         await until_trained(tmp_path, run_id, steps)
+                    for run_id in ("two", "three"):
+                        path = tmp_path / "trainer" / run_id / "checkpoints" / "step_2" / "STABLE"
+                        await until(path.exists, "the checkpoint, which is written meanwhile", DEADLINE)
                     send_signal(process, signal.SIGKILL)
                     continue
                 async with asyncio.TaskGroup() as tasks:
