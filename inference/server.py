@@ -158,6 +158,9 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
         environment.setdefault("OMP_WAIT_POLICY", "passive")
+        # The first request would compile two small functions of the sampler for seconds (`vllm.v1.sample.ops`). The model itself
+        # runs eagerly.
+        environment.setdefault("TORCH_COMPILE_DISABLE", "1")
         if _computes_in_engine(config):
             # vLLM 0.30 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They
             # are set above. The engine stays a process of its own: a server knows no other way.
