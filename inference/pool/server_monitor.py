@@ -25,6 +25,9 @@ HEALTH_DEADLINE_SECONDS = 10.0
 LOAD_DEADLINE_SECONDS = 2.0
 """Deadline of one observation of the load, which new weights may have to wait for."""
 
+STARTING_SECONDS = 0.2
+"""Longest time between two checks of a server that has not served yet: a job starts, and waits for it."""
+
 SLOW_CHECKS_IN_A_ROW = 3
 """Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
 
@@ -75,6 +78,7 @@ class ServerMonitor:
         """Whether the server itself asks to be drained."""
         self._slow_checks = 0
         self._not_before = 0.0
+        self._has_served = False
 
     def set_wanted(self, update: WeightUpdate) -> None:
         """Sets new weights, which are loaded at once, however often the server has failed before."""
@@ -97,12 +101,17 @@ class ServerMonitor:
             self._wake.clear()
             await self._check()
             try:
-                async with asyncio.timeout(self._config.health_interval_seconds):
+                async with asyncio.timeout(self._interval):
                     await self._wake.wait()
             except TimeoutError:
                 # Only at regular intervals: two observations right after a failure would include the same burst twice.
                 if self._holds(self.wanted):
                     await self._update_cap()
+
+    @property
+    def _interval(self) -> float:
+        regular = self._config.health_interval_seconds
+        return regular if self._has_served else min(regular, STARTING_SECONDS)
 
     async def _check(self) -> None:
         wanted = self.wanted
@@ -223,7 +232,7 @@ class ServerMonitor:
     def _begin_serving(self, wanted: WeightUpdate | None, instance: str) -> None:
         if wanted is None:
             logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
-        self._held, self.refused = wanted, False
+        self._held, self.refused, self._has_served = wanted, False, True
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
 
     def take_out(self, reason: str, refused: bool = False) -> None:
@@ -235,9 +244,8 @@ class ServerMonitor:
         self._fleet.take_out(self.server, reason)
         self.refused = refused
         if first:
-            self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.intervals_out(
-                self.server
-            )
+            interval = self._config.health_interval_seconds if refused else self._interval
+            self._not_before = time.monotonic() + interval * self._fleet.intervals_out(self.server)
         requests, self.requests = self.requests, set()
         for request in requests:
             request.reschedule(0.0)

@@ -16,6 +16,7 @@ from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
+from tests.support.ports import free_port
 from transport.records import Turn
 
 SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3, stop_token_ids=())
@@ -91,6 +92,22 @@ async def test_retries_are_bounded_and_the_last_reason_is_told() -> None:
         with pytest.raises(InferenceError, match=r"after 2 attempts.*500: so it was told"):
             await generate(pool)
         assert server.answers["/counterpoint/v1/generate"] == 2
+
+
+async def test_a_server_that_starts_after_the_pool_is_used_at_once() -> None:
+    server, port = FakeServer(), free_port()
+    urls = [f"http://127.0.0.1:{port}"]
+    pool = InferencePool(PoolConfig(urls=urls, health_interval_seconds=3600, startup_timeout_seconds=60), "a-model")
+    started = asyncio.create_task(pool.start())
+    try:
+        await until(lambda: states(pool) == ["out"], "the first look at the server")
+        await server.listen(port)
+        await asyncio.wait_for(started, 60)
+        assert (await generate(pool)).server == urls[0]
+    finally:
+        started.cancel()
+        await pool.close()
+        await server.vanish()
 
 
 async def test_groups_begin_at_one_server_each_and_stay_there() -> None:
