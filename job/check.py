@@ -29,8 +29,6 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A variable of every role's environment. With it, Python does not import a `cli/` or `trainer/` of the current directory in
 place of our packages. So an operator's module has to be on PYTHONPATH, whatever the current directory."""
 
-BUILT_IN_LOSS = "importance_ratio"
-
 CHECK_SECONDS = 60.0
 """Time limit for loading everything that is named by import path. The slowest import is torch from a cold disk; a module that
 takes longer most likely waits for something."""
@@ -123,7 +121,7 @@ def check_imports(runs: Sequence[RunConfig]) -> None:
     Raises `UserError`, or `SystemExit` if the child has printed the error itself.
     """
     custom = [kind for run in runs for kind in _kinds(run) if ":" in kind]
-    custom += [run.training.loss.kind for run in runs if run.training.loss.kind != BUILT_IN_LOSS]
+    custom += [run.training.loss.kind for run in runs if ":" in run.training.loss.kind]
     if not custom:
         return
     names = ", ".join(dict.fromkeys(custom))
@@ -182,7 +180,7 @@ def _load_all(run: RunConfig) -> None:
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
-    if run.training.loss.kind != BUILT_IN_LOSS:
+    if ":" in run.training.loss.kind:
         from trainer.losses.registry import load_loss  # torch comes with it, which takes seconds
         from trainer.updates.passes import optional_inputs
 

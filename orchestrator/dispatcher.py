@@ -356,6 +356,7 @@ class Dispatcher:
     async def _cross_boundary(self, step: int, group_ids: Sequence[int]) -> MetricsLine:
         """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
+        self._finalizer.advantage.over_step(rollouts)
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
             in_progress = self._boundary.begin(step, rollouts, discarded, self._clock)

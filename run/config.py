@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from run.evaluations import EvaluationConfig, check_evaluations
+from run.loss import KINDS, LossConfig
 from run.opponents import OpponentConfig, check_opponents
 from run.teacher import TeacherConfig, check_teacher
 from run.updates import ReferenceConfig, ValueHeadConfig
@@ -63,12 +64,36 @@ class ScheduleConfig(Config):
         return self
 
 
+class OverlongConfig(Config):
+    """DAPO's soft overlong punishment (arXiv:2503.14476): subtracted from a rollout's reward before advantages."""
+
+    longest: int | None = Field(default=None, ge=1)
+    """A completion of this many tokens, of the rollout's longest turn, has the whole penalty. Unset: `sampling.max_tokens`, of
+    the environment where that is largest."""
+
+    buffer: int | None = Field(default=None, ge=1)
+    """The penalty grows from 0 over the last tokens up to `longest`, so many. Unset: a fifth of `longest`."""
+
+    penalty: float = Field(default=1.0, ge=0)
+    """The whole penalty; 0: none."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> OverlongConfig:
+        if self.longest is not None and self.buffer is not None and self.buffer > self.longest:
+            raise ValueError(f"buffer = {self.buffer} is more than longest = {self.longest}")
+        return self
+
+
 class AdvantageConfig(Config):
-    """How advantages are computed from the rewards of a group."""
+    """How advantages are computed from rewards, of a group or of a step."""
 
     kind: str = "group_mean"
-    """`group_mean`, `standardised`, `leave_one_out`, or an import path `module:function` taking `AdvantageInputs`,
-    called in the environments' threads, for several groups at once."""
+    """Of the group: `group_mean`, `standardised`, `leave_one_out`. Of the whole step: `batch_standardised`,
+    `group_mean_batch_scaled`. Or an import path `module:function` taking `AdvantageInputs`, called in the environments' threads,
+    for several groups at once. Unset: that of the loss (docs/algorithms.md)."""
+
+    overlong: OverlongConfig | None = None
+    """Penalise overlong completions. Unset: only with `training.loss.kind = "dapo"`."""
 
     length_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from the rewards of a group's successful rollouts (the best ones, if above zero) before advantages, times the
@@ -148,29 +173,6 @@ class StartFrom(Config):
     """Continue from its position in the learning-rate schedule, too."""
 
 
-class LossConfig(Config):
-    """The policy-gradient loss."""
-
-    kind: str = "importance_ratio"
-    """`importance_ratio` or an import path `module:function`; see `trainer/losses/contract.py` for
-    the contract and `trainer/losses/importance_ratio.py` for the source."""
-
-    ratio_low: float = Field(default=0.125, ge=0)
-    """Tokens whose trainer/inference probability ratio is below this are masked."""
-
-    ratio_high: float = Field(default=8.0, gt=0)
-    """Tokens whose ratio is above this are masked."""
-
-    ratio_clip: float = Field(default=2.0, gt=0)
-    """The ratio is clipped to this as a weight of the gradient."""
-
-    reward_coefficient: float = Field(default=0.0, ge=0)
-    """Of `distillation`: weight of the task's advantage beside what the teacher says of a token."""
-
-    args: dict[str, Any] = {}
-    """Further keyword arguments for a custom loss."""
-
-
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -237,6 +239,14 @@ class TrainingConfig(Config):
     def _starts_once(self) -> TrainingConfig:
         if self.start_from is not None and (self.lora is None or self.lora.start_from is not None):
             raise ValueError("start_from takes [training.lora], without a start_from of its own: both give the adapter")
+        return self
+
+    @model_validator(mode="after")
+    def _loss_has_what_it_compares_with(self) -> TrainingConfig:
+        if self.loss.kl_coefficient and self.reference is None:
+            raise ValueError(
+                f"loss.kl_coefficient = {self.loss.kl_coefficient} without a reference policy; add [training.reference]"
+            )
         return self
 
     @model_validator(mode="after")
@@ -389,6 +399,39 @@ class RunConfig(Config):
                 "filters: zero_advantage removes rollouts by advantages within their groups, but with training.value_head the "
                 "trainer computes the advantages; remove that filter (filters = [], if there is no other)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_one_algorithm(self) -> RunConfig:
+        """Puts what is not set to the values that belong to the loss. Not by assignment: see `LossConfig`."""
+        loss, advantage, kind = self.training.loss, self.advantage.model_copy(), KINDS.get(self.training.loss.kind)
+        each = [self.sampling_of(environment).max_tokens for environment in self.environments]
+        longest = max(each, default=self.sampling.max_tokens)
+        if kind is not None and "kind" not in advantage.model_fields_set:
+            advantage.__dict__["kind"] = kind.advantage
+        if kind is not None and kind.overlong and "overlong" not in advantage.model_fields_set:
+            advantage.__dict__["overlong"] = OverlongConfig()
+        if advantage.overlong is not None:
+            overlong = advantage.__dict__["overlong"] = advantage.overlong.model_copy()
+            overlong.__dict__["longest"] = overlong.longest or longest
+            overlong.__dict__["buffer"] = overlong.buffer or max(1, (overlong.longest or longest) // 5)
+        self.__dict__["advantage"] = advantage
+        if loss.normalisation == "sample" and loss.normalisation_length is None:
+            self.__dict__["training"] = self.training.model_copy()
+            self.training.__dict__["loss"] = loss.model_copy()
+            self.training.loss.__dict__["normalisation_length"] = float(longest)
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_filtered_before_its_step(self) -> RunConfig:
+        if self.advantage.kind == "batch_standardised":
+            if "filters" not in self.model_fields_set:
+                self.__dict__["filters"] = []
+            if any(isinstance(each, ZeroAdvantageFilter) and each.mode == "enforce" for each in self.filters):
+                raise ValueError(
+                    "filters: zero_advantage removes rollouts before their step is assembled, and advantage.kind = "
+                    '"batch_standardised" computes advantages then; remove that filter (filters = [], if there is no other)'
+                )
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from run.config import TrainingConfig
+from trainer.losses.normalisation import divisor
 from trainer.packer import environment_names, trained_tokens
 from trainer.runs.run import Run
 from trainer.token_export import TokenExport
@@ -59,7 +60,8 @@ class OpenStep:
         self.batch = batch
         self.columns = Columns(batch, columns_to_measure(config), device)
         """What is measured before the first update."""
-        self._passes = deque(plan_passes(config, trained_tokens(batch), self.columns.names))
+        self._trained = trained_tokens(batch)
+        self._passes = deque(plan_passes(config, self._trained, self.columns.names))
         self.fault: str | None = None
         """Why the step must be refused; None otherwise. The samples of a step with a fault are no longer trained."""
         self.trained_rows: list[Sequence[int]] = []
@@ -95,8 +97,13 @@ class OpenStep:
 
     @property
     def trained_tokens(self) -> int:
-        """Of the current pass, on all ranks; its loss is divided by it."""
+        """Of the current pass, on all ranks."""
         return self.current.trained_tokens
+
+    @property
+    def divisor(self) -> float:
+        """What the loss of the current pass is divided by, on all ranks."""
+        return divisor(self.run.config.training.loss, [self._trained[sample] for sample in self.current.samples])
 
     def begin_next_pass(self) -> None:
         """Adds what the current pass has summed to the step's, and begins the next one."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.multi_lora import adapter_spans
 from trainer.losses.contract import Gradients, LossInputs, LossOutputs
+from trainer.losses.normalisation import token_weights
 from trainer.metrics import MetricValue
 from trainer.model.head import token_outputs
 from trainer.model.router_replay import RouterReplay
@@ -66,14 +67,18 @@ def train_row(
             values_P=_own_values(step, values_P, own),
             **{f"{name}_P": micro.columns_P[name][own] for name in part.batch.columns},
         )
-        outputs, gradient = _loss_and_gradients(step, inputs)
+        weights_P = token_weights(step.run.config.training.loss, inputs)
+        outputs, gradient = _loss_and_gradients(step, inputs, weights_P)
         gradient, optional = _with_value_loss(step, part.samples, inputs, gradient)
         gradients.append(gradient)
         if outputs is not None:
             columns = _columns(inputs, outputs)
+            weighted_P = columns["loss"] if weights_P is None else columns["loss"] * weights_P
             predicting_P = micro.predicting_P[own]
             own_metrics = [*optional, *(outputs.metrics_P[name].detach() for name in step.run.loss.metrics)]
-            _accumulate(step, columns, own_metrics, micro.environments_P[own], micro.has_record_T[predicting_P])
+            _accumulate(
+                step, columns, weighted_P, own_metrics, micro.environments_P[own], micro.has_record_T[predicting_P]
+            )
             if step.export is not None:
                 exported = columns | {"token_id": micro.targets_P[own]}
                 step.export.add(part, predicting_P - first_token, exported)
@@ -179,13 +184,15 @@ def forward(
     return outputs.log_probabilities_P, outputs.entropies_P, values_P
 
 
-def _loss_and_gradients(step: OpenStep, inputs: LossInputs) -> tuple[LossOutputs | None, Gradients]:
+def _loss_and_gradients(
+    step: OpenStep, inputs: LossInputs, weights_P: Tensor | None
+) -> tuple[LossOutputs | None, Gradients]:
     """Returns the loss of the run's tokens in a row, and the gradients of the step's loss by what the model computed for them.
 
     A loss that raises, or returns invalid outputs, gives the step a fault; the result is then None and a zero gradient.
     """
     try:
-        outputs, gradients = step.run.loss(inputs, step.trained_tokens)
+        outputs, gradients = step.run.loss(inputs, step.divisor, weights_P)
         if (names := tuple(sorted(outputs.metrics_P))) != step.run.loss.metrics:
             raise ValueError(
                 f"metrics_P has {', '.join(names)}; expected {', '.join(step.run.loss.metrics)}, as when it was loaded"
@@ -256,12 +263,15 @@ def _columns(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
 def _accumulate(
     step: OpenStep,
     columns: dict[str, Tensor],
+    weighted_P: Tensor,
     own_metrics: Sequence[Tensor],
     environments_P: Tensor,
     replayed_P: Tensor,
 ) -> None:
     """Adds the tokens of a row to the sums of their environments.
 
+    `weighted_P` is the loss of each token at its weight in the step. It is summed such that the mean over the trained tokens is
+    the step's loss, whatever that is divided by.
     The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with
     d = log p_trainer - log p_inference, unbiased and never negative (Schulman, "Approximating KL Divergence", 2020).
     """
@@ -269,7 +279,7 @@ def _accumulate(
     ratio_P = difference_P.exp()
     rows_PM = torch.stack(
         [
-            columns["loss"].double(),
+            weighted_P.double() * (step.trained_tokens / step.divisor),
             columns["entropy"].double(),
             ratio_P - 1 - difference_P,
             ratio_P,

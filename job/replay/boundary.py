@@ -80,6 +80,7 @@ class Rig:
             )
         )
         self.finalized[:] = [rollout for outcome in outcomes for rollout in outcome.rollouts]
+        self.finalize_group.advantage.over_step(self.finalized)
 
     def phases(self, step: int) -> dict[str, Callable[[], Awaitable[None]]]:
         """Returns the phases of the boundary of `step` by name, to run in order, each once.

@@ -1,8 +1,9 @@
-"""Advantages from the rewards of a group: three built-in functions, and any other by import path.
+"""Advantages from the rewards of a group or of a step: built-in functions, and any other by import path.
 
 An advantage function gets the completed rollouts of a group and returns one number for each. `load_advantage` turns the
 configuration into an `Advantage`, which applies the length penalty, calls the function and refuses a result that could not be
-trained on. `finalize.py` calls it in a worker thread.
+trained on. `finalize.py` calls it in a worker thread. What is relative to a whole step is computed from that once the step's
+groups are known: the dispatcher calls `Advantage.over_step` at the step boundary.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import difflib
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from environments.describe_error import describe_error
 from environments.import_path import import_advice
-from run.config import AdvantageConfig
+from run.config import AdvantageConfig, OverlongConfig
 from transport.records import Rollout, Turn
 
 logger = logging.getLogger(__name__)
@@ -71,11 +72,7 @@ def standardised(inputs: AdvantageInputs) -> AdvantageOutputs:
 
     Zero if all rewards are equal, up to `ROUNDING`.
     """
-    rewards = inputs.rewards
-    if np.ptp(rewards) <= ROUNDING * np.abs(rewards).max():
-        return AdvantageOutputs([0.0] * len(rewards))
-    centred = _centred(rewards)
-    return AdvantageOutputs((centred / centred.std()).tolist())
+    return AdvantageOutputs(_standardised(inputs.rewards).tolist())
 
 
 def leave_one_out(inputs: AdvantageInputs) -> AdvantageOutputs:
@@ -83,6 +80,20 @@ def leave_one_out(inputs: AdvantageInputs) -> AdvantageOutputs:
     count = len(inputs.rollouts)
     scale = count / (count - 1) if count > 1 else 0.0
     return AdvantageOutputs((_centred(inputs.rewards) * scale).tolist())
+
+
+def _rewards(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs(inputs.rewards.tolist())
+
+
+def _over_deviation(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns values over their (population) standard deviation; zeros if all are equal."""
+    return values / values.std() if _differ(values) else np.zeros_like(values)
+
+
+def _standardised(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns values minus their mean, over their (population) standard deviation; zeros if all are equal."""
+    return _over_deviation(_centred(values)) if _differ(values) else np.zeros_like(values)
 
 
 def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -100,7 +111,17 @@ BUILT_IN: dict[str, AdvantageFunction] = {
     "group_mean": group_mean,
     "standardised": standardised,
     "leave_one_out": leave_one_out,
+    "batch_standardised": _rewards,
+    "group_mean_batch_scaled": group_mean,
 }
+"""By name: from the rollouts of a group."""
+
+OVER_STEP: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
+    "batch_standardised": _standardised,
+    "group_mean_batch_scaled": _over_deviation,
+}
+"""By name: from what the group's function gave the rollouts of a step, to their advantages (REINFORCE++ and its variant with the
+group's mean as baseline, Hu et al., arXiv:2501.03262; there over tokens, here over rollouts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +132,7 @@ class Advantage:
     """As configured; errors contain it."""
     function: AdvantageFunction
     length_penalty: float = 0.0
+    overlong: OverlongConfig | None = None
 
     @property
     def is_built_in(self) -> bool:
@@ -130,10 +152,37 @@ class Advantage:
         except BaseException as error:  # an operator's function may raise anything; one group fails
             raise AdvantageError(f"advantage function {self.name!r} raised {describe_error(error)}") from error
 
+    def over_step(self, rollouts: Sequence[Rollout]) -> None:
+        """Makes the advantages of a step's rollouts relative to all that are trained, if that is what the function is about.
+
+        Players with rewards of their own are each relative to themselves. Call it once for a step.
+        """
+        function = OVER_STEP.get(self.name)
+        if function is None:
+            return
+        trained = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
+        alone = [rollout for rollout in trained if not rollout.player_advantages]
+        if alone:
+            for rollout, value in zip(alone, function(_array(each.advantage for each in alone)).tolist(), strict=True):
+                rollout.advantage = value
+        played = [rollout for rollout in trained if rollout.player_advantages]
+        for player in sorted({player for rollout in played for player in rollout.player_advantages}):
+            own = [rollout for rollout in played if player in rollout.player_advantages]
+            values = function(_array(rollout.player_advantages[player] for rollout in own)).tolist()
+            for rollout, value in zip(own, values, strict=True):
+                rollout.player_advantages = rollout.player_advantages | {player: value}
+        for rollout in played:
+            rollout.advantage = max(rollout.player_advantages.values(), key=abs)
+
     def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Returns copies with penalised rewards. A function cannot change the batch; records keep the original rewards."""
         rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
         lengths = np.array([sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts])
+        if self.overlong is not None:
+            longest = np.array(
+                [max((len(turn.completion_ids) for turn in rollout.turns), default=0) for rollout in rollouts]
+            )
+            rewards = rewards - overlong_penalties(self.overlong, longest)
         counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
         return [
             replace(rollout, turns=list(rollout.turns), reward=reward)
@@ -189,6 +238,26 @@ def length_penalties(
     return np.where(successful, largest * lengths / max(1, lengths[successful].max()), 0.0)
 
 
+def overlong_penalties(config: OverlongConfig, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Returns what to subtract from rewards for the lengths of completions, `[rollouts]`.
+
+    Nothing up to `longest - buffer` tokens, `penalty` from `longest` on, and linear in between: the soft overlong punishment of
+    DAPO (Yu et al., arXiv:2503.14476, equation 13).
+    """
+    if config.longest is None or config.buffer is None:
+        raise ValueError("advantage.overlong takes longest and buffer")
+    return config.penalty * np.clip((lengths - (config.longest - config.buffer)) / config.buffer, 0.0, 1.0)
+
+
+def _array(values: Iterable[float]) -> npt.NDArray[np.float64]:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def _differ(rewards: npt.NDArray[np.float64]) -> bool:
+    """Whether rewards differ by more than rounding."""
+    return bool(np.ptp(rewards) > ROUNDING * np.abs(rewards).max())
+
+
 def _fits_float32(value: object) -> bool:
     if not isinstance(value, int | float | np.integer | np.floating):
         return False
@@ -203,7 +272,8 @@ def load_advantage(config: AdvantageConfig) -> Advantage:
 
     Raises `ValueError` naming the value and what was expected when name, module or function do not exist.
     """
-    return Advantage(config.kind, BUILT_IN.get(config.kind) or _imported(config.kind), config.length_penalty)
+    function = BUILT_IN.get(config.kind) or _imported(config.kind)
+    return Advantage(config.kind, function, config.length_penalty, config.overlong)
 
 
 def try_advantage(advantage: Advantage, group_size: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from run.config import LossConfig
+from run.loss import LossConfig
 from trainer.losses.contract import LossInputs
 from trainer.losses.registry import load_loss
 

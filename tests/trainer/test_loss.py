@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from run.config import LossConfig
+from run.loss import LossConfig
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.losses.registry import load_loss
 

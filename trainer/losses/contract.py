@@ -80,8 +80,10 @@ class Loss:
     uses_entropy: bool = False
     """Whether it is differentiated by `entropies_P`."""
 
-    def __call__(self, inputs: LossInputs, divisor: float = 1) -> tuple[LossOutputs, Gradients]:
-        """Returns the outputs, and the gradients of their sum over `divisor` by the inputs that have a gradient.
+    def __call__(
+        self, inputs: LossInputs, divisor: float = 1, weights_P: Tensor | None = None
+    ) -> tuple[LossOutputs, Gradients]:
+        """Returns the outputs, and the gradients by the inputs that have one of their sum, weighted and over `divisor`.
 
         Raises what an operator's function raises, and `ValueError` or `TypeError` for invalid outputs.
         """
@@ -96,22 +98,23 @@ class Loss:
                 raise ValueError(f"{name} has shape {list(value_P.shape)}; expected {list(expected)}")
         if outputs.masked_P.dtype != torch.bool:
             raise ValueError(f"masked_P has dtype {outputs.masked_P.dtype}; expected torch.bool")
-        gradients = _gradients(outputs.loss_P, inputs, divisor)
+        weighted_P = outputs.loss_P if weights_P is None else outputs.loss_P * weights_P
+        gradients = _gradients(weighted_P, inputs, divisor)
         if gradients is None:
             raise ValueError("loss_P does not depend on trainer_log_probabilities_P; expected a loss with a gradient")
         return outputs, gradients
 
 
-def _gradients(loss_P: Tensor, inputs: LossInputs, divisor: float) -> Gradients | None:
+def _gradients(weighted_P: Tensor, inputs: LossInputs, divisor: float) -> Gradients | None:
     """Returns the gradients of the sum over `divisor`; None if it does not depend on the log-probabilities."""
-    if not loss_P.requires_grad:
+    if not weighted_P.requires_grad:
         return None
     candidates = (inputs.trainer_log_probabilities_P, inputs.entropies_P, inputs.values_P)
     differentiated = [value_P is not None and value_P.requires_grad for value_P in candidates]
     leaves = [
         value_P for value_P, chosen in zip(candidates, differentiated, strict=True) if chosen and value_P is not None
     ]
-    found = iter(torch.autograd.grad(loss_P.sum() / divisor, leaves, allow_unused=True))
+    found = iter(torch.autograd.grad(weighted_P.sum() / divisor, leaves, allow_unused=True))
     by_log_probabilities, by_entropies, by_values = (next(found) if chosen else None for chosen in differentiated)
     if by_log_probabilities is None:
         return None

@@ -8,22 +8,22 @@ that of the token itself: no sum over the tokens that follow (a discount factor 
     A = log p_teacher - log p_sampled + reward_coefficient * advantage
     loss = -stop_gradient(min(r, ratio_clip) * A) * log p_trainer,  r = p_trainer / p_sampled,  0 outside [ratio_low, ratio_high]
 
-which is `trainer/losses/importance_ratio.py` with this advantage. With r = 1 the expected gradient is that of the divergence at
-each token, given the tokens before it. The metric `reverse_kl` is its estimate from the step's samples,
-in nats a token.
+which is `importance_ratio` of `trainer/losses/registry.py` with this advantage. With r = 1 the expected gradient is that of the
+divergence at each token, given the tokens before it. The metric `reverse_kl` is its estimate from the step's samples, in nats a
+token.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from run.loss import LossConfig
 from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.losses.importance_ratio import importance_ratio
+from trainer.losses.objectives import truncated
+from trainer.losses.policy_gradient import policy_gradient
 
 
-def distillation(
-    inputs: LossInputs, *, reward_coefficient: float, ratio_low: float, ratio_high: float, ratio_clip: float
-) -> LossOutputs:
+def distillation(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """Computes the loss of on-policy distillation; its formula and sources are at the top of this file.
 
     Raises `ValueError` without the teacher's log-probabilities.
@@ -31,8 +31,6 @@ def distillation(
     if inputs.teacher_log_probabilities_P is None:
         raise ValueError("the batch has no teacher_log_probabilities; its orchestrator has no [teacher]")
     reverse_kl_P = inputs.inference_log_probabilities_P - inputs.teacher_log_probabilities_P
-    advantages_P = reward_coefficient * inputs.advantages_P - reverse_kl_P
-    outputs = importance_ratio(
-        replace(inputs, advantages_P=advantages_P), ratio_low=ratio_low, ratio_high=ratio_high, ratio_clip=ratio_clip
-    )
+    advantages_P = (config.reward_coefficient or 0.0) * inputs.advantages_P - reverse_kl_P
+    outputs = policy_gradient(replace(inputs, advantages_P=advantages_P), config, truncated)
     return replace(outputs, metrics_P={"reverse_kl": reverse_kl_P})

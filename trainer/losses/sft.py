@@ -6,14 +6,12 @@ Its mean over the trained tokens of a step is the cross entropy that Hugging Fac
 
 from __future__ import annotations
 
-import torch
-
+from run.loss import LossConfig
 from trainer.losses.contract import LossInputs, LossOutputs
+from trainer.losses.objectives import likelihood
+from trainer.losses.policy_gradient import policy_gradient
 
 
-def sft(inputs: LossInputs) -> LossOutputs:
+def sft(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """Computes -log p of each token."""
-    return LossOutputs(
-        loss_P=-inputs.trainer_log_probabilities_P,
-        masked_P=torch.zeros_like(inputs.trainer_log_probabilities_P, dtype=torch.bool),
-    )
+    return policy_gradient(inputs, config, likelihood)

@@ -47,6 +47,7 @@ def test_values_of_every_kind_come_through_flags(job_file: Path) -> None:
         [
             "--orchestrator.dump_raw_rollouts", "true",
             "--orchestrator.training.betas", "[0.8, 0.9]",
+            "--orchestrator.training.loss.kind", "mine:loss",
             "--orchestrator.training.loss.args", '{"delta": 1}',
             "--orchestrator.gather_chunk_size", "null",
             "--inference.extra_args", '["--swap-space", "0"]',

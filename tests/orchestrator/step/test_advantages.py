@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from orchestrator.step.advantages import (
     AdvantageInputs,
     AdvantageOutputs,
     load_advantage,
+    overlong_penalties,
     try_advantage,
 )
-from run.config import AdvantageConfig
+from run.config import AdvantageConfig, OverlongConfig
 from tests.support.rollouts import make_group
+from transport.records import Rollout
 
 rewards_strategy = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9)
 
@@ -209,3 +212,63 @@ def test_what_a_function_raises_is_passed_on_with_its_name() -> None:
 def test_numpy_numbers_are_numbers() -> None:
     answer = AdvantageOutputs(list(np.array([0.5, -0.5], dtype=np.float32)))
     assert Advantage("mine:function", lambda inputs: answer).compute(make_group([0.0, 1.0])) == [0.5, -0.5]
+
+
+def step_of(kind: str, groups: list[list[float]]) -> list[Rollout]:
+    """Rollouts of a step: groups with these rewards, their advantages those of the groups."""
+    advantage = load_advantage(AdvantageConfig(kind=kind))
+    rollouts = []
+    for number, rewards in enumerate(groups):
+        group = [replace(rollout, group_id=number) for rollout in make_group(rewards)]
+        for rollout, value in zip(group, advantage.compute(group), strict=True):
+            rollout.advantage = value
+        rollouts += group
+    return rollouts
+
+
+@pytest.mark.parametrize("kind", ["batch_standardised", "group_mean_batch_scaled"])
+def test_advantages_relative_to_the_step(kind: str) -> None:
+    groups = [[1.0, 0.0, 0.0], [0.5, 0.5], [3.0, 1.0, 1.0, 0.0]]
+    rollouts = step_of(kind, groups)
+    rollouts[1].filtered_by = "gibberish"  # neither counts nor changes
+    former = rollouts[1].advantage
+    load_advantage(AdvantageConfig(kind=kind)).over_step(rollouts)
+    means = [0.0, 0.0, 0.0] if kind == "batch_standardised" else [statistics.fmean(rewards) for rewards in groups]
+    differences = [reward - mean for rewards, mean in zip(groups, means, strict=True) for reward in rewards]
+    del differences[1]
+    mean = statistics.fmean(differences) if kind == "batch_standardised" else 0.0
+    expected = [(value - mean) / statistics.pstdev(differences) for value in differences]
+    assert [rollout.advantage for rollout in rollouts[:1] + rollouts[2:]] == pytest.approx(expected)
+    assert rollouts[1].advantage == former
+
+
+def test_a_step_of_equal_rewards_has_no_advantage() -> None:
+    for kind in ("batch_standardised", "group_mean_batch_scaled"):
+        rollouts = step_of(kind, [[0.1, 0.1, 0.1], [0.1]])
+        load_advantage(AdvantageConfig(kind=kind)).over_step(rollouts)
+        assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
+        load_advantage(AdvantageConfig(kind=kind)).over_step([])
+
+
+def test_players_are_relative_to_themselves_over_a_step() -> None:
+    rollouts = make_group([0.0] * 3)
+    for rollout, (white, black) in zip(rollouts, [(1.0, 10.0), (0.0, 30.0), (0.5, 20.0)], strict=True):
+        rollout.player_advantages = {"white": white, "black": black}
+    rollouts[0].player_advantages.pop("white")
+    load_advantage(AdvantageConfig(kind="batch_standardised")).over_step(rollouts)
+    assert [rollout.player_advantages.get("white") for rollout in rollouts] == [None, -1.0, 1.0]
+    deviation = statistics.pstdev([10.0, 20.0, 30.0])
+    assert [rollout.player_advantages["black"] for rollout in rollouts] == pytest.approx(
+        [-10 / deviation, 10 / deviation, 0.0]
+    )
+    assert rollouts[1].advantage == pytest.approx(10 / deviation)
+
+
+def test_overlong_completions_are_penalised_before_advantages() -> None:
+    overlong = OverlongConfig(longest=20, buffer=5, penalty=2.0)
+    lengths = [1, 15, 16, 18, 20, 21]
+    assert overlong_penalties(overlong, np.array(lengths)).tolist() == pytest.approx([0, 0, 0.4, 1.2, 2.0, 2.0])
+    advantage = load_advantage(AdvantageConfig(kind="group_mean", overlong=overlong))
+    group = make_group([1.0] * 6, lengths)
+    assert advantage.compute(group) == pytest.approx([5.6 / 6 - cost for cost in (0, 0, 0.4, 1.2, 2.0, 2.0)])
+    assert [rollout.reward for rollout in group] == [1.0] * 6

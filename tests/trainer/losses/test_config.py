@@ -1,0 +1,111 @@
+"""A kind of loss as a preset: what it sets, in the loss and around it, what overrides it, and what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from job.config import JobConfig
+from job.configuration.load import to_toml
+from run.config import RunConfig
+from run.loss import KINDS, LossConfig, defaults_of
+
+
+def make_run(tmp_path: Path, loss: dict[str, Any], **tables: Any) -> RunConfig:
+    environments = [
+        {"name": "short", "kind": "reverse-text", "sampling": {"max_tokens": 50}},
+        {"name": "long", "kind": "reverse-text", "sampling": {"max_tokens": 100}},
+    ]
+    given = {"output_dir": tmp_path, "model": "model", "environments": environments, "training": {"loss": loss}}
+    return RunConfig.model_validate(given | tables)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_sets_the_keys_of_its_family_and_no_others(kind: str) -> None:
+    config = LossConfig(kind=kind)
+    given = {name: value for name, value in config.model_dump().items() if value is not None}
+    expected = {name: value for name, value in defaults_of(kind).items() if value is not None}
+    assert given == {"kind": kind, "args": {}} | expected
+    assert LossConfig.model_validate(config.model_dump()) == config
+    assert LossConfig.model_validate(given) == config
+
+
+def test_every_constant_can_be_set() -> None:
+    config = LossConfig(kind="dapo", clip_high=0.5, normalisation="sequence")
+    assert (config.clip_low, config.clip_high, config.normalisation) == (0.2, 0.5, "sequence")
+    corrected = LossConfig(kind="grpo", ratio_to="old", correction="mask")
+    assert (corrected.correction_low, corrected.correction_high) == (None, 3.0)
+    assert LossConfig(kind="reinforce", correction="truncate", correction_low=0.5).correction_high is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kind": "dappo"}, r"training\.loss\.kind = 'dappo': expected one of .*nearest: dapo"),
+        ({"clip_high": 0.3}, r"clip_high has no meaning for kind = 'importance_ratio'.* a key of grpo, dr_grpo, dapo"),
+        ({"kind": "grpo", "ratio_clip": 2.0}, "ratio_clip has no meaning for kind = 'grpo'"),
+        ({"kind": "my.module:loss", "kl_coefficient": 0.1}, "kl_coefficient has no meaning"),
+        ({"kind": "grpo", "args": {"scale": 1}}, "is for a loss of your own, not for kind = 'grpo'"),
+        ({"kind": "grpo", "correction": "truncate"}, 'the ratio is to the inference engine already.*set ratio_to = "old"'),
+        ({"kind": "grpo", "correction_high": 2.0}, 'take correction = "truncate" or "mask"'),
+        ({"kind": "cispo", "ratio_low": 2.0, "ratio_high": 1.0}, "ratio_low = 2.0 is not below ratio_high = 1.0"),
+        ({"kind": "grpo", "clip_dual": 1.1}, "clip_dual = 1.1 is not above 1 \\+ clip_high = 1.2"),
+        ({"kind": "grpo", "kl_coefficient": 0.1, "kl_estimator": "k1"}, 'the gradient of log p has the expectation 0'),
+        ({"kind": "grpo", "kl_weighted": True}, "takes a kl_coefficient above 0"),
+        ({"kind": "grpo", "normalisation_length": 3}, 'takes normalisation = "sample"; it is "sequence"'),
+    ],
+)  # fmt: skip
+def test_what_computes_nonsense_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        LossConfig.model_validate(given)
+
+
+def test_a_loss_sets_what_belongs_to_it_around_it(tmp_path: Path) -> None:
+    assert make_run(tmp_path, {}).advantage.kind == "group_mean"
+    assert make_run(tmp_path, {"kind": "rloo"}).advantage.kind == "leave_one_out"
+    own = make_run(tmp_path, {"kind": "rloo"}, advantage={"kind": "group_mean", "length_penalty": 0.1})
+    assert own.advantage.kind == "group_mean"
+    dapo = make_run(tmp_path, {"kind": "dapo"}, advantage={"length_penalty": 0.1}).advantage
+    assert dapo.overlong is not None
+    assert (dapo.kind, dapo.overlong.longest, dapo.overlong.buffer) == ("standardised", 100, 20)
+    brief = make_run(tmp_path, {}, advantage={"overlong": {"longest": 4, "penalty": 0.5}}).advantage.overlong
+    assert brief is not None
+    assert (brief.longest, brief.buffer, brief.penalty) == (4, 1, 0.5)
+    assert make_run(tmp_path, {"kind": "dr_grpo"}).training.loss.normalisation_length == 100
+    with pytest.raises(
+        ValidationError, match=r"kl_coefficient = 0.1 without a reference policy; add \[training.reference\]"
+    ):
+        make_run(tmp_path, {"kind": "grpo", "kl_coefficient": 0.1})
+    plus_plus = make_run(tmp_path, {"kind": "reinforce_plus_plus"})
+    assert (plus_plus.advantage.kind, plus_plus.filters) == ("batch_standardised", [])
+    with pytest.raises(ValidationError, match="zero_advantage removes rollouts before their step is assembled"):
+        make_run(tmp_path, {"kind": "reinforce_plus_plus"}, filters=[{"kind": "zero_advantage"}])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "distillation"])  # which takes a teacher
+def test_the_resolved_configuration_means_the_same(tmp_path: Path, kind: str) -> None:
+    """As it is written to `control/orch.toml` and read by the trainer."""
+    config = make_run(tmp_path, {"kind": kind})
+    assert RunConfig.model_validate(tomllib.loads(to_toml(config))) == config
+
+
+def test_runs_of_a_job_inherit_what_was_set_and_not_what_belongs_to_a_kind(tmp_path: Path) -> None:
+    orchestrator = {
+        "environments": [{"name": "short", "kind": "reverse-text"}],
+        "training": {"loss": {"kind": "dapo"}, "lora": {}},
+    }
+    runs = [{"run_id": "a"}, {"run_id": "b", "training": {"loss": {"kind": "cispo"}}}]
+    job = {
+        "model": "model",
+        "output_dir": tmp_path,
+        "orchestrator": orchestrator,
+        "runs": runs,
+        "trainer": {"max_runs": 2},
+    }
+    first, second = JobConfig.model_validate(job).every_run
+    assert (first.training.loss.clip_high, first.advantage.overlong is None) == (0.28, False)
+    assert (second.training.loss.ratio_clip, second.advantage.overlong) == (5.0, None)
