@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -33,17 +34,17 @@ from trainer.model.packing_proof import can_pack, prove_packing
 from trainer.model.passes import PassDiscarded, Passes
 from trainer.model.recompute import checkpoint_layers
 from trainer.model.router_replay import RouterReplay
-from trainer.model.sharding import differentiate_inputs, local_parameters, rest, whole_weights
+from trainer.model.sharding import differentiate_inputs, local_parameters, rest, rows_of, whole_weights
 from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.probe import BrokenWeights, ask
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
 from trainer.rows import Rows, StepRow
-from trainer.runs import checkpoint, copies
+from trainer.runs import checkpoint, copies, shard_files
 from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Run
+from trainer.runs.run import Run, Shards
 from trainer.step import finish, next_pass, train_row
 from trainer.updates.measure import measure_row
 from trainer.updates.passes import optional_inputs
@@ -208,6 +209,8 @@ class Learner:
                         self._copy(command["slot"], command["step"])
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
+                case "shard":
+                    self._write_shard(command["slot"])
                 case "assemble":
                     try:
                         self._assemble(command["slot"])
@@ -229,7 +232,7 @@ class Learner:
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.index]]
-        summed = [step for step in self._open.values() if step.run.sharded]
+        summed = [step for step in self._open.values() if step.run.shards is not None]
         self._rows.train(own, self._train_row, summed)
 
     def _train_row(self, row: StepRow) -> None:
@@ -252,7 +255,7 @@ class Learner:
 
     def _assemble(self, slot: int) -> Assembled:
         rest(self.model)
-        weights = whole_weights(self.model, self.ranks.index == 0) if self.runs[slot].sharded else {}
+        weights = whole_weights(self.model, self.ranks.index == 0) if self.runs[slot].shards is not None else {}
         assert self._passes is not None
         self._passes.begin()
         answers = fault = None
@@ -271,6 +274,22 @@ class Learner:
             raise BrokenWeights("; ".join(dict.fromkeys(faults)))
         assert answers is not None
         return Assembled(weights, answers)
+
+    def _write_others(self, slot: int) -> None:
+        self._command({"kind": "shard", "slot": slot})
+        if faults := self.ranks.faults(None):
+            raise OSError("; ".join(dict.fromkeys(faults)))
+
+    def _write_shard(self, slot: int) -> None:
+        run, fault = self.runs[slot], None
+        try:
+            shard_files.write_own(run.state(), self.config.output_dir, run.run_id, self.ranks.index)
+        except Exception as error:  # of the disk
+            if is_fatal(error):
+                raise
+            logger.warning("the state of run %s cannot be written", run.run_id, exc_info=True)
+            fault = f"rank {self.ranks.index} cannot write its part of a checkpoint: {error}"
+        self.ranks.faults(fault)
 
     def _drop(self, slot: int) -> None:
         if self._open.pop(slot, None) is not None:
@@ -314,7 +333,9 @@ class Learner:
             loss = load_loss(config.training.loss, optional_inputs(config))
             reference = self._references.open(slot, config.training, self.limits.vocabulary)
             run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)
-            run.sharded = self.config.sharded and config.training.lora is None
+            if self.config.sharded and config.training.lora is None:
+                write_others = partial(self._write_others, slot)
+                run.shards = Shards(self.ranks.index, self.ranks.count, rows_of(self.model), write_others)
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
                 occupancy.progress = run.progress

@@ -305,7 +305,7 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
         gradients = run.optimizer.gradients()
         if not step.is_last_pass:
             run.hold()
-        if run.sharded:
+        if run.shards is not None:
             own_norm = run.optimizer.gradient_norm()
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
         step.fault = step.fault or _described(error, f"the gradients of step {number}")

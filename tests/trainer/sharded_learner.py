@@ -27,7 +27,9 @@ from trainer.learner import Learner
 from trainer.metrics import MetricValue
 from trainer.packer import InvalidBatch
 from trainer.ranks import Ranks
+from trainer.runs import checkpoint
 from trainer.runs.manager import MultiRunManager
+from trainer.runs.record import Progress
 
 STEPS = 20
 
@@ -55,10 +57,14 @@ class Bench:
         self.shares = FairShare(self.config.max_tokens, count)
         if group.index > 0:
             return
+        resumed = (directory / "trainer").exists()
         for run_id, training in runs.items():
             config = make_run_config(directory, model, steps=STEPS, **training)
             write_run(RunConfig.model_validate(config.model_dump() | {"run_id": run_id}))
         assert self.manager.discover_runs()
+        if resumed:
+            newest = checkpoint.newest_step(directory, self.names[0])
+            self.manager.registry.in_slot(0).progress = Progress(step=newest)
         self.learner.synchronize()
         failures = [self.manager.registry.in_slot(slot).failure for slot in range(len(runs))]
         assert failures == [None] * len(runs), failures
@@ -89,7 +95,7 @@ class Bench:
         """What is trained, whole."""
         run = self.learner.runs[slot]
         assembled = self.learner.assemble(slot)
-        if assembled is None or not run.sharded:
+        if assembled is None or run.shards is None:
             return {name: each.detach().flatten().tolist() for name, each in run.optimizer.parameters.items()}
         names = run.optimizer.parameters
         return {name: assembled.weights[name].flatten().tolist() for name in names}
@@ -105,6 +111,28 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
         True,
     ),
 }
+
+
+RESUMED = "moe-full"
+
+
+def train_on(directory: Path, model: Path, group: Ranks, steps: int) -> dict[str, Any]:
+    """Trains on from the newest checkpoint, if there is one, for some steps, and writes another; the result is rank 0's."""
+    _, runs, routed = SCENARIOS[RESUMED]
+    place = directory / "resumed"
+    if group.index == 0:
+        place.mkdir(exist_ok=True)
+    bench = Bench(place, model, group, runs)
+    if group.index > 0:
+        bench.learner.follow()
+        return {}
+    run = bench.learner.runs[0]
+    loaded = {"one": bench.weights(0)}
+    lines = [bench.train(step, routed) for step in range(run.progress.step + 1, run.progress.step + steps + 1)]
+    checkpoint.write(checkpoint.take(run), place, keep=9)
+    result = {"step": run.progress.step, "loaded": loaded, "lines": lines, "weights": {"one": bench.weights(0)}}
+    bench.learner.stop()
+    return result
 
 
 def fail_half_way(model: nn.Module, rank: int, forward: bool, failures: list[int]) -> None:
@@ -188,21 +216,24 @@ def _local(parameter: Any) -> torch.Tensor:
 
 
 def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
-    ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+    ranks.COLLECTIVE_TIMEOUT = timedelta(minutes=5)
     models = {"dense": dense, "moe": mixture}
     count = int(os.environ["WORLD_SIZE"])
     device = torch.device("cpu")
     config = TrainerConfig(output_dir=directory, model=str(dense), processes=count, threads=1)
     with ranks.join(config, device) as group:
         found = {"sharded": train_all(directory, models, group, list(only))}
-        failing = train_failing(directory, models, group) if not only or "failing" in only else {}
+        if not only or "failing" in only:
+            found["failing"] = {"sharded": train_failing(directory, models, group)}
+        if not only or "resumed" in only:
+            found[f"resumed-{count}"] = train_on(directory, mixture, group, 6)
         index = group.index
     if index == 0:
-        found["failing"] = {"sharded": failing}
-        if not only or "failing" in only:
+        if not only:
             found["failing"]["plain"] = train_failing(directory, models, ALONE)
+            found["resumed-1"] = train_on(directory, mixture, ALONE, 7)
         found["plain"] = train_all(directory, models, ALONE, list(only))
-        (directory / "found.json").write_text(json.dumps(found))
+        (directory / f"found_{count}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.orchestrator_end import DEADLINE
-from tests.trainer.sharded_learner import SCENARIOS
+from tests.trainer.sharded_learner import RESUMED, SCENARIOS, STEPS
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +32,13 @@ def launch(ranks: int, directory: Path, *arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two ranks and one plain rank have computed, in one launch."""
+    """What two ranks and one plain rank have computed, in one launch, and four that continue in another."""
     directory = tmp_path_factory.mktemp("sharded")
     launch(2, directory, dense_directory, moe_directory)
-    result: dict[str, Any] = json.loads((directory / "found.json").read_text())
-    return result
+    launch(4, directory, dense_directory, moe_directory, "resumed")
+    result: dict[str, Any] = json.loads((directory / "found_2.json").read_text())
+    resumed = json.loads((directory / "found_4.json").read_text())
+    return result | {"resumed-4": resumed["resumed-4"]}
 
 
 def assert_close(own: dict[str, Any], plain: dict[str, Any], runs: list[str]) -> None:
@@ -71,3 +73,15 @@ def test_a_run_whose_row_raises_on_one_rank_is_refused_and_the_other_is_not_affe
     own, plain = (found["failing"][kind]["moe-lora-two"] for kind in ("sharded", "plain"))
     assert_close(own, plain, ["one"])
     assert own["lines"][3]["two"] == "training step 4: a row raised ValueError: cannot be computed"
+
+
+def test_a_run_continues_on_another_number_of_ranks_with_the_same_bits(found: dict[str, Any]) -> None:
+    """Two ranks, then one that is not sharded, then four."""
+    plain = found["plain"][RESUMED]["lines"]
+    for before, after in (("resumed-2", "resumed-1"), ("resumed-1", "resumed-4")):
+        assert found[after]["loaded"] == found[before]["weights"], "bit for bit"
+        begin, end = found[before]["step"], found[after]["step"]
+        assert begin < end <= STEPS
+        expected = {"lines": plain[begin:end], "weights": {"one": {}}}
+        assert_close(found[after], expected, ["one"])
+    assert found["resumed-4"]["weights"] != found["resumed-4"]["loaded"]

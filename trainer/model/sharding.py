@@ -102,17 +102,9 @@ def _move_gradient(local: nn.Parameter, parameter: Any) -> None:
         hook(local)
 
 
-def rows_of(model: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Returns where this rank's slice of each weight begins and ends, and the rows of the whole weight, by name."""
-    return {name: _rows(parameter) for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
-
-
-def _rows(parameter: DTensor) -> tuple[int, int, int]:
-    """A weight is divided as `torch.chunk` does: equal slices, of which the last are shorter or empty."""
-    total, ranks = int(parameter.shape[0]), parameter.device_mesh.size()
-    size = -(-total // ranks)
-    first = min(parameter.device_mesh.get_local_rank() * size, total)
-    return first, min(first + size, total), total
+def rows_of(model: nn.Module) -> dict[str, int]:
+    """Returns the rows of each whole weight, by name. The model must be at rest."""
+    return {name: len(parameter) for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
 
 
 def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:

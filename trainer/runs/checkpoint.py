@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from run.config import RunConfig
-from trainer.runs import control_files
+from trainer.runs import control_files, shard_files
 from trainer.runs.record import Progress
 from trainer.runs.run import Run
 from transport.config import IDENTIFIER_PATTERN
@@ -103,10 +103,15 @@ class Snapshot:
     """On the CPU; the generators' state as well."""
     description: dict[str, Any]
     """For `state.json`."""
+    ranks: int = 1
+    """Ranks whose slices it takes to make up the state; the others have written theirs."""
 
 
 def take(run: Run) -> Snapshot:
-    """Copies the state of the run after its last step to the CPU's memory, once."""
+    """Copies the state of the run after its last step to the CPU's memory, once.
+
+    The other ranks write their slices of a sharded one meanwhile. Raises `OSError` if one of them cannot.
+    """
     # Each tensor gets its own memory: safetensors refuses two names for one.
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in run.state().items()}
     description = {
@@ -115,7 +120,12 @@ def take(run: Run) -> Snapshot:
         "progress": asdict(run.progress),
         "training": meaning(run),
     }
-    return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description)
+    ranks = 1
+    if run.shards is not None:
+        ranks = run.shards.ranks
+        description["shards"] = {"ranks": ranks, "rows": run.shards.rows}
+        run.shards.write_others()
+    return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description, ranks)
 
 
 def write(snapshot: Snapshot, output_dir: Path, keep: int) -> None:
@@ -129,7 +139,8 @@ def write(snapshot: Snapshot, output_dir: Path, keep: int) -> None:
         run_directory = control_files.run_directory(output_dir, snapshot.run_id)
         _flush_broadcast(run_directory / "broadcast" / f"step_{snapshot.step}")
         with publish_directory(parent / f"step_{snapshot.step}") as directory:
-            save_file(snapshot.tensors, directory / "state.safetensors")
+            save_file(snapshot.tensors, directory / shard_files.STATE)
+            shard_files.take_over(output_dir, snapshot.run_id, snapshot.ranks, directory)
             (directory / "state.json").write_text(json.dumps(snapshot.description, indent=2) + "\n")
     for old in published_steps(parent)[:-keep]:
         remove_directory(parent / f"step_{old}")
@@ -161,20 +172,21 @@ def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
     Raises:
         CheckpointError: the checkpoint cannot be read, or is of another model, adapter, optimizer or format.
     """
-    progress = _read_progress(output_dir, run.run_id, step)
+    progress, shards = _read_progress(output_dir, run.run_id, step)
     directory = checkpoints_directory(output_dir, run.run_id) / f"step_{step}"
     try:
-        tensors = load_file(directory / "state.safetensors")
+        tensors = shard_files.read(directory, shards, None if run.shards is None else run.shards.own)
         run.optimizer.load_state(tensors)
         if random_state:
             _restore_random_state(tensors)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _unusable(directory, error) from error
     run.progress = progress
     logger.info("run %s continues after step %d, from %s", run.run_id, step, directory)
 
 
-def _read_progress(output_dir: Path, run_id: str, step: int) -> Progress:
+def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, dict[str, Any] | None]:
+    """Returns the progress, and how the state is divided over files, if it is."""
     directory = checkpoints_directory(output_dir, run_id) / f"step_{step}"
     try:
         description = json.loads((directory / "state.json").read_text())
@@ -187,7 +199,7 @@ def _read_progress(output_dir: Path, run_id: str, step: int) -> Progress:
             raise ValueError(f"its progress is of step {progress.step}; expected {step}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unusable(directory, error) from error
-    return progress
+    return progress, description.get("shards")
 
 
 def _unusable(directory: Path, error: Exception) -> CheckpointError:

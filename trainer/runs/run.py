@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -10,7 +11,25 @@ from run.config import RunConfig
 from trainer.losses.contract import Loss
 from trainer.optimizer import Optimizer
 from trainer.runs.record import Progress
+from trainer.runs.shard_files import slice_of
 from trainer.updates.value_head import ValueHead
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """How the weights of a run are divided over the ranks."""
+
+    rank: int
+    ranks: int
+    rows: dict[str, int]
+    """Of each whole weight, by name; this rank has those of `trainer/runs/shard_files.py: slice_of`."""
+    write_others: Callable[[], None]
+    """On rank 0: makes the other ranks write their part of a checkpoint. Raises `OSError`."""
+
+    @property
+    def own(self) -> dict[str, tuple[int, int]]:
+        """Returns where this rank's slice of each weight begins and ends."""
+        return {name: slice_of(rows, self.rank, self.ranks) for name, rows in self.rows.items()}
 
 
 @dataclass(slots=True)
@@ -25,8 +44,8 @@ class Run:
     loss: Loss
     progress: Progress = field(default_factory=Progress)
     """The same object as in the run's record."""
-    sharded: bool = False
-    """Whether the optimizer has this rank's slices of the weights, with gradients that are added over the ranks already."""
+    shards: Shards | None = None
+    """Set where the optimizer has this rank's slices of the weights, with gradients that are added over the ranks already."""
     intact: bool = True
     """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
     value_head: ValueHead | None = None

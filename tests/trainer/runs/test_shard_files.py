@@ -1,0 +1,72 @@
+"""The state of a sharded run on disk: what some ranks write, any number of ranks reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trainer.runs import shard_files
+from trainer.runs.shard_files import file_name, slice_of, write_own
+
+WEIGHTS = {"one": torch.arange(15.0).view(5, 3), "two": torch.arange(8.0) + 100}
+ROWS = {name: len(tensor) for name, tensor in WEIGHTS.items()}
+
+
+def own_rows(rank: int, ranks: int) -> dict[str, tuple[int, int]]:
+    return {name: slice_of(rows, rank, ranks) for name, rows in ROWS.items()}
+
+
+def state(rank: int, ranks: int) -> dict[str, torch.Tensor]:
+    """Of one rank, with the moments of an optimizer."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (first, last) in own_rows(rank, ranks).items():
+        tensors |= {f"master.{name}": WEIGHTS[name][first:last].clone(), f"step.{name}": torch.tensor(7.0)}
+    return tensors
+
+
+def write(directory: Path, ranks: int) -> dict[str, object] | None:
+    """A checkpoint by so many ranks; returns its description."""
+    checkpoint = directory / "checkpoint"
+    checkpoint.mkdir()
+    save_file(state(0, ranks) | {"random.cpu": torch.arange(3)}, checkpoint / file_name(0))
+    for rank in range(1, ranks):
+        write_own(state(rank, ranks), directory, "one", rank)
+    shard_files.take_over(directory, "one", ranks, checkpoint)
+    return {"ranks": ranks, "rows": ROWS} if ranks > 1 else None
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_any_number_of_ranks_reads_the_rows_that_are_its_own(ranks: int, tmp_path: Path) -> None:
+    shards = write(tmp_path, ranks)
+    for readers in (1, 2, 3, 4, 8):
+        for rank in range(readers):
+            own = own_rows(rank, readers) if readers > 1 else None
+            found = shard_files.read(tmp_path / "checkpoint", shards, own)
+            for key, expected in (state(rank, readers) | {"random.cpu": torch.arange(3)}).items():
+                assert torch.equal(found[key], expected), (readers, rank, key)
+
+
+def test_the_slices_are_those_of_torch() -> None:
+    for rows in range(1, 20):
+        for ranks in range(1, 9):
+            chunks = list(torch.arange(rows).chunk(ranks))
+            chunks += [torch.arange(0)] * (ranks - len(chunks))
+            for rank, chunk in enumerate(chunks):
+                assert torch.equal(torch.arange(rows)[slice(*slice_of(rows, rank, ranks))], chunk)
+
+
+def test_files_that_are_not_what_the_description_says_are_refused(tmp_path: Path) -> None:
+    shards = write(tmp_path, 2)
+    assert shards is not None
+    directory = tmp_path / "checkpoint"
+    with pytest.raises(ValueError, match="has 3 rows in the file of rank 0; expected 2"):
+        shard_files.read(directory, shards | {"rows": ROWS | {"one": 4}}, None)
+    with pytest.raises(ValueError, match="written by 0 ranks"):
+        shard_files.read(directory, shards | {"ranks": 0}, None)
+    with pytest.raises(OSError, match="rank_2"):
+        shard_files.read(directory, shards | {"ranks": 3}, None)
+    with pytest.raises(ValueError, match="has 5 rows; this model has at least 9"):
+        shard_files.read(directory, shards, {"one": (4, 9)})

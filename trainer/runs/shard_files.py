@@ -1,0 +1,97 @@
+"""The state of a run whose weights are divided over ranks, on disk: each rank writes its slices, any number of ranks reads them.
+
+A checkpoint's `state.safetensors` is then rank 0's, the others' are `state.rank_1.safetensors` and so on, and `shards` in its
+`state.json` says how many ranks there were and how many rows each weight has. Weights are divided by rows as `torch.chunk` does
+(`slice_of`), so where each row is follows from these numbers. A rank reads the rows of its own slices alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+STATE = "state.safetensors"
+
+MOST_RANKS = 2**16
+
+
+def slice_of(total: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Returns where a rank's slice of `total` rows begins and ends: equal slices, of which the last are shorter or empty."""
+    size = -(-total // ranks)
+    first = min(rank * size, total)
+    return first, min(first + size, total)
+
+
+def file_name(rank: int) -> str:
+    """Returns the name of a rank's file in a checkpoint."""
+    return f"state.rank_{rank}.safetensors" if rank else STATE
+
+
+def staging(output_dir: Path, run_id: str) -> Path:
+    """Returns the directory into which the ranks but the first write, before rank 0 publishes the checkpoint."""
+    return output_dir / "trainer" / run_id / "shards"
+
+
+def write_own(tensors: Mapping[str, Tensor], output_dir: Path, run_id: str, rank: int) -> None:
+    """Writes the state of a rank other than 0 for the checkpoint that rank 0 is about to publish. Raises `OSError`."""
+    directory = staging(output_dir, run_id)
+    directory.mkdir(parents=True, exist_ok=True)
+    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    save_file(own, directory / file_name(rank))
+
+
+def take_over(output_dir: Path, run_id: str, ranks: int, directory: Path) -> None:
+    """Moves what the other ranks have written into the checkpoint's `directory`. Raises `OSError`."""
+    for rank in range(1, ranks):
+        os.replace(staging(output_dir, run_id) / file_name(rank), directory / file_name(rank))
+
+
+def read(
+    directory: Path, shards: Mapping[str, Any] | None, own: Mapping[str, tuple[int, int]] | None
+) -> dict[str, Tensor]:
+    """Reads a checkpoint's state.
+
+    Args:
+        directory: of the checkpoint.
+        shards: its description; None if one file has everything.
+        own: by weight, the rows to read; None: all of them.
+
+    Raises `OSError`, `SafetensorError`, or `ValueError` if the files are not what the description says.
+    """
+    ranks, rows = (1, {}) if shards is None else (int(shards["ranks"]), dict(shards["rows"]))
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(f"it was written by {ranks} ranks; expected 1 to {MOST_RANKS}")
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(directory / file_name(rank), "pt")) for rank in range(ranks)]
+        return {key: _read(files, key, rows.get(key.partition(".")[2]), own) for key in files[0].keys()}  # noqa: SIM118
+
+
+def _read(files: list[Any], key: str, total: int | None, own: Mapping[str, tuple[int, int]] | None) -> Tensor:
+    """Reads the wanted rows of a tensor; `total`: of a weight that is divided, None if it is whole in the first file."""
+    shape = files[0].get_slice(key).get_shape()
+    if not shape:
+        scalar: Tensor = files[0].get_tensor(key)
+        return scalar
+    if total is None:
+        files, total = files[:1], shape[0]
+    first, last = (own or {}).get(key.partition(".")[2], (0, total))
+    if last > total:
+        raise ValueError(f"{key} has {total} rows; this model has at least {last}")
+    parts: list[Tensor] = []
+    for rank, file in enumerate(files):
+        begin, end = slice_of(total, rank, len(files))
+        stored = file.get_slice(key)
+        if (found := stored.get_shape()[0]) != end - begin:
+            raise ValueError(f"{key} has {found} rows in the file of rank {rank}; expected {end - begin}")
+        start, stop = max(first, begin), min(last, end)
+        if start < stop:
+            parts.append(stored[start - begin : stop - begin])
+    return torch.cat(parts) if parts else files[0].get_tensor(key)[:0]
