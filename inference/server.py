@@ -26,6 +26,7 @@ import orjson
 
 from cluster.parent_death import bound_command, end_group, stopped_members
 from inference.config import InferenceConfig
+from inference.delta import is_delta
 from inference.token import read_token
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals
@@ -84,6 +85,11 @@ def serve(
 def check_configuration(config: InferenceConfig) -> None:
     """Raises `ValueError`, with advice, for a model or a combination on which vLLM would fail after half a minute."""
     path = Path(config.model) / "config.json"
+    if is_delta(Path(config.model)):
+        raise ValueError(
+            f"model = {config.model!r}: this broadcast holds only what changed since an earlier version, which vLLM cannot start "
+            "from; give the run's last version, its best/, or one without a delta.safetensors"
+        )
     try:
         model = orjson.loads(path.read_bytes())
     except FileNotFoundError:

@@ -188,7 +188,8 @@ class Engine:
             self._worker.weight_transfer_engine.receive_weights(weights.DirectoryUpdateInfo(str(directory)))
             for name, repair in kept.items():
                 setattr(weights, name, repair)
-            answer = self._worker.counterpoint_held(self._dtype)
+            self._worker.counterpoint_begin_reading(self._dtype)
+            answer, _ = self._worker.counterpoint_read(float("inf"))
         return HeldWeights(self._dtype, join_ranks([answer]))
 
     def probe(self, probe: Probe) -> Float32Array:

@@ -7,12 +7,16 @@ newest few are kept: a server may still load the version before.
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
 
+from inference import delta
+from inference.plugin.checkpoint import BASE, DELTA, weight_files
 from inference.plugin.digest import digests_of
 from trainer.lora.multi_lora import digest_adapter, export_adapter
 from trainer.model.router_replay import RouterReplay
@@ -21,6 +25,8 @@ from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run
 from transport.files.atomic import publish_directory, published_steps, remove_directory
+
+logger = logging.getLogger(__name__)
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -36,6 +42,10 @@ _TOKENIZER_FILES = (
 """Copied beside full weights, so that a broadcast can be served as a model."""
 
 
+_MOST_CHANGED = 1 / 3
+"""Bytes of the changes, of those of the whole weights, above which the whole are published."""
+
+
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """What all ranks of a sharded model have put together for a broadcast."""
@@ -48,9 +58,12 @@ class Assembled:
 class Broadcaster:
     """Publishes the versions of one run's weights; on rank 0."""
 
-    def __init__(self, manager: MultiRunManager, output_dir: Path, run_id: str, base_model: str, keep: int) -> None:
+    def __init__(
+        self, manager: MultiRunManager, output_dir: Path, run_id: str, base_model: str, keep: int, whole_every: int = 1
+    ) -> None:
         """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay.
 
+        Of full weights, at least each `whole_every`th version is published whole, others as what changed since.
         `manager` has the adapter of a run that trains one.
         """
         self._manager = manager
@@ -58,6 +71,11 @@ class Broadcaster:
         self._base_model = base_model
         self._keep = keep
         self._begun = False
+        self._whole_every = whole_every
+        self._base: int | None = None
+        """The version that was published whole last, if it was by this process."""
+        self._newest: int | None = None
+        """The version that was published last: it has the base, too."""
         self._probed: Tensor | None = None
         """float32 `[candidates, tokens - 1]`: the probe's log-probabilities under the version published last."""
 
@@ -82,11 +100,14 @@ class Broadcaster:
         durable, self._begun = not self._begun, True
         with publish_directory(self.directory / f"step_{version}", durable) as directory:
             if lora is None:
-                weights = assembled.weights if assembled is not None else model.state_dict()
-                model.save_pretrained(directory, state_dict=weights)
-                _make_readable(directory)
+                state = assembled.weights if assembled is not None else model.state_dict()
+                weights = own_memory(state)
+                if version >= run.config.steps or not self._write_changes(version, weights, directory):
+                    model.save_pretrained(directory, state_dict=state)
+                    _make_readable(directory)
+                    self._base = version
                 self._copy_tokenizer(directory)
-                digests = digests_of(own_memory(weights))
+                digests = digests_of(weights)
             else:
                 adapter = self._manager.get_state_dict_for_run(run.slot)
                 written = export_adapter(adapter, lora, self._base_model, directory)
@@ -95,8 +116,40 @@ class Broadcaster:
                 model, replay, version, directory / "probe.json", run.slot, digests, self._probed,
                 None if assembled is None else assembled.answers,
             )  # fmt: skip
+        self._newest = version
         for old in published_steps(self.directory)[: -self._keep]:
             remove_directory(self.directory / f"step_{old}")
+
+    def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path) -> bool:
+        """Writes what changed since the last whole version of this process (`inference/delta.py`).
+
+        Returns False, with nothing written, where whole weights are due, or smaller, or have other names in their files than
+        in the model.
+        """
+        if self._base is None or self._newest is None or not 0 < version - self._base < self._whole_every:
+            return False
+        source = self.directory / f"step_{self._newest}"
+        try:
+            delta.link_base(source, directory)
+            base = {
+                name: bits for path in weight_files(directory / BASE) for name, bits in delta.open_bits(path).items()
+            }
+            whole_bytes = sum(bits.nbytes for bits in base.values())
+            same = base.keys() == weights.keys() and all(
+                len(base[name]) == tensor.numel() and base[name].itemsize == tensor.element_size()
+                for name, tensor in weights.items()
+            )
+            new = ((name, delta.bits_of(tensor.cpu().contiguous())) for name, tensor in weights.items())
+            if same and delta.write_delta(directory / DELTA, base, new, int(whole_bytes * _MOST_CHANGED)):
+                for name in ("config.json", *_TOKENIZER_FILES):
+                    if (source / name).is_file():
+                        shutil.copyfile(source / name, directory / name)
+                return True
+        except (OSError, ValueError) as error:
+            logger.warning("version %d is published whole: %s", version, error)
+        shutil.rmtree(directory / BASE, ignore_errors=True)
+        (directory / DELTA).unlink(missing_ok=True)
+        return False
 
     def remove_beyond(self, version: int) -> None:
         """Removes the versions later than `version`, which will be trained and published again. Raises `OSError`."""

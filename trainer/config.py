@@ -74,6 +74,9 @@ class TrainerConfig(Config):
     keep_broadcasts: int = Field(default=3, ge=2)
     """Weight broadcasts kept of each run."""
 
+    whole_broadcast_every: int = Field(default=1, ge=1)
+    """Of so many versions of full weights, one is published whole, the others as what changed since. 1: all whole."""
+
     transport: TransportConfig = TransportConfig()
     """The wire to the orchestrators."""
 

@@ -227,8 +227,9 @@ class Trainer:
     def _admit(self, run: Occupancy) -> None:
         step, steps = run.progress.step, run.config.steps
         self._broadcasters[run.slot] = Broadcaster(
-            self._manager, self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts
-        )
+            self._manager, self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts,
+            self._config.whole_broadcast_every,
+        )  # fmt: skip
         self._metrics.truncate(run.run_id, step)
         if not self._publish(run, anew=True):
             return

@@ -17,8 +17,13 @@ import orjson
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
+_BYTES_A_READ = 1 << 22
+
 FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 """Bytes of the element types that may stand in for one another: the engine casts what it loads."""
+
+DELTA, BASE = "delta.safetensors", "base"
+"""A broadcast of what changed, and the directory in it with the weights that it changes."""
 
 PEFT_PREFIX = "base_model.model."
 
@@ -34,11 +39,26 @@ class TensorEntry:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Returns the model's `*.safetensors` in `directory`, sorted. Raises `ValueError` when there are none."""
+    """Returns the model's `*.safetensors` in `directory`, sorted; of a delta (`inference/delta.py`), those of its base.
+
+    Raises `ValueError` when there are none.
+    """
+    if (directory / DELTA).exists():
+        directory /= BASE
     files = sorted(path for path in directory.glob("*.safetensors") if path.name != "adapter_model.safetensors")
     if not files:
         raise ValueError(f"{directory}: no *.safetensors file; a checkpoint in Hugging Face format is expected")
     return files
+
+
+def read_through(directory: Path) -> None:
+    """Reads the weights of a checkpoint once, so that a later reading comes from memory. Raises `OSError`."""
+    buffer = memoryview(bytearray(_BYTES_A_READ))
+    delta = directory / DELTA
+    for path in [*weight_files(directory), *([delta] if delta.exists() else [])]:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
@@ -46,6 +66,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
     Raises `ValueError`, naming file and tensor, unless every byte that the header describes is there.
     """
+    return {name: entry for name, (entry, _) in read_places(path).items()}
+
+
+def read_places(path: Path) -> dict[str, tuple[TensorEntry, range]]:
+    """Returns the tensors of one file, each with the bytes of the file that it takes. Raises `ValueError` as `read_header`."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -60,13 +85,13 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     if not isinstance(header, dict):
         raise ValueError(f"{path}: its header is not a JSON object; not a safetensors file?")
     header.pop("__metadata__", None)
-    return {name: _entry(path, name, fields, size - 8 - length) for name, fields in header.items()}
+    return {name: _entry(path, name, fields, 8 + length, size - 8 - length) for name, fields in header.items()}
 
 
-def _entry(path: Path, name: str, fields: object, data_bytes: int) -> TensorEntry:
+def _entry(path: Path, name: str, fields: object, begin: int, data_bytes: int) -> tuple[TensorEntry, range]:
     try:
         shape = tuple(int(extent) for extent in fields["shape"])  # type: ignore[index]
-        start, end = fields["data_offsets"]  # type: ignore[index]
+        start, end = map(int, fields["data_offsets"])  # type: ignore[index]
         dtype = str(fields["dtype"])  # type: ignore[index]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: the header entry of tensor {name!r} is malformed: {error!r}") from error
@@ -74,7 +99,7 @@ def _entry(path: Path, name: str, fields: object, data_bytes: int) -> TensorEntr
         raise ValueError(f"{path}: tensor {name!r} ends at byte {end} of {data_bytes} bytes of data: truncated?")
     if dtype in FLOATING and end - start != FLOATING[dtype] * math.prod(shape):
         raise ValueError(f"{path}: tensor {name!r} is {dtype} {list(shape)} but takes {end - start} bytes")
-    return TensorEntry(shape, dtype)
+    return TensorEntry(shape, dtype), range(begin + start, begin + end)
 
 
 def read_manifest(directory: Path) -> dict[str, TensorEntry]:

@@ -23,7 +23,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from inference.plugin.checkpoint import read_manifest, require_same_model, weight_files
+from inference import delta
+from inference.plugin.checkpoint import TensorEntry, read_manifest, require_same_model, weight_files
 
 
 @dataclass
@@ -43,6 +44,8 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
 
     init_info_cls = DirectoryInitInfo
     update_info_cls = DirectoryUpdateInfo
+    _expected: dict[str, TensorEntry] | None = None
+    """The tensors of the model that the server was started with, once they have been read."""
 
     def init_transfer_engine(self, init_info: DirectoryInitInfo) -> None:
         """Does nothing: there is no rendezvous."""
@@ -57,7 +60,9 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
         """
         directory = Path(update_info.directory)
         tied = bool(getattr(self.model_config.hf_config, "tie_word_embeddings", False))
-        require_same_model(read_manifest(Path(self.model_config.model)), read_manifest(directory), tied)
+        if self._expected is None:
+            self._expected = read_manifest(Path(self.model_config.model))
+        require_same_model(self._expected, read_manifest(directory), tied)
         with _quiet_about_layers_without_weights(self.model):
             initialize_layerwise_reload(self.model)
             self.model.load_weights(read_tensors(directory))
@@ -79,11 +84,13 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
 
 
 def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields name and tensor of all that a checkpoint holds, on the CPU, one at a time."""
+    """Yields name and tensor of all that a checkpoint holds, on the CPU, one at a time; of a delta, as it makes them."""
+    changed = delta.read_delta(directory) if delta.is_delta(directory) else {}
     for path in weight_files(directory):
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
-                yield name, file.get_tensor(name)
+                tensor = file.get_tensor(name)
+                yield name, delta.changed_tensor(tensor, changed[name], name) if name in changed else tensor
 
 
 @contextmanager

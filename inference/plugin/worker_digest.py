@@ -11,6 +11,7 @@ value heads) report equal sums, and ranks with shards of it report different sum
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,25 @@ class WeightReader:
     model_runner: Any
     rank: int
     device: torch.device
+    _unread: Iterator[tuple[str, Tensor]]
 
-    def counterpoint_held(self, dtype: str) -> Held:
-        """Returns the sums of the whole model, rounded to `dtype`."""
-        return _wait_for(held_weights(self.model_runner.model, DTYPES[dtype]))
+    def counterpoint_begin_reading(self, dtype: str) -> None:
+        """Begins to read the whole model, rounded to `dtype`; `counterpoint_read` goes on."""
+        self._unread = held_weights(self.model_runner.model, DTYPES[dtype])
+
+    def counterpoint_read(self, seconds: float) -> tuple[Held, bool]:
+        """Reads for about so long. Returns the sums of the parts that it has read, and whether they were the last.
+
+        The engine takes its steps between two such calls, so that requests do not wait for the whole model.
+        """
+        until = time.monotonic() + seconds
+        parts: list[tuple[str, Tensor]] = []
+        with torch.inference_mode():
+            for part in self._unread:
+                parts.append(part)
+                if time.monotonic() >= until:
+                    return _wait_for(iter(parts)), False
+        return _wait_for(iter(parts)), True
 
     def counterpoint_written(self, directory: str, dtype: str, tied: bool) -> Held:
         """Returns the sums of the checkpoint in `directory`, by tensor, on rank 0.

@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from inference.delta import is_delta, make_whole
 from orchestrator.evaluation.result import EvaluationResult
 from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory
 from transport.files.untrusted import UntrustedFileError, read_json
@@ -93,13 +94,18 @@ def _kept(best: Path) -> dict[int, dict[str, Any]]:
 
 
 def _link(source: Path, target: Path, files: dict[str, bytes]) -> None:
-    """Publishes `target` with the files of `source`, and `files`. Raises `FileNotFoundError` if `source` is removed meanwhile."""
+    """Publishes `target` with the files of `source`, and `files`; with `files`, whole weights in place of a delta.
+
+    Raises `FileNotFoundError` if `source` is removed meanwhile.
+    """
     with publish_directory(target, durable=bool(files)) as partial:
         for path in sorted(source.rglob("*")):
             if path.is_file() and path.name not in (STABLE, *files):
                 place = partial / path.relative_to(source)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 _link_file(path, place)
+        if files and is_delta(partial):
+            make_whole(partial)
         for name, content in files.items():
             (partial / name).write_bytes(content)
         (source / STABLE).stat()  # a removal begins with it: all files above were there

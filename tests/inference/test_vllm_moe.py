@@ -14,7 +14,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from inference import wire
+from inference import delta, wire
 from inference.base import (
     Completion,
     GenerateRequest,
@@ -29,6 +29,7 @@ from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
+from inference.plugin.checkpoint import BASE, DELTA
 from inference.pool.pool import InferencePool
 from tests.support.tiny_model import END, log_probabilities, misshape, routing
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
@@ -234,6 +235,41 @@ async def test_a_server_is_refused_for_one_bit_that_no_answer_shows(moe_server: 
             InferenceError, match=r"accepted version 0 but computes with other weights: 1 of 3 .*: layer 1$"
         ):
             await pool.update_weights(replace(update_to(moe_server, 0), directory=tmp_path / "almost"))
+
+
+def as_changes(server: ServerProcess, directory: Path, flip: int = 0) -> Path:
+    """Version 1 as what changed from version 0, published; `flip` is added to one changed element's bits."""
+    before, after = server.directories[:2]
+    directory.mkdir()
+    delta.link_base(before, directory)
+    new = delta.open_bits(after / "model.safetensors")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    changed = ((each, bits ^ np.uint32(flip) if each == name else bits) for each, bits in new.items())
+    base = delta.open_bits(directory / BASE / "model.safetensors")
+    assert delta.write_delta(directory / DELTA, base, changed, 1 << 30)
+    for file in ("config.json", "probe.json", "STABLE"):
+        shutil.copyfile(after / file, directory / file)
+    return directory
+
+
+async def test_weights_that_come_as_what_changed_are_loaded_and_proven(
+    moe_server: ServerProcess, tmp_path: Path
+) -> None:
+    """Whatever the server holds: the directory has the base. One wrong bit is refused, and so is what does not fit."""
+    directory = as_changes(moe_server, tmp_path / "step_1")
+    wrong = as_changes(moe_server, tmp_path / "wrong", flip=1)
+    broken = as_changes(moe_server, tmp_path / "broken")
+    content = (broken / DELTA).read_bytes()
+    (broken / DELTA).write_bytes(content[:-1000])
+    async with pool_at(moe_server, 0) as pool:
+        for _ in range(2):
+            await pool.update_weights(replace(update_to(moe_server, 1), directory=directory))
+            turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+            assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
+        with pytest.raises(InferenceError, match=r"delta\.safetensors.*truncated"):
+            await pool.update_weights(replace(update_to(moe_server, 1), directory=broken))
+        with pytest.raises(InferenceError, match=r"accepted version 1 but computes with other weights: .*: layer 1$"):
+            await pool.update_weights(replace(update_to(moe_server, 1), directory=wrong))
 
 
 async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:

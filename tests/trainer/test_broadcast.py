@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from inference import delta
+from inference.plugin.checkpoint import BASE, DELTA
+from inference.plugin.digest import digests_of
+from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.broadcast import Broadcaster
+from trainer.broadcast import Broadcaster, own_memory
 from transport.files.atomic import published_steps
 
 
@@ -36,6 +44,55 @@ def test_the_umask_says_who_may_read_a_broadcast(
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in {file.name for file in files}
     for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask, file.name
+
+
+@pytest.mark.slow
+def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_directory: Path, tmp_path: Path) -> None:
+    """Each has its base, and gives the trained weights bit for bit; the last is whole."""
+    lone = make_lone_run(tmp_path, dense_directory, {"dtype": "bfloat16"}, learning_rate=1e-6)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2, whole_every=3)
+    kinds = []
+    for step in range(5):
+        if step:
+            lone.train(make_batch(step))
+        broadcaster.publish(lone.model, None, lone.run)
+        directory = tmp_path / "run_default" / "broadcast" / f"step_{step}"
+        kinds.append("delta" if delta.is_delta(directory) else "whole")
+        if delta.is_delta(directory):
+            assert (directory / "config.json").is_file()
+            assert delta_bytes(directory) < whole_bytes(directory) / 3
+            delta.check(directory)
+            directory = Path(shutil.copytree(directory, tmp_path / f"whole_{step}"))
+            delta.make_whole(directory)
+        published = load_file(directory / "model.safetensors")
+        trained = own_memory(lone.model.state_dict())
+        assert published.keys() == trained.keys()
+        for name, tensor in trained.items():
+            assert torch.equal(published[name].view(torch.int16), tensor.view(torch.int16)), (step, name)
+        said = orjson.loads((directory / "probe.json").read_bytes())["digests"]
+        assert said == digests_of(published)
+    assert kinds == ["whole", "delta", "delta", "whole", "whole"], "the first, every third, and the last"
+
+
+def delta_bytes(directory: Path) -> int:
+    return (directory / DELTA).stat().st_size
+
+
+def whole_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in (directory / BASE).iterdir())
+
+
+@pytest.mark.slow
+def test_what_changed_in_most_elements_is_published_whole(dense_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory, learning_rate=1e-3)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2, whole_every=3)
+    for step in range(3):
+        if step:
+            lone.train(make_batch(step))
+        broadcaster.publish(lone.model, None, lone.run)
+        directory = tmp_path / "run_default" / "broadcast" / f"step_{step}"
+        assert (directory / "model.safetensors").is_file()
+        assert not (directory / BASE).exists()
 
 
 def test_broadcasts_that_lead_elsewhere_are_left_alone(dense_directory: Path, tmp_path: Path) -> None:

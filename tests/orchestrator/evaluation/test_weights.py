@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from environments.config import EnvironmentConfig
+from inference import delta
+from inference.plugin.checkpoint import BASE, DELTA
 from orchestrator.evaluation import weights
 from orchestrator.evaluation.estimates import proportion
 from orchestrator.evaluation.result import EvaluationResult
@@ -97,3 +101,19 @@ def test_another_metric_begins_anew_and_what_cannot_be_read_is_replaced(tmp_path
     (tmp_path / "best/step_1/best.json").write_bytes(b"{")
     assert weights.keep_if_best(tmp_path, result(2, 0.0, metric="reward/mean"), held(tmp_path, 2))
     assert published_steps(tmp_path / "best") == [2]
+
+
+def test_the_best_weights_are_whole_where_what_changed_was_broadcast(tmp_path: Path) -> None:
+    whole = np.arange(9, dtype=np.float32)
+    with publish_directory(tmp_path / "run" / "broadcast" / "step_3") as partial:
+        (partial / BASE).mkdir()
+        save_file({"w": whole}, partial / BASE / "model.safetensors")
+        base = delta.open_bits(partial / BASE / "model.safetensors")
+        assert delta.write_delta(partial / DELTA, base, [("w", (whole * 2).view(np.uint32))], 1000)
+    kept = weights.hold(tmp_path / "run", "e", 3)
+    assert weights.keep_if_best(tmp_path / "run", result(3, 0.5), kept)
+    best = tmp_path / "run" / "best" / "step_3"
+    assert {path.name for path in best.iterdir()} == {"model.safetensors", "best.json", STABLE}
+    assert (load_file(best / "model.safetensors")["w"] == whole * 2).all()
+    assert delta.is_delta(kept), "the held weights are links of the broadcast, which never changes"
+    assert (load_file(kept / BASE / "model.safetensors")["w"] == whole).all()

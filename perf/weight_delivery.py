@@ -1,0 +1,127 @@
+"""Measures what a version of full weights costs as a whole and as what changed since the version before: bytes and seconds.
+
+    python -m perf.weight_delivery [--elements 30] [--full]
+
+Tensors in the shapes of Qwen3-0.6B take AdamW steps on random gradients, from float32 masters, as the trainer's. The share of
+elements whose bits change is measured after one step and after eight. With `--full`, all 596 million elements are written and
+read in bfloat16: whole, and as what changed. It shows no proof and no server; `perf.weight_proof` and `tests/inference` do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from torch import Tensor
+
+from inference import delta
+from inference.plugin.checkpoint import BASE, DELTA, read_through
+from inference.plugin.digest import digests_of
+
+RATES = (1e-6, 1e-5, 1e-4)
+STEPS = (1, 8)
+LAYERS, LAYER = 28, {"q": (2048, 1024), "k": (1024, 1024), "v": (1024, 1024), "o": (1024, 2048), "gate": (3072, 1024),
+                     "up": (3072, 1024), "down": (1024, 3072), "norm": (1024,)}  # fmt: skip
+EMBEDDING = (151_936, 1024)
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--elements", type=int, default=30, help="millions of elements whose changes are counted")
+    parser.add_argument(
+        "--full", action="store_true", help="also write and read all weights (3 GB on disk, 4 GB of memory)"
+    )
+    arguments = parser.parse_args()
+    console = Console(width=140)
+    table = Table("weights", "rate", *(f"changed after {steps} steps" for steps in STEPS), "bytes of the whole")
+    for dtype in (torch.bfloat16, torch.float32):
+        for rate in RATES:
+            shares = changed_shares(dtype, rate, arguments.elements * 1_000_000)
+            size = (2 + dtype.itemsize) / dtype.itemsize
+            table.add_row(
+                str(dtype).removeprefix("torch."),
+                f"{rate:g}",
+                *(f"{share:.1%}" for share in shares),
+                f"{shares[0] * size:.1%}",
+            )
+    console.print(table)
+    if arguments.full:
+        with tempfile.TemporaryDirectory() as directory:
+            console.print(seconds(Path(directory)))
+
+
+def changed_shares(dtype: torch.dtype, rate: float, elements: int) -> list[float]:
+    """Returns the share of elements with other bits after each of `STEPS` steps at this learning rate."""
+    generator = torch.Generator().manual_seed(0)
+    given = (torch.randn(elements, generator=generator) * 0.02).to(dtype)
+    master = given.float().clone().requires_grad_()
+    optimizer = torch.optim.AdamW([master], lr=rate, weight_decay=0.0, fused=True)
+    shares = []
+    for step in range(1, max(STEPS) + 1):
+        master.grad = torch.randn(elements, generator=generator)
+        optimizer.step()
+        if step in STEPS:
+            shares.append(float((delta.bits_of(master.detach().to(dtype)) != delta.bits_of(given)).mean()))
+    return shares
+
+
+def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields name and shape of each tensor."""
+    yield "model.embed_tokens.weight", EMBEDDING
+    for layer in range(LAYERS):
+        for name, shape in LAYER.items():
+            yield f"model.layers.{layer}.{name}.weight", shape
+
+
+def seconds(directory: Path) -> Table:
+    """Returns the table of the seconds that each part takes, for one step at 1e-6."""
+    generator = torch.Generator().manual_seed(0)
+    before = {name: (torch.randn(shape, generator=generator) * 0.02).bfloat16() for name, shape in shapes()}
+    after = {name: one_step(tensor, 1e-6) for name, tensor in before.items()}
+    source, target = directory / "step_0", directory / "step_1"
+    source.mkdir()
+    target.mkdir()
+    table = Table("part", "seconds", "MB")
+
+    def timed(what: str, action: Callable[[], object], *sized: Path) -> None:
+        began = time.perf_counter()
+        action()
+        size = sum(path.stat().st_size for path in sized) / 1e6
+        table.add_row(what, f"{time.perf_counter() - began:.2f}", f"{size:.0f}" if sized else "")
+
+    def write_changes() -> None:
+        delta.link_base(source, target)
+        base = delta.open_bits(target / BASE / "model.safetensors")
+        assert delta.write_delta(
+            target / DELTA, base, ((name, delta.bits_of(each)) for name, each in after.items()), 1 << 40
+        )
+
+    whole = source / "model.safetensors"
+    timed("write whole", lambda: save_file(before, whole), whole)
+    timed("write whole again", lambda: save_file(after, directory / "again.safetensors"), whole)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        timed("write whole, in /dev/shm", lambda: save_file(after, Path(memory) / "model.safetensors"), whole)
+    timed("write what changed", write_changes, target / DELTA)
+    timed("digests, of all precisions", lambda: digests_of(after))
+    timed("server: check what changed", lambda: delta.check(target))
+    timed("server: read into memory", lambda: read_through(target))
+    timed("make whole", lambda: delta.make_whole(target))
+    return table
+
+
+def one_step(tensor: Tensor, rate: float) -> Tensor:
+    """Returns the weights after a first AdamW step, which moves each element by the rate."""
+    signs = torch.randint(0, 2, tensor.shape, dtype=torch.int8) * 2 - 1
+    return tensor.float().add_(signs, alpha=rate).bfloat16()
+
+
+if __name__ == "__main__":
+    main()
