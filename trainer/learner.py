@@ -329,7 +329,12 @@ class Learner:
         try:
             parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
             head = self._value_head() if config.training.value_head is not None else None
-            optimizer = Optimizer(parameters | (head.parameters() if head else {}), config.training, config.steps)
+            optimizer = Optimizer(
+                parameters | (head.parameters() if head else {}),
+                config.training,
+                config.steps,
+                offload=self.config.optimizer_offload,
+            )
             loss = load_loss(config.training.loss, optional_inputs(config))
             reference = self._references.open(slot, config.training, self.limits.vocabulary)
             run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)

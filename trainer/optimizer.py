@@ -1,16 +1,24 @@
 """One run's optimizer: AdamW or SGD in float32, its learning-rate schedule, and gradient clipping.
 
-Source of AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. Parameters of lower precision have a
-float32 master copy, and their gradients accumulate in float32: in bfloat16 an update by a thousandth of a weight rounds to zero.
+Source of AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. bfloat16 parameters have a float32 master
+copy, and their gradients accumulate in float32: in bfloat16 an update by a thousandth of a weight rounds to zero. A bfloat16
+number is the upper half of a float32 number, so of a master only the lower half is stored: weight 2, master 2, gradient 4 and
+AdamW's moments 8 make 16 bytes a parameter. The update puts the halves together for a piece of a parameter at a time.
+
+With `offload`, moments and lower halves are in the host's memory, and each piece of them comes to the device for its update. The
+arithmetic is the same, so are the results.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from run.config import TrainingConfig
 
@@ -37,86 +45,99 @@ STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buff
 class Optimizer:
     """Owns the gradients of a run's parameters: backward passes accumulate into it until `step` or `zero_grad`."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], config: TrainingConfig, steps: int) -> None:
-        """Optimizes `parameters`, by name, in `steps` updates. Weight decay applies to matrices only, not to norms and biases."""
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], config: TrainingConfig, steps: int, *, offload: bool = False
+    ) -> None:
+        """Optimizes `parameters`, by name, in `steps` updates. Weight decay applies to matrices only, not to norms and biases.
+
+        Raises `ValueError`: a parameter is neither float32 nor bfloat16.
+        """
         self.config = config
         self.peak_rate = config.learning_rate
         """May be changed between updates."""
         self.steps = steps
         self.parameters = parameters
-        self.masters: dict[str, Tensor] = {name: self._master(parameter) for name, parameter in parameters.items()}
-        matrices = [master for master in self.masters.values() if master.ndim >= 2]
-        vectors = [master for master in self.masters.values() if master.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = _make(config, [group for group in groups if group["params"]])
-
-    def _master(self, parameter: nn.Parameter) -> Tensor:
-        if parameter.dtype == torch.float32:
-            return parameter
-        master = parameter.detach().float().requires_grad_()
-
-        def move_gradient(accumulated: nn.Parameter) -> None:
-            assert accumulated.grad is not None
-            gradient = accumulated.grad.float()
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            accumulated.grad = None
-
-        parameter.register_post_accumulate_grad_hook(move_gradient)
-        return master
+        self.offload = offload
+        self._sums: dict[str, Tensor] = {}
+        """Gradients of bfloat16 parameters, float32."""
+        self._lower: dict[str, Tensor] = {}
+        """Lower halves of their masters, int16."""
+        self._state: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+        for name, parameter in parameters.items():
+            if parameter.dtype == torch.bfloat16:
+                self._lower[name] = self._placed(torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False))
+                parameter.register_post_accumulate_grad_hook(partial(_move_gradient, self._sums, name))
+            elif parameter.dtype != torch.float32:
+                raise ValueError(f"weight {name} is {parameter.dtype}; expected torch.float32 or torch.bfloat16")
 
     def gradients(self) -> list[Tensor]:
         """Returns the accumulated gradients in the order of the parameters, float32; zeros where a parameter had no part."""
-        for master in self.masters.values():
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-        return [master.grad for master in self.masters.values() if master.grad is not None]
+        return [self._gradient(name) for name in self.parameters]
 
     def gradient_norm(self) -> Tensor:
         """Returns the global 2-norm of the gradients, a float32 scalar."""
         return torch.nn.utils.get_total_norm(self.gradients())
 
+    @torch.no_grad()
     def step(self, step: int, norm: Tensor) -> float:
         """Clips the gradients, whose norm is `norm`, and applies the update at position `step` of the schedule.
 
         Returns the learning rate.
         """
-        torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.config.max_grad_norm, norm)
+        clip = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(self.gradients(), clip)
         rate = learning_rate(self.config, self.steps, step, self.peak_rate)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        whole = {name: None for name in self.parameters if not self.offload and name not in self._lower}
+        for decays in (True, False):
+            self._update_whole([name for name in whole if self._decays(name) is decays], rate, decays)
+        for name in self.parameters:
+            if name not in whole:
+                self._update_by_pieces(name, rate)
         self.zero_grad()
-        self._publish_masters()
         return rate
 
     def zero_grad(self) -> None:
         """Drops the accumulated gradients."""
-        for tensor in (*self.masters.values(), *self.parameters.values()):
-            tensor.grad = None
+        self._sums.clear()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def master(self, name: str) -> Tensor:
+        """Returns a parameter in float32: itself, or put together from its halves on its device."""
+        parameter = self.parameters[name].detach()
+        return parameter if name not in self._lower else _joined(parameter, self._lower[name].to(parameter.device))
 
     def state(self) -> dict[str, Tensor]:
-        """Returns all state as tensors: `master.<name>`, and after the first step `<key>.<name>` for each of `STATE_KEYS`."""
+        """Returns all state as tensors: `master.<name>`, and after the first step `<key>.<name>` for each of `STATE_KEYS`.
+
+        A master that is put together is in the host's memory, where there is room for all of them.
+        """
+        if self.offload and torch.cuda.is_available():
+            torch.cuda.synchronize()  # what the last update has sent to the host
         tensors: dict[str, Tensor] = {}
-        for name, master in self.masters.items():
-            tensors[f"master.{name}"] = master.detach()
-            for key, value in self._optimizer.state.get(master, {}).items():
-                if value is not None:  # SGD without momentum has None here
-                    tensors[f"{key}.{name}"] = value
+        for name in self.parameters:
+            tensors[f"master.{name}"] = self.master(name).cpu() if name in self._lower else self.master(name)
+            tensors |= {f"{key}.{name}": value for key, value in self._state[name].items()}
         return tensors
 
+    @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restores what `state` returned, and sets the parameters from it.
 
         Raises:
             ValueError: a tensor is missing or of another shape: the state is of another model, adapter or optimizer.
         """
-        for name, master in self.masters.items():
+        for name, parameter in self.parameters.items():
             saved = tensors.get(f"master.{name}")
-            if saved is None or saved.shape != master.shape:
+            if saved is None or saved.shape != parameter.shape:
                 found = "is missing" if saved is None else f"has shape {list(saved.shape)}"
-                raise ValueError(f"weight {name} {found}; this model has {list(master.shape)}")
-            with torch.no_grad():
-                master.copy_(saved)
+                raise ValueError(f"weight {name} {found}; this model has {list(parameter.shape)}")
+            if name in self._lower:
+                weight, lower = _halves(saved.to(parameter.device))
+                parameter.copy_(weight)
+                self._lower[name].copy_(lower)
+            else:
+                parameter.copy_(saved)
             state = {
                 key: tensors[f"{key}.{name}"] for key in STATE_KEYS[self.config.optimizer] if f"{key}.{name}" in tensors
             }
@@ -127,19 +148,137 @@ class Optimizer:
                 raise ValueError(
                     f"it holds {other[0]}, which training.optimizer = {self.config.optimizer!r} does not have"
                 )
-            self._optimizer.state.pop(master, None)
-            if state:
-                self._optimizer.state[master] = {key: value.to(master.device) for key, value in state.items()}
-        self._publish_masters()
+            self._state[name] = {
+                key: value.to(parameter.device) if key == "step" else self._placed(value.to(self._home(parameter)))
+                for key, value in state.items()
+            }
 
-    @torch.no_grad()
-    def _publish_masters(self) -> None:
-        for name, parameter in self.parameters.items():
-            if self.masters[name] is not parameter:
-                parameter.copy_(self.masters[name])
+    def _gradient(self, name: str) -> Tensor:
+        parameter = self.parameters[name]
+        if name in self._lower:
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+            return self._sums[name]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
+
+    def _decays(self, name: str) -> bool:
+        return self.parameters[name].ndim >= 2
+
+    def _home(self, parameter: Tensor) -> torch.device:
+        """Returns where the state of a parameter is."""
+        return torch.device("cpu") if self.offload else parameter.device
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """Moves a tensor to where state is; in the host's memory so that the device can copy it by itself."""
+        if not self.offload:
+            return tensor
+        return tensor.cpu().pin_memory() if torch.cuda.is_available() else tensor.cpu()
+
+    def _begin(self, name: str) -> dict[str, Tensor]:
+        """Returns the state of a parameter, which is made at the first update, with its step counted."""
+        state, parameter = self._state[name], self.parameters[name]
+        if not state:
+            for key in STATE_KEYS[self.config.optimizer]:
+                if key == "step":
+                    state[key] = torch.zeros((), device=parameter.device)
+                elif self.config.optimizer == "adamw" or self.config.momentum:
+                    state[key] = self._placed(torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False))
+        return state
+
+    def _update_whole(self, names: list[str], rate: float, decays: bool) -> None:
+        if names:
+            states = [self._begin(name) for name in names]
+            masters = [self.parameters[name].detach() for name in names]
+            _update(self.config, rate, decays, masters, [self._gradient(name) for name in names], states)
+
+    def _update_by_pieces(self, name: str, rate: float) -> None:
+        """Updates a parameter whose master is in two halves, or whose state is in the host's memory."""
+        state, weight = self._begin(name), self.parameters[name].detach()
+        lower, sums = self._lower.get(name), self._gradient(name)
+        step = state.get("step")
+        for piece in _pieces(weight):
+            weight_N = piece(weight)
+            stored = {key: piece(value) for key, value in state.items() if key != "step"}
+            here = {key: value.to(weight.device, non_blocking=True) for key, value in stored.items()}
+            if step is not None:
+                here["step"] = step.clone()  # the update counts it
+            master_N = weight_N
+            if lower is not None:
+                master_N = _joined(weight_N, piece(lower).to(weight.device, non_blocking=True))
+            _update(self.config, rate, self._decays(name), [master_N], [piece(sums)], [here])
+            if lower is not None:
+                upper_N, lower_N = _halves(master_N)
+                weight_N.copy_(upper_N)
+                piece(lower).copy_(lower_N, non_blocking=True)
+            for key, value in stored.items():
+                if here[key] is not value:
+                    value.copy_(here[key], non_blocking=True)
+        if step is not None:
+            step.add_(1)
 
 
-def _make(config: TrainingConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _move_gradient(sums: dict[str, Tensor], name: str, accumulated: Tensor) -> None:
+    assert accumulated.grad is not None
+    if name in sums:
+        sums[name].add_(accumulated.grad)
+    else:
+        sums[name] = accumulated.grad.float()
+    accumulated.grad = None
+
+
+PIECE = 2**24
+"""Elements of a parameter that are updated at once where their masters are put together or their state is moved. A multiple of
+64, so that the CPU's kernels round alike for pieces and for the whole."""
+
+
+def _pieces(like: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yields functions that take the same piece out of each tensor of this shape, as a view."""
+    for first in range(0, max(like.numel(), 1), PIECE):
+        yield partial(_piece, first=first)
+
+
+def _piece(tensor: Tensor, first: int) -> Tensor:
+    return tensor.view(-1)[first : first + PIECE]
+
+
+def _joined(weight: Tensor, lower: Tensor) -> Tensor:
+    """Returns the float32 master of a bfloat16 weight and the lower half, which may be negative as the weight is rounded."""
+    bits = weight.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+    return bits.add_(lower).view(torch.float32)
+
+
+def _halves(master: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the nearest bfloat16 of a float32 tensor (of two, the one further from zero), and what `_joined` adds to it.
+
+    Nearest even, as torch rounds, would leave open to which side a master in the middle of two belongs.
+    """
+    bits = master.view(torch.int32)
+    weight = bits.add(0x8000).bitwise_right_shift_(16).to(torch.int16)
+    lower = bits.sub(weight.to(torch.int32).bitwise_left_shift_(16)).to(torch.int16)
+    return weight.view(torch.bfloat16), lower
+
+
+def _update(
+    config: TrainingConfig,
+    rate: float,
+    decays: bool,
+    masters: list[Tensor],
+    gradients: list[Tensor],
+    states: list[dict[str, Tensor]],
+) -> None:
+    """Updates masters and states in place."""
+    weight_decay = config.weight_decay if decays else 0.0
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+        buffers = [state.get("momentum_buffer") for state in states]
+        sgd(
+            masters, gradients, buffers, weight_decay=weight_decay, momentum=config.momentum, lr=rate,
+            dampening=0.0, nesterov=False, maximize=False,
+        )  # fmt: skip
+        return
+    averages, squares, steps = ([state[key] for state in states] for key in STATE_KEYS["adamw"])
+    adamw(
+        masters, gradients, averages, squares, [], steps, fused=True, amsgrad=False, beta1=config.betas[0],
+        beta2=config.betas[1], lr=rate, weight_decay=weight_decay, eps=1e-8, maximize=False,
+    )  # fmt: skip

@@ -44,8 +44,8 @@ def test_bfloat16_weights_keep_small_updates_and_gradients() -> None:
         (parameter.float().sum() * 1).backward()
         assert optimizer.gradients()[0].tolist() == [257.0] * 4
         optimizer.step(step, optimizer.gradient_norm())
-    torch.testing.assert_close(optimizer.masters["w"].detach(), torch.full((4,), 1 - 0.0256), rtol=1e-3, atol=0)
-    assert parameter.tolist() == optimizer.masters["w"].bfloat16().tolist()
+    torch.testing.assert_close(optimizer.master("w"), torch.full((4,), 1 - 0.0256), rtol=1e-3, atol=0)
+    assert parameter.tolist() == optimizer.master("w").bfloat16().tolist()
 
 
 def test_state_of_another_model_is_refused() -> None:
@@ -69,9 +69,9 @@ def test_sgd_steps_against_the_gradient_with_its_momentum() -> None:
     resumed = Optimizer({"w": nn.Parameter(torch.zeros(2))}, config, 3)
     resumed.load_state(state)
     for each in (optimizer, resumed):
-        each.masters["w"].grad = torch.tensor([1.0, 0.0])
+        each.parameters["w"].grad = torch.tensor([1.0, 0.0])
         each.step(3, each.gradient_norm())
-    assert torch.equal(resumed.masters["w"], optimizer.masters["w"])
+    assert torch.equal(resumed.master("w"), optimizer.master("w"))
     with pytest.raises(
         ValueError, match=r"it holds momentum_buffer, which training\.optimizer = 'adamw' does not have"
     ):
@@ -80,6 +80,6 @@ def test_sgd_steps_against_the_gradient_with_its_momentum() -> None:
 
 def test_sgd_without_momentum_keeps_nothing_but_the_weights() -> None:
     optimizer = Optimizer({"w": nn.Parameter(torch.zeros(2))}, TrainingConfig(optimizer="sgd"), 1)
-    optimizer.masters["w"].grad = torch.ones(2)
+    optimizer.parameters["w"].grad = torch.ones(2)
     optimizer.step(1, optimizer.gradient_norm())
     assert set(optimizer.state()) == {"master.w"}

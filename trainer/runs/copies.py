@@ -248,17 +248,17 @@ def _check_fits(directory: Path, copy: Copy, run: Run | None) -> None:
 
 
 def _check_tensors(path: Path, run: Run) -> None:
-    masters = run.optimizer.masters
+    parameters = run.optimizer.parameters
     keys = ("master", *STATE_KEYS[run.config.training.optimizer])
     with safe_open(path, "pt") as file:
         names = [name for name in file.keys() if not name.startswith("random.")]  # noqa: SIM118 - not a mapping
-        known = {f"{key}.{name}" for key in keys for name in masters}
-        missing = sorted({f"master.{name}" for name in masters} - set(names))
+        known = {f"{key}.{name}" for key in keys for name in parameters}
+        missing = sorted({f"master.{name}" for name in parameters} - set(names))
         if wrong := sorted(set(names) - known) + missing:
             raise ValueError(f"{wrong[0]} is in one of the two runs only; compare target_modules and optimizer")
-        for name, master in masters.items():
-            if (shape := list(file.get_slice(f"master.{name}").get_shape())) != list(master.shape):
-                raise ValueError(f"{name} has the shape {shape}; expected {list(master.shape)}")
+        for name, parameter in parameters.items():
+            if (shape := list(file.get_slice(f"master.{name}").get_shape())) != list(parameter.shape):
+                raise ValueError(f"{name} has the shape {shape}; expected {list(parameter.shape)}")
 
 
 def _words(training: Any) -> str:
