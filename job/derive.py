@@ -30,7 +30,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
         run.inference = _pool_of(job, f"{name}.inference", run.inference)
     for name, run in runs.items():
         check_fits(name, run, job.inference, job.trainer)
-    if job.trainer.max_tokens < job.inference.max_model_len:
+    if job.trainer.row_tokens < job.inference.max_model_len:
         raise ValueError(
             f"trainer.max_tokens = {job.trainer.max_tokens} is below inference.max_model_len = {job.inference.max_model_len}: "
             "a sample of that length could not be trained on"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from transport.config import Config, TransportConfig, machine_memory
 
@@ -64,6 +64,10 @@ class TrainerConfig(Config):
     max_lora_rank: int = Field(default=64, ge=1)
     """Highest rank of a run's adapter."""
 
+    context_parallel: int = Field(default=1, ge=1)
+    """Ranks that compute each row together, for samples that do not fit one rank (docs/scale.md): rows then have up to this many
+    times `max_tokens`. It divides the number of ranks."""
+
     max_waiting_bytes: int | None = Field(default=None, gt=0)
     """Bytes for the waiting batches of all runs together. Unset: half of this machine's memory. A run's share is this divided by
     `max_runs`. A run may always send one batch, whatever its size; a run that otherwise exceeds its share is evicted."""
@@ -83,6 +87,20 @@ class TrainerConfig(Config):
 
     transport: TransportConfig = TransportConfig()
     """The wire to the orchestrators."""
+
+    @model_validator(mode="after")
+    def _groups_of_ranks(self) -> TrainerConfig:
+        if self.ranks % self.context_parallel:
+            raise ValueError(
+                f"context_parallel = {self.context_parallel} does not divide the trainer's {self.ranks} ranks "
+                "(processes times nodes)"
+            )
+        return self
+
+    @property
+    def row_tokens(self) -> int:
+        """Most tokens of a row, and of a sample."""
+        return self.max_tokens * self.context_parallel
 
     @property
     def ranks(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -29,8 +29,9 @@ from trainer.lora.adapter_file import load_adapter
 from trainer.lora.multi_lora import check_targets, wrap_linears
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
+from trainer.model.context import shared_rows
 from trainer.model.load import load_model, trainable_parameters
-from trainer.model.packing_proof import can_pack, prove_packing
+from trainer.model.packing_proof import can_pack, prove_packing, prove_stretches
 from trainer.model.passes import PassDiscarded, Passes
 from trainer.model.recompute import checkpoint_layers
 from trainer.model.router_replay import RouterReplay
@@ -231,15 +232,19 @@ class Learner:
         return step
 
     def _train(self, rows: Sequence[Row]) -> None:
-        own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.index]]
+        own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.row]]
         summed = [step for step in self._open.values() if step.run.shards is not None]
         self._rows.train(own, self._train_row, summed)
 
     def _train_row(self, row: StepRow) -> None:
         measured = [part for part in row if part[0].current.measures]
-        if measured:
-            measure_row(self.model, self.replay, self.limits, measured)
-        train_row(self.model, self.replay, self.limits, [part for part in row if not part[0].current.measures])
+        trained = [part for part in row if not part[0].current.measures]
+        with ExitStack() as stack:
+            for model in {self.model, *(step.run.reference for step, _ in measured if step.run.reference is not None)}:
+                stack.enter_context(shared_rows(model, self.ranks.context))
+            if measured:
+                measure_row(self.model, self.replay, self.limits, measured)
+            train_row(self.model, self.replay, self.limits, trained)
 
     def _copy(self, slot: int, step: int) -> Copy:
         run, copy, fault = self.runs[slot], None, None
@@ -316,6 +321,11 @@ class Learner:
         return True, ""
 
     def _fits_the_model(self, config: RunConfig) -> tuple[bool, str]:
+        if config.training.value_head is not None and self.config.context_parallel > 1:
+            return False, (
+                f"training.value_head is set, and this trainer has context_parallel = {self.config.context_parallel}: no "
+                "rank has the states of a whole row; use a trainer with context_parallel = 1, or another algorithm"
+            )
         try:
             if config.training.lora is not None:
                 check_targets(self.model, config.training.lora, self.config.max_lora_rank)
@@ -370,7 +380,7 @@ class Learner:
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
         if self._trained_in_full:
             self._load_model()
-        if self.config.sharded and trainable_parameters(self.model):
+        if (self.config.sharded or self.ranks.context is not None) and trainable_parameters(self.model):
             differentiate_inputs(self.model)
         for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
             self.manager.register_module(prefix, layer)
@@ -395,16 +405,19 @@ class Learner:
         shards = self.ranks.count if config.sharded else 1
         self.model = load_model(config.model, config.dtype, self.ranks.device, shards)
         prove_packing(self.model)
+        if self.ranks.context is not None:
+            prove_stretches(self.model, self.ranks.context)
         rest(self.model)
         self._passes = Passes(self.model, self.ranks.agree, self.ranks.device) if config.sharded else None
-        self._rows = Rows(config.max_tokens if can_pack(self.model) else 1, self._passes)
+        shared = self.ranks.context is not None
+        self._rows = Rows(config.row_tokens if can_pack(self.model) else 1, self._passes, shared=shared)
         self._trained_in_full = False
         self.replay = RouterReplay(self.model) if config.router_replay else None
         if config.activation_checkpointing:
             checkpoint_layers(self.model, self.replay)
         self.limits = ModelLimits(
             vocabulary=self.model.config.vocab_size,
-            max_tokens=config.max_tokens,
+            max_tokens=config.row_tokens,
             layers=self.replay.layers if self.replay else 0,
             experts=self.replay.experts if self.replay else 0,
             top_k=self.replay.top_k if self.replay else 0,

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config import TrainerConfig
+from trainer.model.context import ContextGroup
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """If a rank keeps the others waiting longer than this in a collective call, all ranks end. Rank 0 sends a command at least every
@@ -42,6 +43,18 @@ class Ranks:
     count: int
     device: torch.device
     commands: dist.ProcessGroup | None
+    context: ContextGroup | None = None
+    """The ranks that compute each row together with this one; None if it computes rows alone."""
+
+    @property
+    def row(self) -> int:
+        """Which of the rows that are trained at once is this rank's."""
+        return self.index if self.context is None else self.index // self.context.size
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank counts and writes what it finds of its row, which all ranks that share a row find alike."""
+        return self.context is None or self.context.index == 0
 
     def share(self, data: bytes | None) -> bytes:
         """Returns rank 0's `data` on every rank; the others pass None and wait for it."""
@@ -67,6 +80,13 @@ class Ranks:
             dist.all_reduce(flat)
             for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(summed.view_as(tensor))
+
+    def add_rows(self, tensors: Sequence[Tensor]) -> None:
+        """Adds each tensor over the rows: of ranks that share a row, which have the same, one counts. In place, on all ranks."""
+        if not self.speaks:
+            for tensor in tensors:
+                tensor.zero_()
+        self.add(tensors)
 
     def faults(self, own: str | None) -> list[str]:
         """Returns the faults of all ranks, in the same order on every rank; `own` is this rank's, None if it has none."""
@@ -128,6 +148,16 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
         dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
         commands = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands, _context(config.context_parallel))
     finally:
         dist.destroy_process_group()
+
+
+def _context(size: int) -> ContextGroup | None:
+    """Makes the groups of neighbouring ranks that share rows, on every rank; returns this rank's."""
+    if size == 1:
+        return None
+    ranks = range(dist.get_world_size())
+    groups = [dist.new_group(list(ranks[first : first + size]), timeout=COLLECTIVE_TIMEOUT) for first in ranks[::size]]
+    place, index = divmod(dist.get_rank(), size)
+    return ContextGroup(groups[place], index, size)

@@ -36,9 +36,10 @@ class _Failure:
 class Rows:
     """The rows of one rank."""
 
-    def __init__(self, max_tokens: int, passes: Passes | None = None) -> None:
-        """Starts with rows of at most `max_tokens` tokens. `passes`: of a sharded model."""
+    def __init__(self, max_tokens: int, passes: Passes | None = None, *, shared: bool = False) -> None:
+        """Starts with rows of at most `max_tokens` tokens. `passes`: of a sharded model. `shared`: other ranks have them, too."""
         self._passes = passes
+        self._shared = shared
         self.max_tokens = self._most = max_tokens
         """Most tokens of one row; halved after a lack of memory. A longer sample is tried alone."""
 
@@ -50,7 +51,8 @@ class Rows:
             train_row: trains a piece.
             summed: the open steps whose gradients are added over the ranks in every pass.
 
-        Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator.
+        Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator, and `MemoryError` if a row
+        that other ranks share does not fit: those wait for this one in the middle of it.
         """
         waiting = deque(self._pieces(row))
         while (piece := _next(waiting)) or self._passes is not None:
@@ -68,11 +70,17 @@ class Rows:
 
     def _attempt(self, piece: StepRow, train_row: Callable[[StepRow], None]) -> tuple[_Failure | None, bool]:
         """Trains a piece; returns the failure on this rank, if any, and whether the piece has failed on any rank."""
-        if self._passes is None:
-            failure = _attempt(piece, train_row)
-            return failure, failure is not None
-        self._passes.begin()
+        if self._passes is not None:
+            self._passes.begin()
         failure = _attempt(piece, train_row)
+        if self._shared and failure is not None and failure.out_of_memory:
+            tokens = sum(step.length(sample) for step, samples in piece for sample in samples)
+            raise MemoryError(
+                f"a row of {tokens} tokens does not fit into memory, and other ranks share it; lower the trainer's max_tokens, "
+                f"or raise its context_parallel: {failure.reason}"
+            )
+        if self._passes is None:
+            return failure, failure is not None
         discarded = self._passes.end(failed=failure is not None)
         if discarded and failure is None:
             for step, _ in piece:

@@ -109,7 +109,7 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     run, batch, ended = step.run, step.batch, step.ended
     if step.trained_tokens:
         _end_pass(step, ranks)
-    if step.export is not None and step.export_directory is not None:
+    if step.export is not None and step.export_directory is not None and ranks.speaks:
         ended.export.write(step.export_directory, batch.step, ranks.index)
     run.held = None
     run.progress.step = batch.step
@@ -313,7 +313,7 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
     norm = None if own_norm is None else ranks.norm(own_norm)
     if norm is None:
         ranks.add(gradients)
-    ranks.add([step.sums_EM])
+    ranks.add_rows([step.sums_EM])
     ranks.maximum(step.highest_E)
     fault, updated = None, False
     try:

@@ -120,7 +120,7 @@ class Trainer:
         self._manager = learner.manager
         self._registry = self._manager.registry
         self._sessions = Sessions(config, receiver, self._manager)
-        self._shares = FairShare(config.max_tokens, learner.ranks.count)
+        self._shares = FairShare(config.row_tokens, learner.ranks.count // config.context_parallel)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self.checkpoints = Checkpoints(config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable)
         self._requests = Requests(config.output_dir, learner.runs, self.checkpoints)

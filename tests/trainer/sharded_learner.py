@@ -54,7 +54,7 @@ class Bench:
         self.manager = MultiRunManager(directory, self.config.max_runs, self.config.seed)
         self.learner = Learner(self.config, group, self.manager)
         self.names = list(runs)
-        self.shares = FairShare(self.config.max_tokens, count)
+        self.shares = FairShare(self.config.row_tokens, count // self.config.context_parallel)
         if group.index > 0:
             return
         resumed = (directory / "trainer").exists()
@@ -187,7 +187,9 @@ def train_failing(directory: Path, models: dict[str, Path], group: Ranks) -> dic
     return results
 
 
-def train_all(directory: Path, models: dict[str, Path], group: Ranks, only: list[str]) -> dict[str, Any]:
+def train_all(
+    directory: Path, models: dict[str, Path], group: Ranks, only: list[str], **trainer: Any
+) -> dict[str, Any]:
     """Every scenario on this group of ranks; the result is rank 0's."""
     results: dict[str, Any] = {}
     for name, (model, runs, routed) in SCENARIOS.items():
@@ -196,7 +198,7 @@ def train_all(directory: Path, models: dict[str, Path], group: Ranks, only: list
         place = directory / f"{name}-{group.count}"
         if group.index == 0:
             place.mkdir()
-        bench = Bench(place, models[model], group, runs)
+        bench = Bench(place, models[model], group, runs, **trainer)
         if group.index > 0:
             bench.learner.follow()
             continue

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 TIMES = {"tokens_per_second", "phase/train"}
 
 
-def launch(ranks: int, directory: Path, *arguments: object) -> None:
-    """Runs `sharded_learner` on so many ranks."""
+def launch(ranks: int, directory: Path, *arguments: object, module: str = "sharded_learner") -> None:
+    """Runs the module on so many ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += ["-m", "tests.trainer.sharded_learner", str(directory), *map(str, arguments)]
+    command += ["-m", f"tests.trainer.{module}", str(directory), *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     log = directory / f"log_{ranks}"
     with log.open("w") as output:

@@ -21,6 +21,7 @@ from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
 from run.config import LoraConfig
 from trainer.lora.experts import MultiLoraExperts, can_adapt
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, applied
+from trainer.model.context import stretch_of
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,9 @@ def adapter_spans(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterato
         spans: `(slot, tokens)` in the order of the packed row, adding up to its tokens.
     """
     layers = [module for module in model.modules() if isinstance(module, MultiLora)]
-    known = AdapterSpans.of(spans, next(model.parameters()).device) if layers else None
+    stretch = stretch_of(model, sum(tokens for _, tokens in spans))
+    own = spans if stretch is None else stretch.spans(spans)
+    known = AdapterSpans.of(own, next(model.parameters()).device) if layers else None
     with applied(layers, known):
         yield
 

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
+
+from trainer.model.context import Stretch
 
 NAME = "per_sample"
 """The `attn_implementation` to load a model with."""
@@ -30,13 +33,15 @@ def _per_sample_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    stretch: Stretch | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Computes causal attention of `[1, heads, T, head_dim]` queries over their own sample.
 
     Returns `[1, T, heads, head_dim]` and no weights.
 
-    Key and value may have fewer heads than the query (grouped-query attention).
+    Key and value may have fewer heads than the query (grouped-query attention). With a `stretch`, T is its tokens, and
+    `sample_lengths` are those of the whole row, on all its ranks.
 
     Raises:
         ValueError: the model needs soft-capped scores, attention sinks, or a window shorter than a sample, which this does not
@@ -54,6 +59,8 @@ def _per_sample_attention(
     if query_1HTD.is_cuda and query_1HTD.dtype == torch.float32:
         # The one kernel for it whose memory is not quadratic in a sample has no grouped queries.
         key_1HTD, value_1HTD = (with_heads(tensor, query_1HTD.shape[1]) for tensor in (key_1HTD, value_1HTD))
+    if stretch is not None:
+        return _stretch_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, stretch, scaling), None
     attended = [
         functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         for query, key, value in zip(
@@ -64,6 +71,36 @@ def _per_sample_attention(
         )
     ]
     return torch.cat(attended, 2).transpose(1, 2), None
+
+
+def _stretch_attention(
+    query_1HtD: Tensor,
+    key_1HtD: Tensor,
+    value_1HtD: Tensor,
+    sample_lengths: list[int],
+    stretch: Stretch,
+    scaling: float,
+) -> Tensor:
+    """Computes the same of a stretch of the row, whose keys and values it gathers. Returns `[1, tokens, heads, head_dim]`."""
+    key_1HTD, value_1HTD = stretch.whole(key_1HtD), stretch.whole(value_1HtD)
+    attended, first = [], 0
+    for length in sample_lengths:
+        start, stop = max(first, stretch.start), min(first + length, stretch.stop)
+        if start < stop:
+            attended.append(
+                functional.scaled_dot_product_attention(
+                    query_1HtD[:, :, start - stretch.start : stop - stretch.start],
+                    key_1HTD[:, :, first:stop],
+                    value_1HTD[:, :, first:stop],
+                    attn_mask=causal_lower_right(
+                        stop - start, stop - first
+                    ),  # the queries are the last of the sample so far
+                    scale=scaling,
+                    enable_gqa=True,
+                )
+            )
+        first += length
+    return torch.cat(attended, 2).transpose(1, 2)
 
 
 def with_heads(grouped_1HTD: Tensor, heads: int) -> Tensor:

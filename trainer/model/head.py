@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.faults import is_fatal
+from trainer.model.context import Stretch, stretch_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,9 @@ class TokenOutputs:
     """float32, natural, with gradient."""
     entropies_P: Tensor
     """float32, in nats, of the tokens' distributions; with gradient where it was asked for."""
-    hidden_PH: Tensor
-    """The last hidden states at the predicting positions, which the output layer gets; with gradient."""
+    hidden_PH: Tensor | None
+    """The last hidden states at the predicting positions, which the output layer gets; with gradient. None in a row that
+    several ranks share, where no rank has them all."""
 
 
 def prove_head(model: nn.Module) -> None:
@@ -109,8 +111,53 @@ def token_outputs(
 ) -> TokenOutputs:
     """Runs the model on a packed row; the arguments are those of `trainer/model/load.py: log_probabilities`.
 
+    Inside `shared_rows` this rank runs it on its stretch of the row, and the results are those of the row.
+
     Raises `ValueError`: the model has no output layer, or does not call it.
     """
+    stretch = stretch_of(model, len(token_ids_T))
+    if stretch is not None:
+        own_p, counts = stretch.predictions(predicting_P)
+        own = _outputs(
+            model,
+            stretch.take(token_ids_T),
+            stretch.take(position_ids_T),
+            stretch.sample_lengths(sample_lengths),
+            predicting_P[own_p] - stretch.start,
+            targets_P[own_p],
+            temperature[own_p] if isinstance(temperature, Tensor) else temperature,
+            entropy_gradient,
+            stretch,
+        )
+        log_probabilities_P, entropies_P = (
+            stretch.gather(each, counts) for each in (own.log_probabilities_P, own.entropies_P)
+        )
+        return TokenOutputs(log_probabilities_P, entropies_P, None)
+    return _outputs(
+        model,
+        token_ids_T,
+        position_ids_T,
+        sample_lengths,
+        predicting_P,
+        targets_P,
+        temperature,
+        entropy_gradient,
+        None,
+    )
+
+
+def _outputs(
+    model: nn.Module,
+    token_ids_T: Tensor,
+    position_ids_T: Tensor,
+    sample_lengths: list[int],
+    predicting_P: Tensor,
+    targets_P: Tensor,
+    temperature: Tensor | float,
+    entropy_gradient: bool,
+    stretch: Stretch | None,
+) -> TokenOutputs:
+    """Does so for a row, or for a stretch, of which `sample_lengths` are those of the whole row."""
     head, scale = model.get_output_embeddings(), getattr(model, "logits_scale", None)
     if head is None:
         raise ValueError(f"{type(model).__name__} has no output layer")
@@ -130,7 +177,7 @@ def token_outputs(
         return torch.stack([values_P, entropies_P], -1).unflatten(0, hidden_1PH.shape[:-1])
 
     with _replaced(head, forward):
-        given = _logits(model, token_ids_T, position_ids_T, sample_lengths, predicting_P)[0]
+        given = _logits(model, token_ids_T, position_ids_T, sample_lengths, predicting_P, stretch)[0]
     if len(called) != 1:
         raise ValueError(f"{type(model).__name__} called its output layer {len(called)} times; expected once")
     if scale is None:
@@ -273,7 +320,12 @@ def _whole_outputs(
 
 
 def _logits(
-    model: nn.Module, token_ids_T: Tensor, position_ids_T: Tensor, sample_lengths: list[int], predicting_P: Tensor
+    model: nn.Module,
+    token_ids_T: Tensor,
+    position_ids_T: Tensor,
+    sample_lengths: list[int],
+    predicting_P: Tensor,
+    stretch: Stretch | None = None,
 ) -> Tensor:
     logits: Tensor = model(
         input_ids=token_ids_T[None],
@@ -281,6 +333,7 @@ def _logits(
         use_cache=False,
         logits_to_keep=predicting_P,
         sample_lengths=sample_lengths,
+        **({} if stretch is None else {"stretch": stretch}),
     ).logits
     return logits
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainer.faults import is_fatal
 from trainer.model import attention
+from trainer.model.context import ContextGroup, shared_rows
 from trainer.model.head import prove_head
 from trainer.model.load import log_probabilities
 
@@ -78,6 +79,28 @@ def prove_packing(model: nn.Module) -> None:
         )  # fmt: skip
     else:
         logger.info("packing proven: samples in a row and alone differ by %.2g nats (at most %.2g)", found, bound)
+
+
+def prove_stretches(model: nn.Module, group: ContextGroup) -> None:
+    """Tests a model from `load_model` whose rows the ranks of `group` share: on all of them, the same as on one.
+
+    Raises:
+        ValueError: a layer other than attention looks back over the tokens, and the stretches cannot be computed apart.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    samples = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    samples = [sample.to(next(model.parameters()).device) for sample in samples]
+    with torch.no_grad():
+        whole = _row(model, samples)
+        with shared_rows(model, group):
+            shared = _row(model, samples)
+    bound = LEAST_BOUND[next(model.parameters()).dtype]
+    if not (found := _distance(shared, whole)) <= bound:
+        raise ValueError(
+            f"{type(model).__name__} cannot be trained with context_parallel = {group.size}: log-probabilities of a row "
+            f"that ranks share differ by {found:.2g} nats from those on one rank (root mean square; at most {bound:g}); "
+            "use context_parallel = 1"
+        )
 
 
 def can_pack(model: nn.Module) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.model.context import stretch_of
+
 _SOFTMAX_GATES = {
     "Qwen3MoeTopKRouter": None,
     "Qwen2MoeTopKRouter": None,
@@ -50,6 +52,7 @@ class RouterReplay:
                 f"{type(model).__name__} has {experts} experts, but no gate whose choice can be replayed; "
                 "set router_replay = false to train without it"
             )
+        self._model = model
         self.experts = int(gates[0][1].num_experts) if gates else 0
         self.top_k = int(gates[0][1].top_k) if gates else 0
         self.layers = int(model.config.num_hidden_layers) if gates else 0
@@ -68,6 +71,8 @@ class RouterReplay:
             routed_experts_TLK: integers `[T, layers, top_k]`; rows without a record may hold anything below `experts`.
             has_record_T: bool `[T]`; where False, the model's own choice is used.
         """
+        if (stretch := stretch_of(self._model, len(has_record_T))) is not None:
+            routed_experts_TLK, has_record_T = stretch.take(routed_experts_TLK), stretch.take(has_record_T)
         with self.with_record((routed_experts_TLK, has_record_T)):
             yield
 

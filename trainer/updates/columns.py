@@ -68,7 +68,7 @@ class Columns:
 
     def conclude(self, config: TrainingConfig, samples: Sequence[int], ranks: Ranks) -> None:
         """Adds the columns over the ranks, and computes from them the advantages that the trainer gives the samples."""
-        ranks.add(list(self.measured.values()))
+        ranks.add_rows(list(self.measured.values()))
         measured = {name: column_T.cpu() for name, column_T in self.measured.items()}
         coefficient = config.reference.reward_coefficient if config.reference is not None else 0.0
         penalty_T = penalty(coefficient, measured[OLD], measured[REFERENCE]) if coefficient else None

@@ -46,16 +46,17 @@ def value_loss(values_P: Tensor, old_P: Tensor, returns_P: Tensor, clip: float) 
     return 0.5 * torch.maximum((values_P - returns_P).square(), (clipped_P - returns_P).square())
 
 
-def row_values(heads: Sequence[ValueHead | None], hidden_PH: Tensor, lengths: Sequence[int]) -> Tensor | None:
+def row_values(heads: Sequence[ValueHead | None], hidden_PH: Tensor | None, lengths: Sequence[int]) -> Tensor | None:
     """Returns the estimates of a row's trained tokens, `[P]`, 0 for runs without a head; None if no run has one.
 
     Args:
         heads: of the row's runs, in its order.
-        hidden_PH: the last hidden states at the predicting positions.
+        hidden_PH: the last hidden states at the predicting positions; None only if no run has a head.
         lengths: trained tokens of each run.
     """
     if not any(heads):
         return None
+    assert hidden_PH is not None
     parts = zip(heads, hidden_PH.split(list(lengths)), strict=True)
     return torch.cat([head(own) if head else own.new_zeros(len(own), dtype=torch.float32) for head, own in parts])
 

@@ -131,6 +131,7 @@ def compare(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
         model.logits_scale = scale
         model.zero_grad()
         outputs = outputs_of(model, entropy_gradient=True)
+        assert outputs.hidden_PH is not None
         outputs.log_probabilities_P[3:].sum().add(outputs.entropies_P[:5].sum()).add(outputs.hidden_PH.sum()).backward()
         results.append((outputs, {name: parameter.grad for name, parameter in model.named_parameters()}))
     (ours, own), (whole, wanted) = results
