@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
+from inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
 from run.config import LoraConfig
 from trainer.lora.experts import MultiLoraExperts, can_adapt
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, applied
@@ -138,7 +139,13 @@ def export_adapter(
 
 def digest_adapter(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Digest]:
     """Returns the digest of an adapter as an engine holds it, multiplied by `scale`, by the precision of the engine."""
-    return {name: digest_of(scaled_adapter(tensors, scale, dtype), dtype) for name, dtype in DTYPES.items()}
+    parts: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        factor = "lora_B" if ".lora_B." in name else "lora_A"
+        parts.setdefault(f"{layer_of(name)}.{factor}.weight", []).append(tensor.detach().reshape(-1))
+    # Rounding and scaling are of each element, and a digest is a sum: a layer's many small matrices are taken together.
+    joined = {name: torch.cat(each) for name, each in parts.items()}
+    return {name: digest_of(scaled_adapter(joined, scale, dtype), dtype) for name, dtype in DTYPES.items()}
 
 
 def _adaptable(model: nn.Module) -> dict[str, nn.Module]:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from inference.plugin.digest import DTYPES, hash_sum
 from run.config import LoraConfig
 from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY
 from tests.trainer.model.test_load import run
@@ -23,6 +24,7 @@ from trainer.lora.multi_lora import (
     adapter_of,
     adapter_spans,
     check_targets,
+    digest_adapter,
     export_adapter,
     is_target,
     wrap_linears,
@@ -208,6 +210,29 @@ def test_an_exported_adapter_gives_the_same_results_in_peft(dense_directory: Pat
     peft_model = PeftModel.from_pretrained(load_model(dense_directory, "float32", CPU), tmp_path).eval()
     torch.testing.assert_close(run(peft_model, tokens(), LENGTHS).detach(), ours_P, rtol=0, atol=5e-6)
     assert (ours_P - run(model, tokens(), LENGTHS)).abs().max() > 1e-2
+
+
+def test_the_digest_of_an_adapter_is_the_sum_over_its_matrices_as_an_engine_rounds_and_scales_each() -> None:
+    generator = torch.Generator().manual_seed(0)
+    adapter = {
+        f"base_model.model.{layer}{each}.lora_{factor}.weight": torch.randn(shape, generator=generator)
+        for layer in ("model.layers.0.", "model.layers.11.", "")
+        for each in ("q_proj", "mlp.experts.3.up_proj")
+        for factor, shape in (("A", (4, 300)), ("B", (200, 4)))
+    }
+    expected: dict[str, dict[str, int]] = {}
+    for precision, dtype in DTYPES.items():
+        for name, matrix in adapter.items():
+            held = matrix.to(dtype)
+            held = held * 1.7 if "lora_B" in name else held
+            layer = next((number for number in ("11", "0", "3") if f".{number}." in name), "")
+            sums = expected.setdefault(precision, {})
+            sums[layer] = sums.get(layer, 0) + int(hash_sum(held, dtype))
+    published = digest_adapter(adapter, 1.7)
+    assert published == {
+        precision: {layer: f"{value % 2**64:016x}" for layer, value in sums.items()}
+        for precision, sums in expected.items()
+    }
 
 
 def test_targets_that_cannot_be_are_refused(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
