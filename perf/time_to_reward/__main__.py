@@ -1,6 +1,6 @@
 """Compares our job with TRL's GRPO: the reward by tenths of the run, and what 0.7, 0.8 and 0.9 take.
 
-    python -m perf.time_to_reward [--seeds 0 1 2] [--updates 100] [--rollouts 64] [--sides ours trl] [--full] [--json FILE]
+    python -m perf.time_to_reward [--seeds 0 1 2] [--updates 100] [--rollouts 64] [--sides SIDE...] [--full] [--json FILE]
 
 Model, data and hyperparameters are those of `settings.py`. The sides take turns, in another order each round, so that a noisy
 machine hurts them alike; ratios are of the two runs of a round. `--full` has five seeds, 64 and 256 rollouts an update, and
@@ -69,7 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--rollouts", type=int, nargs="+", default=[64], help="rollouts of an update, multiples of 8")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "trl"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "ours-ahead", "trl"])
     parser.add_argument("--full", action="store_true", help="five seeds, 64 and 256 rollouts, and TRL with vLLM")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()

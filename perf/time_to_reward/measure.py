@@ -21,8 +21,11 @@ from perf.noise import CpuTimes
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import BatchRecord, Settings, read_records
 
-SIDES = ("ours", "trl", "trl-vllm")
-"""Our job, TRL with the generation of transformers, and TRL with vLLM in its process."""
+OURS = {"ours": 1, "ours-ahead": 2}
+"""Our job, on-policy as TRL is, and one step ahead of the trainer, as it is by default; with `max_lead_steps`."""
+
+SIDES = (*OURS, "trl", "trl-vllm")
+"""With TRL by the generation of transformers, and with vLLM in its process."""
 
 THRESHOLDS = (0.7, 0.8, 0.9)
 
@@ -124,7 +127,7 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
                 process.terminate()
                 process.wait(timeout=60)
     ended, after = time.time(), CpuTimes.now()
-    records = records_of(directory / "job") if side == "ours" else read_records(records_file)
+    records = records_of(directory / "job") if side in OURS else read_records(records_file)
     if code != 0 or len(records) < settings.updates:
         end = "\n".join(output.read_text(errors="replace").splitlines()[-20:])
         raise RuntimeError(
@@ -143,9 +146,9 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
 
 
 def _command(side: str, settings: Settings, directory: Path, records: Path) -> list[str]:
-    if side == "ours":
+    if side in OURS:
         file = directory / "job.toml"
-        file.write_text(tomli_w.dumps(job_of(settings, directory / "job")))
+        file.write_text(tomli_w.dumps(job_of(settings, directory / "job", OURS[side])))
         return [sys.executable, "-m", "cli.main", "run", str(file)]
     if side not in SIDES:
         raise ValueError(f"side {side!r} is none of {', '.join(SIDES)}")
@@ -157,7 +160,13 @@ def _command(side: str, settings: Settings, directory: Path, records: Path) -> l
 
 def _environment(side: str) -> dict[str, str]:
     """One thread for TRL: the model is too small for two, and idle threads of OpenMP spin. Ours chooses itself."""
-    return dict(os.environ) if side == "ours" else os.environ | {"OMP_NUM_THREADS": "1"}
+    if side in OURS:
+        return dict(os.environ)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if side == "trl-vllm":  # what our servers set, too (`inference/server.py`)
+        environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        environment |= {"TORCH_COMPILE_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return environment
 
 
 class _CpuClock:

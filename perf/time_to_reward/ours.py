@@ -14,8 +14,8 @@ from typing import Any
 from perf.time_to_reward.settings import BatchRecord, Settings
 
 
-def job_of(settings: Settings, directory: Path) -> dict[str, Any]:
-    """Returns the job's file. Its run is on-policy and ships what it draws, as TRL does."""
+def job_of(settings: Settings, directory: Path, lead: int = 1) -> dict[str, Any]:
+    """Returns the job's file. Its run ships what it draws, as TRL does, and is on-policy with a `lead` of 1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -35,7 +35,7 @@ def job_of(settings: Settings, directory: Path) -> dict[str, Any]:
                 "group_size": settings.group_size,
                 "rollouts_per_step": settings.rollouts,
                 "max_inflight_rollouts": 2 * settings.rollouts,
-                "max_lead_steps": 1,
+                "max_lead_steps": lead,
                 "on_filtered": "ship",
             },
             "training": {

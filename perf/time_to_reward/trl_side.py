@@ -3,7 +3,8 @@
     python -m perf.time_to_reward.trl_side SETTINGS.json RECORDS.jsonl transformers|vllm
 
 The settings are those of ours in TRL's names: no KL term, advantages that are not divided by the standard deviation, and a
-loss over the batch's tokens (`loss_type = "bnpo"`). Nothing is saved or reported.
+loss over the batch's tokens (`loss_type = "bnpo"`). Nothing is saved or reported. With `vllm`, vLLM generates in this process,
+one rank, eagerly, as our servers do on a CPU.
 """
 
 from __future__ import annotations
@@ -90,7 +91,29 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
             train_dataset=data,
             processing_class=AutoTokenizer.from_pretrained(settings.model, padding_side="left"),
         )
+        if with_vllm:
+            generation = trainer.vllm_generation
+            generation.sync_weights = lambda: _load_weights(generation)  # type: ignore[method-assign]
         trainer.train()
+
+
+def _load_weights(generation: Any) -> None:
+    """Gives TRL's vLLM the trainer's weights, in place of `VLLMGeneration.sync_weights`.
+
+    TRL 1.16 calls vLLM's `load_weights`, which fails in a build for CPUs: its layers have packed their weights and given up the
+    originals. So this goes through vLLM's layerwise reload, in memory, as our plugin does with files.
+    """
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    from inference.plugin.weights import pack_head
+
+    engine = generation.llm.llm_engine
+    model = engine.model_executor.driver_worker.model_runner.model
+    initialize_layerwise_reload(model)
+    model.load_weights(generation._iter_named_params())
+    finalize_layerwise_reload(model, engine.model_config)
+    pack_head(model)
+    generation.llm.reset_prefix_cache()
 
 
 def _answered(answer: str) -> Rollout:

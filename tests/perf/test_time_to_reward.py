@@ -59,6 +59,7 @@ def test_our_job_is_valid_and_on_policy(tmp_path: Path) -> None:
 
     assert job.orchestrator.schedule.rollouts_per_step == 32
     assert job.orchestrator.schedule.max_lead_steps == 1
+    assert job_of(Settings("tiny-dense"), tmp_path, 2)["orchestrator"]["schedule"]["max_lead_steps"] == 2
     assert job.orchestrator.seed == 3
 
 
