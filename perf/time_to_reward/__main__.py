@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +36,33 @@ def main() -> None:
     model = str(resolve_model(MODEL, lambda line: console.print(line, highlight=False)))
     result: dict[str, Any] = {"updates": options.updates, "sizes": {}}
     for rollouts in options.rollouts:
-        runs = _compare(options, model, rollouts, console)
-        result["sizes"][str(rollouts)] = {"summary": summary(runs), "runs": runs}
+        runs = []
+        for run in _compare(options, model, rollouts, console):
+            runs.append(run)
+            result["sizes"][str(rollouts)] = {"summary": summary(runs), "runs": runs}
+            if options.json is not None:
+                options.json.write_text(json.dumps(result, indent=1))
         printer = Console()
         printer.print(f"{rollouts} rollouts an update, {options.updates} updates, {len(options.seeds)} seeds")
         for table in tables(runs):
             printer.print(table)
-        if options.json is not None:
-            options.json.write_text(json.dumps(result, indent=1))
 
 
-def _compare(options: argparse.Namespace, model: str, rollouts: int, console: Console) -> list[dict[str, Any]]:
-    """Runs all sides once for each seed."""
-    runs = []
+def _compare(options: argparse.Namespace, model: str, rollouts: int, console: Console) -> Iterator[dict[str, Any]]:
+    """Runs all sides once for each seed; yields the figures of each run."""
     with tempfile.TemporaryDirectory(prefix="time_to_reward_") as directory:
         for number, seed in enumerate(options.seeds):
             settings = Settings(model, seed, options.updates, rollouts // GROUP_SIZE, GROUP_SIZE)
             sides = options.sides if number % 2 == 0 else options.sides[::-1]
             for side in sides:
                 figures = run_side(side, settings, Path(directory) / f"{number}_{side}").figures()
-                runs.append({"round": number, **figures})
                 console.print(
                     f"seed {seed} {side}: {figures['wall_seconds']:.1f} s, {figures['cpu_seconds']:.1f} s of CPU, "
                     f"update {figures['step_seconds']:.3f} s, start-up {figures['start_up_seconds']:.1f} s, "
                     f"reward at the end {figures['tenths'][-1]:.3f}",
                     highlight=False,
                 )
-    return runs
+                yield {"round": number, **figures}
 
 
 def _options() -> argparse.Namespace:
