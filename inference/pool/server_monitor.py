@@ -244,8 +244,9 @@ class ServerMonitor:
         self._fleet.take_out(self.server, reason)
         self.refused = refused
         if first:
-            interval = self._config.health_interval_seconds if refused else self._interval
-            self._not_before = time.monotonic() + interval * self._fleet.intervals_out(self.server)
+            self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.intervals_out(
+                self.server
+            )
         requests, self.requests = self.requests, set()
         for request in requests:
             request.reschedule(0.0)

@@ -318,3 +318,15 @@ def test_a_process_whose_parent_is_gone_already_does_not_start() -> None:
     command[4] = "-1"  # no process has this id, as if the one that forked it had died and another had taken over
     ended = subprocess.run(command, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGKILL, b"", b"")
+
+
+def test_a_server_on_a_cpu_compiles_nothing_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(tmp_path, {})
+    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    assert server.server_environment(config)["TORCH_COMPILE_DISABLE"] == "1"
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
+    assert server.server_environment(config)["TORCH_COMPILE_DISABLE"] == "0"
+    monkeypatch.setattr(server, "_on_cpu", lambda: False)
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE")
+    assert "TORCH_COMPILE_DISABLE" not in server.server_environment(config)
