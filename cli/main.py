@@ -13,6 +13,7 @@ COMMANDS = {
     "run": ("cli.run", "run a whole job, inference, trainer and orchestrators, from one file"),
     "orchestrator": ("cli.orchestrator", "run one orchestrator, alone or in a live job"),
     "trainer": ("cli.trainer", "run the trainer, alone"),
+    "sft": ("cli.sft", "train a model on conversations, to begin a run with or alone"),
     "inference": ("cli.inference", "run one vLLM server with our plugin, alone"),
     "eval": ("cli.eval", "play a file's evaluations on a checkpoint, a running server or the base model"),
     "make-model": ("cli.make_model", "build a tiny model, or find one, and print its directory"),

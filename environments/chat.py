@@ -74,7 +74,7 @@ class Chat:
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
         # The first rendering prepares what all later ones use: 50 ms, which are spent here and not on an event loop.
         with suppress(ValueError):
-            self._render([{"role": "user", "content": ""}], add_generation_prompt=True)
+            self.render([{"role": "user", "content": ""}], add_generation_prompt=True)
 
     def with_template_kwargs(self, kwargs: Mapping[str, Any]) -> Chat:
         """Returns the same chat with further variables for its template.
@@ -104,7 +104,7 @@ class Chat:
 
         Raises `ValueError` when the template refuses the messages, or does not read `tools` that are given.
         """
-        return self.encode(self._render(messages, tools, add_generation_prompt=True))
+        return self.encode(self.render(messages, tools, add_generation_prompt=True))
 
     def extend(self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> array[int]:
         """Returns the prompt ids of the next turn, as an array of int32.
@@ -147,7 +147,11 @@ class Chat:
             return list(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool) -> str:
+        """Returns the text of a conversation, with `add_generation_prompt` up to where the assistant is to write.
+
+        Raises `ValueError` as `start`.
+        """
         if tools and "tools" not in self._template_variables:
             raise ValueError(
                 f"{self._directory}: its chat template does not read `tools`, so the model cannot be given any"
@@ -168,7 +172,7 @@ class Chat:
     def _after_completion(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool
     ) -> str:
-        rendered = self._render([*_BEFORE, *messages], tools, add_generation_prompt=add_generation_prompt)
+        rendered = self.render([*_BEFORE, *messages], tools, add_generation_prompt=add_generation_prompt)
         _, found, following = rendered.partition(_COMPLETION)
         if not found:
             raise ValueError(

@@ -18,6 +18,7 @@ def other_kind(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
     from job.sweep.targets import SweepConfig
     from run.config import RunConfig
     from trainer.config import TrainerConfig
+    from trainer.sft.config import SftConfig
 
     try:
         given = read_toml(file).keys()
@@ -31,6 +32,7 @@ def other_kind(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
         ("orchestrator", "orchestrator"): RunConfig,
         ("server", "inference"): InferenceConfig,
         ("sweep", "sweep"): SweepConfig,
+        ("fine-tuning", "sft"): SftConfig,
         ("job of roles", "submit"): JobSpec,
     }
     return next((kind for kind, other in kinds.items() if not given - other.model_fields.keys()), None)

@@ -37,6 +37,7 @@ from trainer.runs.copies import CopyRefused
 from trainer.runs.manager import HookError, get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Occupancy, Progress, Stage
 from trainer.runs.requested import DISK_FAULTS, Requests
+from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals, end_at_second_request
@@ -61,8 +62,16 @@ WAITING_REPORT_SECONDS = 30.0
 """Between log lines about what is awaited."""
 
 
-def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
-    """Trains in this process, as one rank of several if it is one; arguments and result are those of `trainer.launch.run`."""
+def train(
+    config: TrainerConfig,
+    on_ready: Callable[[], object],
+    open_batches: Callable[[], BatchReceiver] | None = None,
+    make: Callable[[TrainerConfig, Learner, BatchReceiver], Trainer] | None = None,
+) -> int:
+    """Trains in this process, as one rank of several if it is one; arguments and result are those of `trainer.launch.run`.
+
+    `open_batches` and `make` replace the wire and the `Trainer`, for batches without an orchestrator (`trainer/sft/train.py`).
+    """
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         logger.error(
             "%s is from an earlier training; continue it with --resume (in a file: resume = true), or use another output_dir",
@@ -82,14 +91,15 @@ def train(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
             learner = Learner(config, group, get_multi_run_manager())
             if group.index > 0:
                 return _follow(learner)
-            receiver = stack.enter_context(closing(open_receiver(config.transport, config.output_dir)))
+            opened = open_batches() if open_batches is not None else open_receiver(config.transport, config.output_dir)
+            receiver = stack.enter_context(closing(opened))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
             return 2 if isinstance(error, ValueError) or is_permanent(error) else 1
         on_ready()
         stack.enter_context(beating())
         try:
-            with closing(Trainer(config, learner, receiver)) as trainer:
+            with closing((make or Trainer)(config, learner, receiver)) as trainer:
                 code = trainer.serve(stop)
         except HookError:
             logger.exception("the trainer ends")
@@ -151,7 +161,7 @@ class Trainer:
             self._train_rows()
             self._finish_steps()
         for run in self._learner.runs.values():
-            self.checkpoints.begin(run)
+            self._begin_checkpoint(run)
         self.checkpoints.complete()
         steps = ", ".join(f"{run.run_id} at step {run.progress.step}" for run in self._learner.runs.values())
         logger.info("the trainer ends%s", f": {steps}" if steps else "")
@@ -301,8 +311,11 @@ class Trainer:
         metrics["phase/broadcast"] = time.monotonic() - started
         self._report(run, metrics)
         if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
-            self.checkpoints.begin(self._learner.runs[run.slot])
+            self._begin_checkpoint(self._learner.runs[run.slot])
         self._registry.advance(run.slot, time.monotonic())
+
+    def _begin_checkpoint(self, run: Run) -> None:
+        self.checkpoints.begin(run)
 
     def _close_step(self, slot: int) -> None:
         """Drops the run's open step, if there is one."""

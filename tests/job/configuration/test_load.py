@@ -12,6 +12,7 @@ from job.config import JobConfig
 from job.configuration.load import load, to_toml
 from run.config import RunConfig
 from trainer.config import TrainerConfig
+from trainer.sft.config import SftConfig
 from transport.errors import UserError
 
 
@@ -265,6 +266,11 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 @pytest.mark.parametrize("name", ["demo", "demo-multi", "distillation", "gpu"])
 def test_the_job_files_are_valid(name: str) -> None:
     assert load(JobConfig, CONFIGS / f"{name}.toml", []).output_dir == Path("outputs") / name
+
+
+def test_the_fine_tuning_file_is_valid() -> None:
+    config = load(SftConfig, CONFIGS / "sft.toml", [])
+    assert config.trainer.output_dir == config.output_dir == Path("outputs/sft")
 
 
 def test_the_role_files_are_valid() -> None:

@@ -1,0 +1,60 @@
+"""Conversations to imitate, as token ids and a loss mask: what the assistant wrote is trained, everything else is read.
+
+A turn is split as in a rollout: its prompt up to where the assistant is to write (`Chat.start`), then what the assistant wrote
+up to and including the token that ends it. Prompt and turn are encoded apart, as they are when the model writes the turn. Where
+the template renders a conversation differently once further turns follow (it drops earlier reasoning, say), the turn begins a
+sample of its own, as a rollout's turn does whose prompt does not extend the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from environments.chat import Chat, Message, Tool
+
+
+@dataclass(slots=True)
+class Demonstration:
+    """One sequence to train on."""
+
+    token_ids: list[int] = field(default_factory=list)
+    trained: list[bool] = field(default_factory=list)
+    """Of each token: whether it is trained."""
+
+    def add(self, token_ids: Sequence[int], trained: int) -> None:
+        """Appends tokens of which the first `trained` are trained."""
+        self.token_ids += token_ids
+        self.trained += [index < trained for index in range(len(token_ids))]
+
+
+def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Demonstration]:
+    """Returns the sequences of one conversation, in order; what follows the last assistant message is left out.
+
+    Raises `ValueError` without an assistant message, or where the template cannot be split at the assistant's turns.
+    """
+    found: list[Demonstration] = []
+    text = ""
+    for index, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
+        prompt = chat.render(messages[:index], tools, add_generation_prompt=True)
+        whole = chat.render(messages[: index + 1], tools, add_generation_prompt=False)
+        if not whole.startswith(prompt):
+            raise ValueError(
+                f"the chat template writes message {index} of role assistant differently from where it lets the assistant write: "
+                f"{prompt[-40:]!r} does not begin it; set chat_template_kwargs, or another chat template, so that it does"
+            )
+        if not found or not prompt.startswith(text):
+            found.append(Demonstration())
+            text = ""
+        found[-1].add(chat.encode(prompt[len(text) :]), 0)
+        written = chat.encode(whole[len(prompt) :])
+        ends = [place for place, token in enumerate(written) if token in chat.stop_token_ids]
+        found[-1].add(written, ends[-1] + 1 if ends else len(written))
+        text = whole
+    if not found:
+        raise ValueError("it has no message of role assistant; there is nothing to train")
+    for each in found:
+        each.trained[0] = False  # nothing comes before it that could predict it
+    return found

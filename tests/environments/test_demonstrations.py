@@ -1,0 +1,67 @@
+"""What is trained of a conversation is what the model would have written: up to the token that ends its turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from environments.chat import Chat
+from environments.demonstrations import demonstrations_of
+from tests.orchestrator.toy_model import make_toy_model
+
+USER, ANSWER = {"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Chat:
+    return Chat(make_toy_model(tmp_path / "model"))
+
+
+def trained_text(chat: Chat, ids: list[int], trained: list[bool]) -> str:
+    return chat.transcribe([[token for token, own in zip(ids, trained, strict=True) if own]])[0]
+
+
+def test_each_turn_is_trained_up_to_its_end(chat: Chat) -> None:
+    messages = [USER, ANSWER, {"role": "user", "content": "and"}, {"role": "assistant", "content": "so on"}, USER]
+    (found,) = demonstrations_of(chat, messages)
+    text = chat.transcribe([found.token_ids])[0]
+    assert text == chat.render(messages[:4], add_generation_prompt=False)
+    end = chat.transcribe([[chat.stop_token_ids[0]]])[0]
+    assert trained_text(chat, found.token_ids, found.trained) == f"an answer{end}so on{end}"
+    assert found.token_ids[: len(chat.start([USER]))] == chat.start([USER])
+
+
+def test_a_conversation_without_an_answer_is_refused(chat: Chat) -> None:
+    with pytest.raises(ValueError, match="it has no message of role assistant"):
+        demonstrations_of(chat, [USER])
+
+
+def with_template(directory: Path, template: str) -> Chat:
+    (directory / "chat_template.jinja").write_text(template)
+    return Chat(directory)
+
+
+def test_a_template_that_forgets_gives_a_sample_for_each_turn(tmp_path: Path) -> None:
+    """As templates do that drop the reasoning of earlier turns."""
+    directory = make_toy_model(tmp_path / "model")
+    template = (
+        "{% for m in messages %}{{ m.role }}\n"
+        "{{ m.content if m.role == 'user' or loop.last else m.content[:2] }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant\n{% endif %}"
+    )
+    chat = with_template(directory, template)
+    first, second = demonstrations_of(chat, [USER, ANSWER, USER, {"role": "assistant", "content": "so on"}])
+    assert trained_text(chat, first.token_ids, first.trained) == "an answer</s>"
+    assert trained_text(chat, second.token_ids, second.trained) == "so on</s>"
+    assert "an answer" not in chat.transcribe([second.token_ids])[0]
+
+
+def test_a_template_that_begins_a_turn_otherwise_is_refused(tmp_path: Path) -> None:
+    directory = make_toy_model(tmp_path / "model")
+    template = (
+        "{% for m in messages %}{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant\nthinking: {% endif %}"
+    )
+    with pytest.raises(ValueError, match="the chat template writes message 1 of role assistant differently from where"):
+        demonstrations_of(with_template(directory, template), [USER, ANSWER])

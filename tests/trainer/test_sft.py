@@ -1,0 +1,319 @@
+"""`counterpoint sft` against TRL's `SFTTrainer`, and its resume, its refusals and its result as a run's beginning."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from tests.support.tiny_model import make_model
+from tests.trainer.lone_run import make_lone_run
+from trainer.runs import manager
+from trainer.sft import train
+from trainer.sft.batches import SftBatches
+from trainer.sft.config import SftConfig
+from trainer.sft.train import newest_weights
+
+pytestmark = pytest.mark.slow
+
+TEMPLATE = (
+    "{% for message in messages %}<start>{{ message.role }}\n"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<end>{% endgeneration %}\n"
+    "{% else %}{{ message.content }}<end>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
+)
+ROWS, PER_STEP, STEPS = 40, 6, 20
+TRAINING: dict[str, Any] = {"learning_rate": 2e-3, "betas": [0.9, 0.95]}
+LORA: dict[str, Any] = {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+def messages_of(index: int) -> list[dict[str, str]]:
+    """One to three turns of some letters; odd ones begin with a system prompt."""
+    generator = np.random.default_rng(index)
+
+    def text() -> str:
+        return "".join(chr(97 + letter) for letter in generator.integers(0, 26, generator.integers(3, 20)))
+
+    system = [{"role": "system", "content": "be brief"}] if index % 2 else []
+    turns = [
+        [{"role": "user", "content": text()}, {"role": "assistant", "content": text()}] for _ in range(index % 3 + 1)
+    ]
+    return [*system, *(message for turn in turns for message in turn)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model whose template marks the assistant's text, and a file of conversations."""
+    root = tmp_path_factory.mktemp("sft")
+    make_model(root / "model", moe=False, seed=0)
+    (root / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    (root / "rows.jsonl").write_bytes(b"".join(orjson.dumps({"messages": messages_of(i)}) + b"\n" for i in range(ROWS)))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _no_manager_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "_manager", None)
+
+
+def run(config: SftConfig) -> int:
+    """Runs it as a process of its own would, which has one manager."""
+    manager._manager = None
+    return train.run(config)
+
+
+def make_config(place: Path, output_dir: Path, **fields: Any) -> SftConfig:
+    values: dict[str, Any] = {
+        "output_dir": output_dir,
+        "model": str(place / "model"),
+        "data": {"path": str(place / "rows.jsonl")},
+        "epochs": 3,
+        "samples_per_step": PER_STEP,
+        "training": TRAINING,
+        "trainer": {"device": "cpu", "dtype": "float32", "threads": 1, "max_tokens": 300},
+    }
+    return SftConfig.model_validate(values | fields)
+
+
+def lines_of(output_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output_dir / "trainer" / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights_in(directory: Path) -> dict[str, torch.Tensor]:
+    adapter = directory / "adapter_model.safetensors"
+    return load_file(adapter if adapter.exists() else directory / "model.safetensors")
+
+
+def order_of(config: SftConfig) -> list[int]:
+    """The rows of all steps in order, as the ids of the samples name them."""
+    batches = SftBatches(config)
+    names = [sample.rollout_id for step in range(1, batches.steps + 1) for sample in batches.batch(step).samples]
+    return [int(name.split("-")[1]) for name in names]
+
+
+@contextmanager
+def as_it_was() -> Iterator[None]:
+    """Puts back what transformers and accelerate change in a process: the generators' states, and accelerate's own."""
+    from accelerate.state import AcceleratorState, GradientState  # type: ignore[import-untyped]
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])  # noqa: TID251 - transformers seeds it
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+def train_by_trl(
+    place: Path, output_dir: Path, rows: list[int], adapter: Path | None
+) -> tuple[dict[str, Any], list[float]]:
+    """Returns the weights and the losses of TRL's trainer on these rows, which it tokenizes and masks itself."""
+    from datasets import Dataset
+    from peft import PeftModel
+    from torch.utils.data import SequentialSampler
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    class InOrder(SFTTrainer):
+        def _get_train_sampler(self, *arguments: Any) -> SequentialSampler:
+            return SequentialSampler(self.train_dataset)
+
+    model: Any = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    settings = SFTConfig(
+        output_dir=str(output_dir),
+        per_device_train_batch_size=PER_STEP,
+        max_steps=STEPS,
+        learning_rate=TRAINING["learning_rate"],
+        adam_beta1=TRAINING["betas"][0],
+        adam_beta2=TRAINING["betas"][1],
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        lr_scheduler_type="constant",
+        assistant_only_loss=True,
+        max_length=300,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
+    dataset = Dataset.from_list([{"messages": messages_of(row)} for row in rows])
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    trainer = InOrder(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    if adapter is not None:
+        trained.save_pretrained(output_dir)
+        return weights_in(output_dir), losses
+    return {name: tensor.detach() for name, tensor in trained.state_dict().items()}, losses
+
+
+def new_adapter(place: Path, directory: Path) -> Path:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    lora = LoraConfig(
+        r=LORA["rank"], lora_alpha=LORA["alpha"], target_modules=LORA["target_modules"], task_type="CAUSAL_LM"
+    )
+    get_peft_model(model, lora).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_twenty_steps_are_those_of_trl(place: Path, tmp_path: Path, kind: str) -> None:
+    adapter = new_adapter(place, tmp_path / "adapter") if kind == "lora" else None
+    lora = {"lora": {**LORA, "start_from": str(adapter)}} if adapter is not None else {}
+    config = make_config(place, tmp_path / "ours", training={**TRAINING, **lora})
+    assert run(config) == 0
+    ours = weights_in(newest_weights(config))
+    with as_it_was():
+        theirs, losses = train_by_trl(place, tmp_path / "theirs", order_of(config), adapter)
+    lines = lines_of(config.output_dir)
+    assert [line["loss"] for line in lines] == pytest.approx(losses, abs=2e-4)  # TRL rounds to four digits
+    assert set(ours) <= set(theirs)
+    furthest = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    assert furthest < 1e-5
+    before = weights_in(adapter) if adapter is not None else weights_in(place / "model")
+    assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 1e-2
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["epoch"] == 3.0
+    assert not {name for name in lines[-1] if name.startswith(("mismatch_kl", "importance_ratio")) or "/sft" in name}
+
+
+def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped by a signal in the middle of an epoch, between two checkpoints."""
+    training = {**TRAINING, "lora": LORA, "warmup_steps": 3, "lr_schedule": "linear"}
+    whole = make_config(place, tmp_path / "whole", training=training, epochs=1.5)
+    assert run(whole) == 0
+    halves = make_config(place, tmp_path / "halves", training=training, epochs=1.5)
+    batch = SftBatches.batch
+
+    def stopping(self: SftBatches, step: int) -> Any:
+        if step == 7:
+            signal.raise_signal(signal.SIGTERM)
+        return batch(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SftBatches, "batch", stopping)
+        assert run(halves) == 143
+    reached = lines_of(halves.output_dir)[-1]["step"]
+    assert 1 <= reached < 8
+    changed = halves.model_copy(update={"resume": True, "samples_per_step": 5})
+    with pytest.raises(ValueError, match=r"sft.json: samples_per_step changed since the run began"):
+        run(changed)
+    resumed = make_config(place, tmp_path / "halves", training=training, epochs=1.5, resume=True)
+    assert run(resumed) == 0
+    one, other = weights_in(newest_weights(whole)), weights_in(newest_weights(resumed))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    shown = ("step", "loss", "epoch", "learning_rate", "tokens")
+    assert [[line[name] for name in shown] for line in lines_of(whole.output_dir)] == [
+        [line[name] for name in shown] for line in lines_of(halves.output_dir)
+    ]
+    assert run(resumed) == 0, "a run that is trained to its end"
+    assert run(whole) == 2, "not without resume"
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_a_run_begins_with_the_result(place: Path, tmp_path: Path, kind: str) -> None:
+    training = {**TRAINING, "lora": LORA} if kind == "lora" else TRAINING
+    config = make_config(place, tmp_path / "sft", training=training, epochs=0.5)
+    assert run(config) == 0
+    result = newest_weights(config)
+    if kind == "full":
+        later = make_lone_run(tmp_path / "job", result)
+    else:
+        later = make_lone_run(tmp_path / "job", place / "model", lora={**LORA, "start_from": str(result)})
+    written, held = (
+        sorted(float(tensor.double().abs().sum()) for tensor in weights.values())
+        for weights in (weights_in(result), later.weights())
+    )
+    assert written == held
+    assert held != sorted(
+        float(tensor.double().abs().sum())
+        for tensor in make_lone_run(tmp_path / "other", place / "model").weights().values()
+    )
+
+
+def test_a_row_that_cannot_be_used_is_named(place: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "rows.jsonl"
+    rows = [{"messages": messages_of(0)}, {"messages": "hello"}, {"messages": [{"role": "user", "content": "hi"}]}]
+    bad.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    for select, said in (
+        (":2", r"rows.jsonl:2: messages is 'hello'; expected a list"),
+        ("::2", "rows.jsonl:3: it has no message"),
+    ):
+        config = make_config(place, tmp_path / "out", data={"path": str(bad), "select": select})
+        with pytest.raises(ValueError, match=said):
+            run(config)
+
+
+@pytest.mark.parametrize(("on_long", "kept"), [("truncate", [20, 20]), ("drop", [])])
+def test_a_long_conversation_is_cut_or_left_out(place: Path, tmp_path: Path, on_long: str, kept: list[int]) -> None:
+    config = make_config(
+        place, tmp_path, data={"rows": [{"messages": messages_of(2)}] * 2}, epochs=1, max_length=20, on_long=on_long
+    )
+    batches = SftBatches(config)
+    assert batches.steps == 1
+    assert np.diff(batches.batch(1).sample_offsets).tolist() == kept
+    with pytest.raises(
+        ValueError, match=r"rows\[.\]: a conversation of \d+ tokens; at most 20 are trained; raise trainer.max_"
+    ):
+        SftBatches(config.model_copy(update={"on_long": "error"})).batch(1)
+
+
+def test_every_epoch_has_every_row_once(place: Path, tmp_path: Path) -> None:
+    order = order_of(make_config(place, tmp_path, epochs=2.5))
+    epochs = [order[:ROWS], order[ROWS : 2 * ROWS], order[2 * ROWS :]]
+    assert [sorted(epoch) for epoch in epochs[:2]] == [list(range(ROWS))] * 2
+    assert len(set(epochs[2])) == len(epochs[2]) == ROWS // 2
+    assert epochs[0] != epochs[1]
+    assert order == order_of(make_config(place, tmp_path, epochs=2.5))
+    assert order != order_of(make_config(place, tmp_path, epochs=2.5, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"schedule": {"max_off_policy_steps": 2}}, r"\[schedule\] is about rollouts, and counterpoint sft makes none"),
+        ({"environments": []}, r"\[environments\] is about rollouts"),
+        (
+            {"training": {"loss": {"kind": "importance_ratio", "ratio_low": 0.5}}},
+            "training.loss has no meaning for counterpoint sft",
+        ),
+        ({"training": {"weight": 2.0}}, "training.weight has no meaning for counterpoint sft: no other run"),
+        ({"training": {"updates_per_step": 2}}, "training.updates_per_step has no meaning"),
+        ({"training": {"value_head": {}}}, "training.value_head has no meaning"),
+        ({"trainer": {"max_runs": 2}}, "trainer.max_runs = 2: counterpoint sft trains one run"),
+        ({"trainer": {"model": "other"}}, "trainer.model: model is set once, at the top"),
+        ({"max_length": 400}, "max_length = 400 is more than trainer.max_tokens = 300"),
+        ({"epochs": 0}, "greater than 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(place: Path, tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    if "trainer" in fields:
+        fields = {"trainer": {"max_tokens": 300, **fields["trainer"]}}
+    with pytest.raises(ValidationError, match=said):
+        make_config(place, tmp_path, **fields)

@@ -1,0 +1,108 @@
+"""The batches of supervised fine-tuning: rows of data in a shuffled order, as samples with the assistant's tokens trained.
+
+Step s takes the rows at positions (s - 1) * samples_per_step up to s * samples_per_step of one endless stream of epochs
+(`environments/shuffle.py`), so that a batch depends on its step alone and a resume needs no state.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+
+from environments.chat import Chat
+from environments.data.load import load_rows
+from environments.data.rows import DataError
+from environments.demonstrations import Demonstration, demonstrations_of
+from environments.shuffle import EpochOrder
+from trainer.sft.config import ENVIRONMENT, SftConfig
+from transport.rate_limited_log import RateLimitedLog
+from transport.records import Batch, SampleInfo
+
+logger = logging.getLogger(__name__)
+
+
+class SftBatches:
+    """The batches of one run, by step."""
+
+    def __init__(self, config: SftConfig) -> None:
+        """Reads the data and the chat template of `config.model`, a directory. Raises `ValueError` for either."""
+        self._config = config
+        self._rows = load_rows(config.data)
+        self._chat = Chat(config.model).with_template_kwargs(config.chat_template_kwargs)
+        weights = self._rows.weights
+        self._order = EpochOrder(len(self._rows), f"{config.seed}/sft", None if weights is None else weights.tolist())
+        self._log = RateLimitedLog(logger)
+        self._drawn = math.ceil(config.epochs * len(self._rows))
+        self.steps = math.ceil(self._drawn / config.samples_per_step)
+        """Of all epochs; the last may have fewer rows."""
+        self._conversation(0)  # It names a column that is missing, or a template that cannot be used, now.
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What must not change when a run is resumed, for JSON."""
+        config = self._config
+        return {
+            "data": self._rows.fingerprint,
+            "seed": config.seed,
+            "samples_per_step": config.samples_per_step,
+            "longest": config.longest,
+            "on_long": config.on_long,
+            "chat_template_kwargs": config.chat_template_kwargs,
+        }
+
+    def epoch(self, step: int) -> float:
+        """Returns how many epochs are trained after `step`."""
+        return min(step * self._config.samples_per_step, self._drawn) / len(self._rows)
+
+    def batch(self, step: int) -> Batch:
+        """Returns the batch of a step. Raises `DataError`, naming the row, for one that cannot be trained on."""
+        first = (step - 1) * self._config.samples_per_step
+        last = min(first + self._config.samples_per_step, self._drawn)
+        samples: list[tuple[str, Demonstration]] = []
+        for position in range(first, last):
+            row = self._order.at(position)
+            for part, each in enumerate(self._conversation(row)):
+                if (kept := self._shortened(row, each)) is not None:
+                    samples.append((f"{position}-{row}-{part}", kept))
+        trained = np.concatenate([np.zeros(0, bool), *(each.trained for _, each in samples)])
+        zeros_T = np.zeros(len(trained), np.float32)
+        return Batch(
+            run_id=self._config.run_id,
+            step=step,
+            samples=tuple(SampleInfo(name, ENVIRONMENT, step - 1, 0.0, 1.0) for name, _ in samples),
+            token_ids_T=np.array([token for _, each in samples for token in each.token_ids], np.int32),
+            loss_mask_T=trained.astype(np.uint8),
+            log_probabilities_T=zeros_T,
+            advantages_T=zeros_T,
+            sample_offsets=np.cumsum([0, *(len(each.token_ids) for _, each in samples)], dtype=np.int64),
+        )
+
+    def _conversation(self, row: int) -> list[Demonstration]:
+        fields, where = self._rows[row], self._rows.where(row)
+        messages, tools = fields.get("messages"), fields.get("tools") or []
+        if not isinstance(messages, list) or not all(isinstance(each, dict) and "role" in each for each in messages):
+            raise DataError(
+                f"{where}: messages is {str(messages)[:80]!r}; expected a list of {{role, content}} (data.columns takes it from "
+                "another column)"
+            )
+        try:
+            return demonstrations_of(self._chat, messages, tools)
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+
+    def _shortened(self, row: int, each: Demonstration) -> Demonstration | None:
+        longest = self._config.longest
+        if len(each.token_ids) <= longest:
+            return each
+        said = f"{self._rows.where(row)}: a conversation of {len(each.token_ids)} tokens; at most {longest} are trained"
+        if self._config.on_long == "error":
+            raise DataError(f'{said}; raise trainer.max_tokens, or set on_long = "truncate" or "drop"')
+        kept = (
+            Demonstration(each.token_ids[:longest], each.trained[:longest])
+            if self._config.on_long == "truncate"
+            else None
+        )
+        self._log.note(logging.WARNING, f"{said}: it is {'left out' if kept is None else 'cut'}")
+        return kept

@@ -1,0 +1,111 @@
+"""Runs supervised fine-tuning to its end: the trainer's own loop over a feed of data, in this process.
+
+It differs from a trainer of runs in two things. Weights are published with each checkpoint instead of each step, since no server
+waits for them. And metrics that compare the trainer with an inference engine are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from functools import partial
+from pathlib import Path
+
+import tomli_w
+
+from trainer.config import TrainerConfig
+from trainer.learner import Learner
+from trainer.metrics import MetricValue
+from trainer.runs import checkpoint
+from trainer.runs.control_files import run_directory
+from trainer.runs.record import Occupancy
+from trainer.runs.run import Run
+from trainer.sft.batches import SftBatches
+from trainer.sft.config import ENVIRONMENT, SftConfig
+from trainer.sft.feed import Feed
+from trainer.train import Trainer, train
+from transport.files.atomic import published_steps, write_atomically
+from transport.wires.base import BatchReceiver
+
+logger = logging.getLogger(__name__)
+
+_OF_INFERENCE = ("mismatch_kl", "importance_ratio", "masked_share", "replayed_share")
+"""Metrics that have no meaning without an inference engine."""
+
+
+def run(config: SftConfig) -> int:
+    """Trains until the last epoch's end or a stop signal; returns the trainer's exit code. `config.model` is a directory.
+
+    Raises `ValueError` for data, a chat template or a resume that cannot be; the message names it.
+    """
+    batches = SftBatches(config)
+    run_dir = run_directory(config.output_dir, config.run_id)
+    if config.resume or checkpoint.holds_any(config.output_dir) is None:  # otherwise `train` says what is wrong
+        _check_identity(run_dir / "sft.json", batches, config.resume)
+        described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
+        (run_dir / "control").mkdir(parents=True, exist_ok=True)
+        (config.output_dir / "trainer").mkdir(exist_ok=True)
+        write_atomically(run_dir / "control" / "orch.toml", tomli_w.dumps(described).encode())
+    trainer = config.trainer.model_copy(update={"model": config.model, "router_replay": False})
+    feed = Feed(config.run_id, batches.steps, batches.batch)
+    code = train(trainer, lambda: None, lambda: feed, partial(SftTrainer, batches))
+    if code == 0:
+        logger.info("the weights are in %s", newest_weights(config))
+    elif feed.failure is not None:
+        logger.error("%s", feed.failure)
+    return code
+
+
+def newest_weights(config: SftConfig) -> Path:
+    """Returns the directory of the newest published weights: a model, or an adapter in PEFT's format."""
+    directory = run_directory(config.output_dir, config.run_id) / "broadcast"
+    return directory / f"step_{published_steps(directory)[-1]}"
+
+
+def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
+    """Refuses to resume with other batches; notes those of a new run. Raises `ValueError`."""
+    identity = json.loads(json.dumps(batches.identity))
+    if not resume or not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(identity, indent=2).encode() + b"\n")
+        return
+    former = json.loads(path.read_text())
+    if changed := sorted(name for name in identity if former.get(name) != identity[name]):
+        raise ValueError(
+            f"{path}: {', '.join(changed)} changed since the run began, so its steps would have other batches; put them back, or "
+            "use another output_dir"
+        )
+
+
+class SftTrainer(Trainer):
+    """The trainer of one run whose batches are data."""
+
+    def __init__(self, batches: SftBatches, config: TrainerConfig, learner: Learner, receiver: BatchReceiver) -> None:
+        super().__init__(config, learner, receiver)
+        self._batches = batches
+
+    def _publish(self, run: Occupancy, anew: bool = False) -> bool:
+        """Removes what will be trained again; new weights are published with their checkpoint."""
+        return super()._publish(run, anew) if anew and run.progress.step else True
+
+    def _begin_checkpoint(self, run: Run) -> None:
+        if run.intact and run.progress.step and super()._publish(self._registry.in_slot(run.slot)):
+            super()._begin_checkpoint(run)
+
+    def _report(self, run: Occupancy, metrics: dict[str, MetricValue]) -> None:
+        line: dict[str, MetricValue] = {
+            "run_id": run.run_id,
+            "step": run.progress.step,
+            "time": time.time(),
+            "epoch": self._batches.epoch(run.progress.step),
+        }
+        for name, value in metrics.items():
+            first, *rest = name.split("/")
+            if first not in _OF_INFERENCE and ENVIRONMENT not in rest:
+                line[name] = value
+        self._metrics.append(line)
+        logger.info(
+            "run %s step %d of %d: loss %.4g, grad_norm %.3g, %.0f tokens/s",
+            run.run_id, run.progress.step, run.config.steps, line["loss"], line["grad_norm"], line["tokens_per_second"],
+        )  # fmt: skip
