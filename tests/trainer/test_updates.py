@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from run.updates import ValueHeadConfig
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
+from tests.trainer.plain_updates import BETA, CLIP, RATE, PlainLoop, of_constant_advantages
 from trainer.losses.contract import LossInputs, LossOutputs
-from transport.records import Batch
-
-RATE = 0.05
-CLIP = 0.2
-BETA = 0.3
 
 
 def clipped(inputs: LossInputs) -> LossOutputs:
@@ -32,92 +29,6 @@ def clipped(inputs: LossInputs) -> LossOutputs:
         distance_P = inputs.reference_log_probabilities_P - new_P
         loss_P = loss_P + BETA * (distance_P.exp() - 1 - distance_P)
     return LossOutputs(loss_P, torch.zeros_like(loss_P, dtype=torch.bool))
-
-
-class PlainLoop:
-    """The same training as one loop over whole samples in float64, by transformers' own forward pass and torch's SGD."""
-
-    def __init__(self, directory: Path, reference: Path | None = None, head: ValueHeadConfig | None = None) -> None:
-        self.model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
-        self.reference: nn.Module | None = (
-            None if reference is None else AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float64)
-        )
-        self.head = head
-        self.linear = nn.Linear(self.model.config.hidden_size, 1, dtype=torch.float64)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        trained = [*self.model.parameters(), *(self.linear.parameters() if head else ())]
-        self.optimizer = torch.optim.SGD(trained, lr=RATE)
-        self.trained = trained
-        self.norms: list[float] = []
-
-    def of(self, model: nn.Module, batch: Batch, sample: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and values of a sample's trained tokens."""
-        span = slice(*batch.sample_offsets[sample : sample + 2])
-        tokens = torch.from_numpy(batch.token_ids_T[span]).long()
-        mask = torch.from_numpy(batch.loss_mask_T[span][1:]).bool()
-        output = model(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
-        logits = output.logits[0][:-1] / batch.samples[sample].temperature
-        chosen = logits.log_softmax(-1).gather(-1, tokens[1:, None])[:, 0][mask]
-        return chosen, self.linear(output.hidden_states[-1][0][:-1])[:, 0][mask]
-
-    def step(self, batch: Batch, minibatches: int, epochs: int, penalty: float = 0.0) -> None:
-        samples = range(len(batch.samples))
-        old: dict[int, Tensor] = {}
-        values: dict[int, Tensor] = {}
-        reference: dict[int, Tensor] = {}
-        advantages: dict[int, Tensor] = {}
-        returns: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for sample in samples:
-                old[sample], values[sample] = self.of(self.model, batch, sample)
-                if self.reference is not None:
-                    reference[sample], _ = self.of(self.reference, batch, sample)
-                span = slice(*batch.sample_offsets[sample : sample + 2])
-                given = batch.advantages_T[span][batch.loss_mask_T[span] == 1]
-                advantages[sample] = torch.from_numpy(given.astype(np.float64))
-                cost = penalty * (old[sample] - reference[sample]) if penalty else torch.zeros_like(old[sample])
-                advantages[sample] = advantages[sample] - cost
-                if self.head is not None:
-                    advantages[sample] = plain_gae(
-                        self.head, values[sample].tolist(), (-cost).tolist(), batch.samples[sample].reward
-                    )
-                    returns[sample] = advantages[sample] + values[sample]
-            if self.head is not None and self.head.whiten:
-                every = torch.cat(list(advantages.values()))
-                mean, deviation = every.mean(), (every.var() + 1e-8).sqrt()
-                advantages = {sample: (own - mean) / deviation for sample, own in advantages.items()}
-        for _ in range(epochs):
-            for first in range(minibatches):
-                loss, count = torch.zeros((), dtype=torch.float64), 0
-                for sample in samples[first::minibatches]:
-                    new, estimates = self.of(self.model, batch, sample)
-                    ratio, own = (new - old[sample]).exp(), advantages[sample]
-                    policy = -torch.minimum(ratio * own, ratio.clamp(1 - CLIP, 1 + CLIP) * own)
-                    if self.reference is not None and not penalty:
-                        distance = reference[sample] - new
-                        policy = policy + BETA * (distance.exp() - 1 - distance)
-                    loss, count = loss + policy.sum(), count + len(new)
-                    if self.head is not None:
-                        near = values[sample] + (estimates - values[sample]).clamp(-self.head.clip, self.head.clip)
-                        errors = torch.maximum((estimates - returns[sample]) ** 2, (near - returns[sample]) ** 2)
-                        loss = loss + self.head.coefficient * 0.5 * errors.sum()
-                self.optimizer.zero_grad()
-                (loss / count).backward()
-                self.norms.append(float(torch.nn.utils.clip_grad_norm_(self.trained, 1e9)))
-                self.optimizer.step()
-
-
-def plain_gae(head: ValueHeadConfig, values: list[float], rewards: list[float], reward: float) -> Tensor:
-    """By the definition: the discounted sum of all later errors of one step."""
-    rewards = [*rewards[:-1], rewards[-1] + reward]
-    following = [*values[1:], 0.0]
-    errors = [r + head.discount * after - v for r, after, v in zip(rewards, following, values, strict=True)]
-    decay = head.discount * head.gae_lambda
-    return torch.tensor(
-        [sum(decay**k * error for k, error in enumerate(errors[token:])) for token in range(len(errors))],
-        dtype=torch.float64,
-    )
 
 
 def lone(directory: Path, output: Path, **training: Any) -> LoneRun:
@@ -202,3 +113,32 @@ def clipped_alone(inputs: LossInputs) -> LossOutputs:
             inputs.old_log_probabilities_P,
         )
     )
+
+
+@pytest.mark.slow
+def test_several_updates_against_a_reference_are_those_of_trl(
+    dense_directory: Path, other_directory: Path, tmp_path: Path
+) -> None:
+    """GRPO with `beta` > 0 and `num_iterations` > 1, by TRL's own loss."""
+    out = tmp_path / "trl.safetensors"
+    command = [sys.executable, "-m", "tests.trainer.trl_updates"]
+    command += [str(dense_directory), str(other_directory), str(out)]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = load_file(out)
+    run = lone(
+        dense_directory,
+        tmp_path,
+        loss={"kind": "grpo", "ratio_to": "old", "kl_coefficient": BETA},
+        reference={"model": str(other_directory)},
+        updates_per_step=4,
+        epochs=2,
+    )
+    metrics = [run.train(of_constant_advantages(number)) for number in (1, 2)]
+    assert metrics[0]["updates"] == 4
+    before = PlainLoop(dense_directory)
+    assert distance(run, before) > 1e-2
+    for name, value in run.weights().items():
+        torch.testing.assert_close(value.double(), expected[name], atol=1e-5, rtol=0)
