@@ -184,6 +184,25 @@ def test_an_advantage_that_leaves_the_program_costs_its_groups(
     assert all("raised SystemExit: 3" in record["error"] for record in lost)
 
 
+def test_advantages_of_a_step_are_relative_to_all_that_it_trains(make_config: Callable[..., RunConfig]) -> None:
+    """As they are sent and as they are recorded."""
+    config = make_config(advantage={"kind": "batch_standardised"}, filters=[])
+    with ScriptedTrainer(config.output_dir, "one", STEPS) as trainer:
+        assert run(config, lambda: None) == 0
+    assert len(trainer.trained) == STEPS
+    for batch in trainer.trained:
+        sent = {
+            info.rollout_id: float(batch.advantages_T[first:last][batch.loss_mask_T[first:last] == 1].mean())
+            for info, first, last in zip(batch.samples, batch.sample_offsets, batch.sample_offsets[1:], strict=False)
+        }
+        rewards = {info.rollout_id: info.reward for info in batch.samples}
+        mean, deviation = np.mean(list(rewards.values())), np.std(list(rewards.values()))
+        assert deviation > 0
+        assert sent == pytest.approx({name: (reward - mean) / deviation for name, reward in rewards.items()}, abs=1e-5)
+        recorded = {record["rollout_id"]: record["advantage"] for record in records_of(config, f"step_{batch.step}")}
+        assert {name: recorded[name] for name in sent} == pytest.approx(sent, abs=1e-5)
+
+
 def test_a_trainer_that_is_killed_gets_again_what_it_lacks(make_config: Callable[..., RunConfig]) -> None:
     config = make_config(steps=8)
     lives: list[ScriptedTrainer] = []
