@@ -219,7 +219,7 @@ def _with_value_loss(
     """Adds the value head's part to the gradient; returns it, and the values `[P]` of `trainer.open_step.optional_means`."""
     means: list[Tensor] = []
     if inputs.reference_log_probabilities_P is not None:
-        difference_P = inputs.reference_log_probabilities_P - inputs.trainer_log_probabilities_P.detach()
+        difference_P = (inputs.reference_log_probabilities_P - inputs.trainer_log_probabilities_P.detach()).double()
         means.append(difference_P.exp() - 1 - difference_P)
     head, old_P, returns_P = step.run.config.training.value_head, *step.columns.values_of(samples)
     if head is not None and inputs.values_P is not None and old_P is not None and returns_P is not None:

@@ -224,7 +224,7 @@ def test_a_reference_concerns_its_own_run_alone(moe_directory: Path) -> None:
 
 
 def test_at_the_first_step_an_adapter_is_no_distance_from_its_base(dense_directory: Path, tmp_path: Path) -> None:
-    lone = make_lone_run(tmp_path, dense_directory, lora={"rank": 4}, reference={}, optimizer="sgd")
+    lone = make_lone_run(tmp_path, dense_directory, lora={"rank": 4}, reference={}, learning_rate=0.05)
     metrics = [lone.train(make_batch(number))["reference_kl"] for number in (1, 2)]
     assert abs(float(metrics[0])) < 1e-9 < 1e-8 < float(metrics[1])
 
