@@ -40,6 +40,7 @@ COMMANDS = {
     "status": ("cli.status", "print a job's state from its directory; --watch repeats it, --json is for programs"),
     "show": ("cli.show", "print the prompts, completions and rewards of a step's rollouts"),
     "logs": ("cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
+    "plan": ("cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),
     "manifest": ("cli.manifest", "print a Slurm script, a Kubernetes JobSet or a KubeRay RayJob that runs a job"),
     "completion": ("cli.completion", "print a completion script for bash, zsh or fish"),
 }

@@ -1,0 +1,46 @@
+"""GPUs as `counterpoint plan` is given them: `8xH100-80`, or any other as `NxNAME-GB`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from transport.errors import UserError
+
+GIB = 2**30
+
+USABLE_GIB = {
+    "H100-80": 79.1,
+    "H200-141": 139.8,
+    "A100-40": 39.4,
+    "A100-80": 79.1,
+    "L40S-48": 44.4,
+    "B200-192": 178.0,
+}
+"""What is left of the memory in a GPU's name, in GiB, as drivers report it."""
+
+_FORM = re.compile(r"(?:(\d{1,6})x)?([A-Za-z0-9]{1,32})-(\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """Equal GPUs."""
+
+    count: int
+    name: str
+    memory: int
+    """Bytes of one."""
+
+
+def parse_gpus(text: str) -> Gpus:
+    """Reads `8xH100-80`. A GPU that is not in the table has the GB of its name, of 10^9 bytes. Raises `UserError`."""
+    match = _FORM.fullmatch(text)
+    count = int(match[1] or 1) if match else 0
+    if match is None or count < 1 or int(match[3]) < 1:
+        raise UserError(
+            f"--gpus {text!r} is not understood; expected NxNAME-GB such as 8xH100-80, with one of "
+            f"{', '.join(USABLE_GIB)} or any other name"
+        )
+    name = f"{match[2]}-{match[3]}"
+    known = USABLE_GIB.get(name.upper())
+    return Gpus(count, name, int(known * GIB) if known is not None else int(match[3]) * 10**9)

@@ -1,0 +1,241 @@
+"""Runs the trainer's own code for a model of any size on torch's `meta` device, and counts the bytes of each part.
+
+Nothing is allocated or computed: tensors have shapes only. The parts thus follow the trainer's code: its output layer by chunks,
+its activation checkpointing, its adapters and its optimizer. What `meta` cannot show is in formulas of one function each: moments
+here, and what sharding leaves on a rank in `job/plan/trainer_memory.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from job.plan.live_bytes import LiveBytes
+from run.config import TrainingConfig
+from trainer.lora.multi_lora import adapter_spans, is_target, wrap_linears
+from trainer.model.head import token_outputs
+from trainer.model.recompute import checkpoint_layers
+from trainer.optimizer import STATE_KEYS, Optimizer
+
+_ATTENTION = "planned"
+
+_FEW = 64
+"""Tokens of the rows whose gradients the row at the peak finds there; their number does not matter for these."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What a model's weights are, of `config.json` alone."""
+
+    parameters: dict[str, int]
+    """By kind: embeddings, attention, mlp, experts, router, norms, other. Tied weights count once."""
+    layers: int
+    hidden: int
+    vocabulary: int
+    kv_heads: int
+    head_dim: int
+    alike: bool
+    """Whether all decoder layers are alike."""
+    experts_per_token: int
+    """0 without experts."""
+    widest: int
+    """The largest output of a linear layer other than the last, or of one expert of each token together."""
+    largest_layer: int
+    """Parameters of the largest decoder layer."""
+    outside_layers: int
+    """Parameters outside the decoder layers."""
+    linear_layers: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    """Shapes `[out, in]` or `[experts, out, in]` of the layers that may have adapters, by the last part of their names."""
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return sum(self.parameters.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """Bytes of one rank without sharding, at the peak of a step."""
+
+    weights: int
+    adapters: int
+    masters: int
+    gradients: int
+    activations: int
+    """All else that lives at the peak of the second row's passes, when the gradients of the first are there."""
+    trained: int
+    """Parameters that are trained."""
+
+
+def make_model(directory: Path, dtype: str, layers: int | None = None) -> nn.Module:
+    """Returns the model of a `config.json` on the meta device, with all its layers or the first few.
+
+    Raises `ValueError` if transformers cannot make it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        if layers is not None:
+            config.num_hidden_layers = layers
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[:layers]
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(
+                config, attn_implementation=_ATTENTION, dtype=_DTYPES[dtype]
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"model = {str(directory)!r} cannot be planned: {error}") from error
+    return model.eval()
+
+
+@cache
+def model_sizes(directory: Path) -> ModelSizes:
+    """Counts the parameters of a model by kind, exactly, from the shapes that transformers gives them."""
+    model = make_model(directory, "float32")
+    config = getattr(model.config, "get_text_config", lambda: model.config)()
+    kinds: Counter[str] = Counter()
+    layers: Counter[str] = Counter()
+    linear: dict[str, list[tuple[int, ...]]] = {}
+    for name, parameter in model.named_parameters():
+        kinds[_kind(name, parameter)] += parameter.numel()
+        before, found, after = name.partition(".layers.")
+        layers[after.partition(".")[0] if found and before else ""] += parameter.numel()
+    for name, layer in wrap_linears(model, 1).items():
+        shapes = [tuple(layer.weight(prefix).shape) for prefix in layer._names]
+        linear.setdefault(name.rpartition(".")[2], []).extend(shapes)
+    heads = config.num_attention_heads
+    per_token = getattr(config, "num_experts_per_tok", None) or 1
+    expert = (getattr(config, "moe_intermediate_size", None) or 0) * per_token
+    return ModelSizes(
+        parameters=dict(kinds),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        vocabulary=config.vocab_size,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        alike=len({count for layer, count in layers.items() if layer}) == 1
+        and len(set(getattr(config, "layer_types", None) or [""])) == 1
+        and config is model.config,
+        experts_per_token=(getattr(config, "num_experts_per_tok", None) or 0) if kinds["experts"] else 0,
+        widest=2 * max(getattr(config, "intermediate_size", None) or 4 * config.hidden_size, expert),
+        largest_layer=max((count for layer, count in layers.items() if layer), default=0),
+        outside_layers=layers[""],
+        linear_layers=linear,
+    )
+
+
+def _kind(name: str, parameter: Tensor) -> str:
+    parts = name.lower().split(".")
+    if any("expert" in part for part in parts):
+        return "experts"
+    if any("norm" in part or part.startswith("ln_") for part in parts):
+        return "norms"
+    if any(part in ("gate", "router") for part in parts):
+        return "router"
+    if any("embed" in part or part in ("lm_head", "wte", "wpe") for part in parts):
+        return "embeddings"
+    if any("attn" in part or "attention" in part for part in parts):
+        return "attention"
+    if any("mlp" in part or "feed_forward" in part for part in parts):
+        return "mlp"
+    return "other"
+
+
+def step_bytes(
+    directory: Path, dtype: str, tokens: int, runs: list[TrainingConfig], *, checkpointing: bool
+) -> StepBytes:
+    """Runs two rows of `tokens` tokens of one sample, as after the first of a step, and returns what lives at the peak.
+
+    `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. Every number grows
+    evenly with the layers, if these are alike: then models of two and of three layers are run.
+    """
+    given = tuple(run.model_dump_json() for run in runs)
+    sizes = model_sizes(directory)
+    if not sizes.alike or sizes.layers < 3:
+        return _step_bytes(directory, dtype, tokens, given, checkpointing, None)
+    two, three = (_step_bytes(directory, dtype, tokens, given, checkpointing, layers) for layers in (2, 3))
+    numbers = {
+        name: getattr(two, name) + (sizes.layers - 2) * (getattr(three, name) - getattr(two, name))
+        for name in StepBytes.__dataclass_fields__
+    }
+    return StepBytes(**numbers)
+
+
+@cache
+def _step_bytes(
+    directory: Path, dtype: str, tokens: int, given: tuple[str, ...], checkpointing: bool, layers: int | None
+) -> StepBytes:
+    runs = [TrainingConfig.model_validate_json(each) for each in given]
+    with LiveBytes("meta") as live:
+        model = make_model(directory, dtype, layers)
+        model.logits_scale = 1.0
+        weights = live.now
+        if checkpointing:
+            checkpoint_layers(model, None)
+        parameters = [_trained(model, slot, runs) for slot in range(len(runs))]
+        adapters = live.now - weights
+        optimizers = [Optimizer(each, run, 1) for each, run in zip(parameters, runs, strict=True)]
+        masters = live.now - weights - adapters
+        for slot in range(len(runs)):
+            _row(model, min(tokens, _FEW), slot)
+        gradients = live.now - weights - adapters - masters
+        before = live.peak = live.now
+        _row(model, tokens, 0)
+        activations = live.peak - before
+        trained = sum(parameter.numel() for each in parameters for parameter in each.values())
+        del optimizers
+    return StepBytes(weights, adapters, masters, gradients, activations, trained)
+
+
+def moments_bytes(trained: int, training: TrainingConfig) -> int:
+    """Bytes of the optimizer's state for so many trained parameters, float32."""
+    if training.optimizer == "sgd":
+        return 4 * trained if training.momentum else 0
+    return 4 * trained * (len(STATE_KEYS["adamw"]) - 1)
+
+
+def _trained(model: nn.Module, slot: int, runs: list[TrainingConfig]) -> dict[str, nn.Parameter]:
+    lora = runs[slot].lora
+    if lora is None:
+        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found: dict[str, nn.Parameter] = {}
+    for name, layer in wrap_linears(model, len(runs)).items():
+        if is_target(name, lora):
+            layer.admit(slot, lora.rank, lora.alpha, torch.Generator())
+            found |= {f"{name}.{key}": value for key, value in layer.adapter_parameters(slot).items()}
+    return found
+
+
+def _row(model: nn.Module, tokens: int, slot: int) -> None:
+    ids_T = torch.zeros(tokens, dtype=torch.int64, device="meta")
+    predicting_P = torch.arange(tokens - 1, device="meta")
+    with adapter_spans(model, [(slot, tokens)]):
+        outputs = token_outputs(model, ids_T, ids_T, [tokens], predicting_P, ids_T[1:], 1.0)
+    outputs.log_probabilities_P.backward(torch.empty(tokens - 1, device="meta"))
+
+
+def _attention(
+    module: nn.Module,
+    query_1HTD: Tensor,
+    key_1HTD: Tensor,
+    value_1HTD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The kernel that `trainer/model/attention.py` gets for one sample; the meta device would choose another."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output = kernel(query_1HTD, key_1HTD, value_1HTD, 0.0, True, scale=scaling)[0]
+    return output.transpose(1, 2), None
+
+
+AttentionInterface.register(_ATTENTION, _attention)

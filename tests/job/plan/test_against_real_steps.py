@@ -1,0 +1,102 @@
+"""What is planned is what a real step of the trainer holds, at several shapes: within 10 %."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from job.plan.dry_run import moments_bytes, step_bytes
+from job.plan.live_bytes import LiveBytes
+from run.config import TrainingConfig
+from tests.trainer.lone_run import make_lone_run
+from transport.records import Batch, SampleInfo
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 512
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    torch.manual_seed(0)
+    made = {
+        "dense": Qwen3ForCausalLM(Qwen3Config(**SHAPE, vocab_size=2048, num_hidden_layers=6, tie_word_embeddings=True)),
+        "mixture": Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(
+                **SHAPE,
+                vocab_size=512,
+                num_hidden_layers=4,
+                moe_intermediate_size=64,
+                num_experts=8,
+                num_experts_per_tok=2,
+                tie_word_embeddings=False,
+            )
+        ),
+    }
+    places = {name: tmp_path_factory.mktemp(name) for name in made}
+    for name, model in made.items():
+        model.save_pretrained(places[name])
+    return places
+
+
+def two_rows(step: int) -> Batch:
+    """Two samples, each as long as a row, all of whose tokens are trained."""
+    tokens = 2 * TOKENS
+    mask = np.ones(tokens, np.uint8)
+    mask[[0, TOKENS]] = 0
+    return Batch(
+        run_id="default",
+        step=step,
+        samples=tuple(SampleInfo(f"{step}-{index}", "toy", step - 1, 1.0, 1.0) for index in range(2)),
+        token_ids_T=np.arange(tokens, dtype=np.int32) % 500,
+        loss_mask_T=mask,
+        log_probabilities_T=np.where(mask, -6.0, 0).astype(np.float32),
+        advantages_T=np.where(mask, 1.0, 0).astype(np.float32),
+        sample_offsets=np.array([0, TOKENS, tokens], np.int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora", "checkpointing"),
+    [
+        ("dense", None, False),
+        ("dense", None, True),
+        ("dense", {"rank": 8}, False),
+        ("dense", {"rank": 8}, True),
+        ("mixture", None, False),
+        ("mixture", {"rank": 8}, True),
+    ],
+)
+def test_a_real_step(
+    models: dict[str, Path], tmp_path: Path, kind: str, lora: dict[str, Any] | None, checkpointing: bool
+) -> None:
+    training: dict[str, Any] = {"lora": lora} if lora else {}
+    config = TrainingConfig.model_validate(training)
+    planned = step_bytes(models[kind], "float32", TOKENS, [config], checkpointing=checkpointing)
+    moments = moments_bytes(planned.trained, config)
+    expected = planned.weights + planned.adapters + planned.masters + moments + planned.gradients + planned.activations
+    trainer = {"max_tokens": TOKENS, "activation_checkpointing": checkpointing, "router_replay": False}
+    lone = make_lone_run(tmp_path, models[kind], trainer, **training)
+    lone.train(two_rows(1))
+    gc.collect()
+    with LiveBytes("cpu") as live:
+        live.note(lone.model.parameters())
+        live.note(lone.model.buffers())
+        live.note(lone.run.optimizer.state().values())
+        lone.train(two_rows(2))
+    assert expected == pytest.approx(live.peak, rel=0.1)
+    assert planned.activations > 0.02 * live.peak

@@ -1,0 +1,133 @@
+"""What `counterpoint plan` says of jobs that fit and of jobs that do not, and how it counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+
+from cli.plan import main
+from job.plan.devices import GIB, parse_gpus
+from job.plan.dry_run import model_sizes
+from job.plan.inference_memory import kv_bytes, weights_of_rank
+from job.plan.plan import largest_tokens
+from transport.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+output_dir = "output"
+model = "{model}"
+
+[inference]
+max_model_len = 1024
+max_num_batched_tokens = 8192
+
+[trainer]
+device = "cuda"
+max_tokens = {tokens}
+activation_checkpointing = {checkpointing}
+
+[gpus]
+inference = [0]
+trainer = [1]
+
+[orchestrator]
+[[orchestrator.environments]]
+name = "reverse-text"
+kind = "reverse-text"
+"""
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models of which only the configuration exists."""
+    shape = {
+        "vocab_size": 2000,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    }
+    dense = Qwen3Config(**shape, intermediate_size=4096, num_hidden_layers=24, tie_word_embeddings=True)
+    mixture = Qwen3MoeConfig(
+        **shape,
+        intermediate_size=2048,
+        moe_intermediate_size=512,
+        num_hidden_layers=4,
+        num_experts=16,
+        num_experts_per_tok=4,
+    )
+    places = {"dense": tmp_path_factory.mktemp("dense"), "mixture": tmp_path_factory.mktemp("mixture")}
+    dense.save_pretrained(places["dense"])
+    mixture.save_pretrained(places["mixture"])
+    return places
+
+
+def write_job(directory: Path, model: Path, tokens: int, checkpointing: bool = False) -> str:
+    file = directory / "job.toml"
+    file.write_text(JOB.format(model=model, tokens=tokens, checkpointing=str(checkpointing).lower()))
+    return str(file)
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_parameters_are_counted_exactly(directories: dict[str, Path], kind: str) -> None:
+    config = AutoConfig.from_pretrained(directories[kind])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    sizes = model_sizes(directories[kind])
+    assert sizes.total == sum(parameter.numel() for parameter in model.parameters())
+    assert sizes.parameters["embeddings"] == 2000 * 1024 * (1 if kind == "dense" else 2)
+    if kind == "mixture":
+        assert sizes.parameters["experts"] == 4 * 16 * 3 * 512 * 1024
+        assert sizes.parameters["router"] == 4 * 16 * 1024
+    else:
+        assert sizes.parameters["mlp"] == 24 * 3 * 4096 * 1024
+    assert sizes.parameters["attention"] == sizes.layers * 2 * (16 + 4) * 64 * 1024
+    assert kv_bytes(sizes, 1, 2) == 2 * sizes.layers * 4 * 64 * 2
+    assert kv_bytes(sizes, 8, 2) == 2 * sizes.layers * 64 * 2, "a head is on one GPU at least"
+    assert weights_of_rank(sizes, 2) > sizes.total // 2
+
+
+def test_what_fits_and_what_does_not(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_job(tmp_path, directories["dense"], 4096)
+    assert main([file, "--gpus", "2xH100-80", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    assert plan["sequences"] > 0
+    assert plan["largest_max_tokens"] > 4096
+    largest = plan["largest_max_tokens"]
+    assert main([file, "--gpus", "2xH100-80", "--trainer.max_tokens", str(2 * largest)]) == 2
+    said = capsys.readouterr().out
+    assert "change trainer.max_tokens" in said
+    assert f"would fit: trainer.max_tokens = {largest}" in said
+    assert "would fit: trainer.activation_checkpointing = true" in said
+    assert main([file, "--gpus", "1xH100-80"]) == 2
+    assert "the job uses 2 GPUs; there are 1; change gpus" in capsys.readouterr().out
+    assert main([file, "--gpus", "2xSMALL-2", "--json"]) == 2
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["largest_max_tokens"] == 0
+    assert {problem["part"] for problem in plan["problems"]} >= {"moments"}
+
+
+def test_gpus_are_read_by_name() -> None:
+    assert parse_gpus("8xH100-80").count == 8
+    assert 79 * GIB < parse_gpus("h100-80").memory < 80 * GIB
+    assert parse_gpus("2xMI300-192").memory == 192 * 10**9
+    for wrong in ("8", "0xH100-80", "H100", "8xH100-80GB", "x", "-1xH100-80"):
+        with pytest.raises(UserError, match="expected NxNAME-GB"):
+            parse_gpus(wrong)
+
+
+def test_the_largest_tokens_are_found_on_a_bent_line() -> None:
+    def total(tokens: int) -> int:
+        return 1000 + max(tokens, 3 * tokens - 5000)
+
+    assert largest_tokens(total, 21_000) == 25_000 // 3 // 256 * 256
+    assert largest_tokens(total, 1100) == 0
+    assert largest_tokens(total, 1300) == 256
