@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.trainer.orchestrator_end import DEADLINE
+from inference.plugin.digest import digests_of
+from tests.support.polling import until
+from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.lone_run import make_lone_run
+from tests.trainer.orchestrator_end import (
+    DEADLINE,
+    ended,
+    feeder,
+    log_path,
+    metrics_lines,
+    send_signal,
+    trainer_process,
+    write_run,
+)
 from tests.trainer.sharded_learner import RESUMED, SCENARIOS, STEPS
+from tests.trainer.test_ranks import process_of_rank, until_gone
+from trainer.broadcast import own_memory
+from trainer.config import TrainerConfig
+from trainer.model.load import load_model, log_probabilities
+from transport.files.atomic import published_steps
+from transport.messages import Acknowledged, Ready
+from transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +108,60 @@ def test_a_run_continues_on_another_number_of_ranks_with_the_same_bits(found: di
         expected = {"lines": plain[begin:end], "weights": {"one": {}}}
         assert_close(found[after], expected, ["one"])
     assert found["resumed-4"]["weights"] != found["resumed-4"]["loaded"]
+
+
+async def test_a_sharded_trainer_publishes_whole_weights_and_continues_after_a_rank_was_killed(
+    moe_directory: Path, tmp_path: Path
+) -> None:
+    training: dict[str, Any] = {"steps": 9, "checkpoint_interval": 2, "learning_rate": 1e-4}
+    write_run(make_run_config(tmp_path, moe_directory, **training))
+    config = TrainerConfig(
+        output_dir=tmp_path, model=str(moe_directory), processes=2, sharding=True, max_tokens=24, threads=1
+    )
+    alone = make_lone_run(tmp_path / "alone", moe_directory, **training)
+    expected = [alone.train(make_batch(step, routed=True)) for step in (1, 2, 3, 4)]
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=1)
+            await end.train(*(make_batch(step, routed=True) for step in (1, 2, 3)))
+            await until(
+                lambda: len(published_steps(tmp_path / "trainer" / "default" / "checkpoints")) == 1, "a checkpoint"
+            )
+            children = descendants(process.pid or 0)
+            os.kill(await asyncio.to_thread(process_of_rank, children, 1), signal.SIGKILL)
+            assert await ended(process) == 1
+        await until_gone(children)
+    assert "a rank of the trainer died" in log_path(config).read_text()
+    files = {path.name for path in (tmp_path / "trainer/default/checkpoints/step_2").iterdir()}
+    assert files == {"STABLE", "state.json", "state.safetensors", "state.rank_1.safetensors"}
+    config = config.model_copy(update={"resume": True})
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=3)
+            await end.train(*(make_batch(step, routed=True) for step in (3, 4)))
+            send_signal(process, signal.SIGTERM)
+            await end.until(Acknowledged, step=4)
+        assert await ended(process) == 143, log_path(config).read_text()
+    for line, metrics in zip(metrics_lines(tmp_path), expected, strict=True):
+        for name in (
+            "loss",
+            "entropy",
+            "mismatch_kl",
+            "grad_norm",
+            "loss/guess",
+            "replayed_share",
+            "tokens",
+            "samples",
+        ):
+            assert line[name] == pytest.approx(metrics[name], abs=1e-5), name
+    published = tmp_path / "run_default" / "broadcast" / "step_4"
+    assert "distributed" not in (published / "config.json").read_text()
+    served = load_model(published, "float32", torch.device("cpu"))
+    for name, weight in alone.weights().items():
+        torch.testing.assert_close(served.get_parameter(name), weight, rtol=0, atol=1e-5, check_device=False)
+    probe, digests = json.loads((published / "probe.json").read_text()), digests_of(own_memory(served.state_dict()))
+    assert probe["digests"] == digests
+    tokens_T = torch.tensor(probe["token_ids"])
+    positions_T = torch.arange(len(tokens_T))
+    values_P, _ = log_probabilities(served, tokens_T, positions_T, [len(tokens_T)], positions_T[:-1], tokens_T[1:], 1.0)
+    assert values_P.tolist() == pytest.approx(probe["log_probabilities"], abs=1e-5)
