@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from run.config import RunConfig
+from trainer import batch_parts
 from trainer.broadcast import Assembled
 from trainer.config import TrainerConfig
 from trainer.fair_share import Row
@@ -77,6 +78,8 @@ class Learner:
         """By slot, the runs that could be made; the records of the others say why not."""
         self.heartbeat_seconds = HEARTBEAT_SECONDS
         self._open: dict[int, OpenStep] = {}
+        self._sent: dict[int, list[set[int]]] = {}
+        """By slot and rank, the samples of the open step that the rank has got; on rank 0."""
         self._trained_in_full = False
         self._references = References(config.model, config.dtype, ranks.device)
         self._load_model()
@@ -101,15 +104,32 @@ class Learner:
         check(batch, self.limits)
         rate = self.runs[slot].config.training.learning_rate if learning_rate is None else learning_rate
         if self.ranks.count > 1:
-            frames = [as_bytes_view(frame) for frame in codec.encode(batch)]
-            self._command({"kind": "open", "slot": slot, "rate": rate, "sizes": [frame.nbytes for frame in frames]})
-            self.ranks.share(b"".join(frames))
+            header, arrays = batch_parts.outline(batch)
+            self._command({"kind": "open", "slot": slot, "rate": rate, "batch": header})
+            self.ranks.share(arrays)
+            self._sent[slot] = [set() for _ in range(self.ranks.count)]
         return self._begin(slot, batch, rate)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
-        self._command({"kind": "rows", "rows": rows})
+        if self.ranks.count > 1:
+            parts = [self._parts(rank, row) if rank else [] for rank, row in enumerate(rows)]
+            sizes = [[(slot, samples, [f.nbytes for f in frames]) for slot, samples, frames in own] for own in parts]
+            self._command({"kind": "rows", "rows": rows, "parts": sizes})
+            for rank, own in enumerate(parts):
+                for _, _, frames in own:
+                    self.ranks.send(rank, b"".join(frames))
         self._train(rows)
+
+    def _parts(self, rank: int, row: Row) -> list[tuple[int, list[int], list[memoryview]]]:
+        """Returns the samples of a rank's row that it has not got yet, by slot, with the frames of their batches."""
+        parts: list[tuple[int, list[int], list[memoryview]]] = []
+        for slot, samples in row:
+            if new := [sample for sample in samples if sample not in self._sent[slot][rank]]:
+                self._sent[slot][rank].update(new)
+                frames = codec.encode(batch_parts.part(self._open[slot].batch, new))
+                parts.append((slot, new, [as_bytes_view(frame) for frame in frames]))
+        return parts
 
     def next_pass(self, slot: int) -> OpenStep | None:
         """Ends the current pass of a run's step, whose samples are trained, if another one follows; returns the step then.
@@ -190,10 +210,13 @@ class Learner:
                 case "synchronize":
                     self.manager.synchronize_state()
                 case "open":
-                    frames = _split(self.ranks.share(None), command["sizes"])
-                    batch = codec.decode(frames, self.config.transport.max_batch_bytes)
+                    batch = batch_parts.unfilled(command["batch"], self.ranks.share(None))
                     self._begin(command["slot"], batch, command["rate"])
                 case "rows":
+                    for slot, samples, sizes in command["parts"][self.ranks.index]:
+                        frames = _split(self.ranks.receive(sum(sizes)), sizes)
+                        given = codec.decode(frames, self.config.transport.max_batch_bytes)
+                        batch_parts.fill(self._open[slot].batch, samples, given)
                     self._train(command["rows"])
                 case "pass":
                     try:

@@ -71,6 +71,16 @@ class Ranks:
         dist.broadcast(payload, src=0, group=self.commands)
         return payload.numpy().tobytes()
 
+    def send(self, rank: int, data: bytes) -> None:
+        """Sends bytes, at least one, to one rank, which calls `receive` with their number."""
+        dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), rank, group=self.commands)
+
+    def receive(self, size: int) -> bytes:
+        """Returns what rank 0 sends."""
+        data = torch.empty(size, dtype=torch.uint8)
+        dist.recv(data, 0, group=self.commands)
+        return data.numpy().tobytes()
+
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Adds each tensor over all ranks, in place; shapes, dtypes and order are the same on every rank."""
         if self.count == 1:
