@@ -113,7 +113,9 @@ class Learner:
     def train_rows(self, rows: Sequence[Row]) -> None:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
         if self.ranks.count > 1:
-            parts = [self._parts(rank, row) if rank else [] for rank, row in enumerate(rows)]
+            count = self.ranks.count
+            # Several ranks share a row, or each has its own.
+            parts = [self._parts(rank, rows[rank * len(rows) // count]) if rank else [] for rank in range(count)]
             sizes = [[(slot, samples, [f.nbytes for f in frames]) for slot, samples, frames in own] for own in parts]
             self._command({"kind": "rows", "rows": rows, "parts": sizes})
             for rank, own in enumerate(parts):

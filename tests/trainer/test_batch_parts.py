@@ -18,7 +18,7 @@ LIMITS = ModelLimits(VOCABULARY, 64, LAYERS, EXPERTS, TOP_K)
 
 def test_the_samples_of_a_rank_pack_as_those_of_the_whole_batch() -> None:
     whole = make_batch(3, routed=True)
-    column_T = np.where(whole.loss_mask_T, 0.5, 0).astype(np.float32)
+    column_T = np.where(whole.loss_mask_T, -0.5, 0).astype(np.float32)
     whole = dataclasses.replace(whole, columns={"teacher_log_probabilities": column_T})
     header, arrays = batch_parts.outline(whole)
     own = batch_parts.unfilled(msgpack.unpackb(msgpack.packb(header)), arrays)
