@@ -218,6 +218,7 @@ def test_a_loss_of_whole_samples_and_of_entropy(dense_directory: Path, tmp_path:
     assert apart["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [
