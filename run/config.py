@@ -454,6 +454,10 @@ class RunConfig(Config):
         kind = self.training.loss.kind
         trains_adapter = self.training.lora is not None
         check_teacher(self.teacher, self.run_id, kind, trains_adapter=trains_adapter, is_built_in=":" not in kind)
+        if kind == "sft" and any(environment.kind != "sft" for environment in self.environments):
+            raise ValueError(
+                'training.loss.kind = "sft" imitates data, and a run\'s tokens are its own; use counterpoint sft, or another kind'
+            )
         if kind == "distillation":
             if self.training.value_head is not None:
                 raise ValueError(

@@ -109,6 +109,10 @@ async def test_another_tokenizer_is_refused(make_config: Callable[..., RunConfig
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        (
+            {"training": {"loss": {"kind": "sft"}}},
+            "imitates data, and a run's tokens are its own; use counterpoint sft",
+        ),
         ({"training": {"loss": {"kind": "distillation"}}}, "needs a teacher; add"),
         ({"teacher": {"model": "wise"}}, r'training.loss.kind = "importance_ratio" does not use its answers'),
         ({"teacher": {"model": "one"}, **DISTILLING}, "teacher.model = 'one' names what this run trains"),
