@@ -33,6 +33,7 @@ CASES = {
     "cluster-calls": "calls from one worker to another, beside those of an actor of Ray and a bare ZMQ echo",
     "tune-trials": "a trial that does nothing, in a process of its own, beside Ray Tune; ten times as many",
     "tune-population": "training a population of eight at once, beside one run with the same load, and the memory of each",
+    "train-memory": "activations of a training pass at 0.6B shapes, beside whole logits without checkpointing",
     "tune-runner": "the tuner's loop: CPU time for a result, with 10 to 10,000 trials",
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
 }
