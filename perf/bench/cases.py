@@ -67,7 +67,9 @@ def run_alone(name: str, arguments: Sequence[str]) -> int:
 
 
 def _module(name: str) -> str:
-    return f"perf.bench.{name.replace('cluster-', 'cluster.').replace('tune-', 'tune.').replace('-', '_')}"
+    for folder in ("cluster", "tune", "train"):
+        name = name.replace(f"{folder}-", f"{folder}.")
+    return f"perf.bench.{name.replace('-', '_')}"
 
 
 def undecided_noise(cases: Sequence[Case]) -> float:
