@@ -107,6 +107,7 @@ def test_a_state_loads_with_offload_and_without(to: bool) -> None:
     assert all(torch.equal(resumed.parameters[name], former.parameters[name]) for name in SHAPES)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8))
 @settings(max_examples=200)
 def test_any_finite_master_survives_its_halves(patterns: list[int]) -> None:
