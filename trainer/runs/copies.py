@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from trainer.optimizer import STATE_KEYS
 from trainer.runs import checkpoint
 from trainer.runs.run import Run
-from transport.files.atomic import publish_directory, published_steps, remove_directory, write_atomically
+from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory, write_atomically
 from transport.files.untrusted import open_regular, read_json
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,9 @@ def keep(output_dir: Path, run_id: str, step: int) -> None:
         return
     source = checkpoint.checkpoints_directory(output_dir, run_id) / f"step_{step}"
     with publish_directory(target) as directory:
-        for name in (_STATE, _DESCRIPTION):
-            _link(source / name, directory / name)
+        for path in (source / _DESCRIPTION, *source.glob("*.safetensors")):  # one file of each rank
+            _link(path, directory / path.name)
+        (source / STABLE).stat()  # a removal begins with it: all files above were there
 
 
 def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None:

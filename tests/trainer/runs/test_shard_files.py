@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainer.runs import shard_files
+from trainer.runs import copies, shard_files
 from trainer.runs.shard_files import file_name, slice_of, write_own
 
 WEIGHTS = {"one": torch.arange(15.0).view(5, 3), "two": torch.arange(8.0) + 100}
@@ -70,3 +71,16 @@ def test_files_that_are_not_what_the_description_says_are_refused(tmp_path: Path
         shard_files.read(directory, shards | {"ranks": 3}, None)
     with pytest.raises(ValueError, match="has 5 rows; this model has at least 9"):
         shard_files.read(directory, shards, {"one": (4, 9)})
+
+
+def test_a_checkpoint_that_is_kept_has_the_slices_of_all_ranks(tmp_path: Path) -> None:
+    shards = write(tmp_path, 3)
+    source = tmp_path / "trainer" / "one" / "checkpoints" / "step_4"
+    source.parent.mkdir()
+    (tmp_path / "checkpoint").rename(source)
+    (source / "state.json").write_text("{}")
+    (source / "STABLE").touch()
+    copies.keep(tmp_path, "one", 4)
+    shutil.rmtree(source)
+    kept = copies.saved_directory(tmp_path, "one") / "step_4"
+    assert torch.equal(shard_files.read(kept, shards, None)["master.one"], WEIGHTS["one"])
