@@ -25,6 +25,9 @@ from trainer.model.load import log_probabilities
 
 logger = logging.getLogger(__name__)
 
+MOST_IDLE_FAILURES = 3
+"""Idle passes of a rank that fail one after the other until it ends, and all with it: each makes all ranks begin anew."""
+
 
 class PassDiscarded(RuntimeError):
     """Another rank has failed in the last pass: what this rank has computed in it is wrong."""
@@ -89,6 +92,8 @@ class Passes:
         self._script: list[_Call] | None = None
         """Of the pass in progress; None before the first one of a round."""
         self._open = self._idling = False
+        self._idle_failures = 0
+        """Since the last idle pass that succeeded."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(_Gather(self._made))
@@ -124,7 +129,8 @@ class Passes:
             try:
                 self._idle(gradient=not plain)
             except Exception as error:  # a lack of memory
-                if is_fatal(error):
+                self._idle_failures += 1
+                if is_fatal(error) or self._idle_failures >= MOST_IDLE_FAILURES:
                     raise
                 logger.warning("an idle pass failed", exc_info=True)
                 failed = True
@@ -171,6 +177,7 @@ class Passes:
                 )
                 if gradient:
                     values_P.backward(torch.zeros_like(values_P))
+            self._idle_failures = 0
         finally:
             self._idling = False
 
