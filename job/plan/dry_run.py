@@ -8,6 +8,8 @@ here, and what sharding leaves on a rank in `job/plan/trainer_memory.py`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -77,28 +79,39 @@ class StepBytes:
 
 
 def make_model(directory: Path, dtype: str, layers: int | None = None) -> nn.Module:
-    """Returns the model of a `config.json` on the meta device, with all its layers or the first few.
-
-    Raises `ValueError` if transformers cannot make it.
-    """
-    try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        if layers is not None:
-            config.num_hidden_layers = layers
-            if getattr(config, "layer_types", None):
-                config.layer_types = config.layer_types[:layers]
-        with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(
-                config, attn_implementation=_ATTENTION, dtype=_DTYPES[dtype]
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"model = {str(directory)!r} cannot be planned: {error}") from error
+    """Returns the model of a `config.json` on the meta device, with all its layers or the first few."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    if layers is not None:
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            config, attn_implementation=_ATTENTION, dtype=_DTYPES[dtype]
+        )
     return model.eval()
+
+
+@contextmanager
+def _plannable(directory: Path) -> Iterator[None]:
+    """Raises `ValueError` for any error of a model's own code, such as a division by its 0 heads."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"model = {str(directory)!r} cannot be planned: {type(error).__name__}: {error}") from error
 
 
 @cache
 def model_sizes(directory: Path) -> ModelSizes:
-    """Counts the parameters of a model by kind, exactly, from the shapes that transformers gives them."""
+    """Counts the parameters of a model by kind, exactly, from the shapes that transformers gives them.
+
+    Raises `ValueError` if transformers cannot make it, or it is no decoder.
+    """
+    with _plannable(directory):
+        return _model_sizes(directory)
+
+
+def _model_sizes(directory: Path) -> ModelSizes:
     model = make_model(directory, "float32")
     config = getattr(model.config, "get_text_config", lambda: model.config)()
     kinds: Counter[str] = Counter()
@@ -156,7 +169,15 @@ def step_bytes(
 
     `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. Every number grows
     evenly with the layers, if these are alike: then models of two and of three layers are run.
+    Raises `ValueError` as `model_sizes`.
     """
+    with _plannable(directory):
+        return _extrapolated_bytes(directory, dtype, tokens, runs, checkpointing)
+
+
+def _extrapolated_bytes(
+    directory: Path, dtype: str, tokens: int, runs: list[TrainingConfig], checkpointing: bool
+) -> StepBytes:
     given = tuple(run.model_dump_json() for run in runs)
     sizes = model_sizes(directory)
     if not sizes.alike or sizes.layers < 3:

@@ -131,3 +131,21 @@ def test_the_largest_tokens_are_found_on_a_bent_line() -> None:
     assert largest_tokens(total, 21_000) == 25_000 // 3 // 256 * 256
     assert largest_tokens(total, 1100) == 0
     assert largest_tokens(total, 1300) == 256
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "null",
+        "3",
+        '{"model_type": "mamba"}',
+        '{"model_type": "qwen3", "hidden_size": "wide"}',
+        '{"model_type": "qwen3", "num_attention_heads": 0}',
+        '{"model_type": "qwen3", "vocab_size": 0}',
+        '{"model_type": "qwen3", "dtype": "float7"}',
+    ],
+)
+def test_a_model_that_cannot_be_planned_is_named_with_the_reason(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"model = '.*' cannot be planned: "):
+        main([write_job(tmp_path, tmp_path, 1024), "--gpus", "2xH100-80"])
