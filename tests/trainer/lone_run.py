@@ -56,12 +56,18 @@ class LoneRun:
 
 
 def make_lone_run(
-    output_dir: Path, model: Path, trainer: dict[str, Any] | None = None, *, resume: bool = False, **training: Any
+    output_dir: Path,
+    model: Path,
+    trainer: dict[str, Any] | None = None,
+    *,
+    resume: bool = False,
+    ranks: Ranks = ALONE,
+    **training: Any,
 ) -> LoneRun:
     """From the model as given, or with `resume` from the newest checkpoint; `training` are keys of `[training]`."""
     config = TrainerConfig(output_dir=output_dir, model=str(model), threads=1, **(trainer or {}))
     manager = MultiRunManager(output_dir, config.max_runs, config.seed)
-    learner = Learner(config, ALONE, manager)
+    learner = Learner(config, ranks, manager)
     write_run(make_run_config(output_dir, model, **training))
     assert manager.discover_runs()
     if resume:

@@ -1,0 +1,80 @@
+"""A step on a GPU is the CPU's, by every way to save its memory, with the kernels of a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.conftest import make_batch
+from tests.trainer.lone_run import make_lone_run
+from trainer.model import head
+from trainer.ranks import Ranks
+
+pytestmark = pytest.mark.slow
+
+LORA = {"rank": 8, "alpha": 16, "target_modules": ["q_proj", "v_proj", "down_proj", "experts"]}
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "full": ({}, {}),
+    "adapter": ({}, {"lora": LORA}),
+    "checkpointing": ({"activation_checkpointing": True}, {"lora": LORA}),
+    "offload": ({"optimizer_offload": True}, {}),
+}
+"""Of the trainer, and of `[training]`."""
+
+
+def train(
+    directory: Path, model: Path, device: torch.device, trainer: dict[str, Any], training: dict[str, Any], routed: bool
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Metrics of three steps, and what is trained in the end, on the CPU."""
+    given = {"device": device.type, "dtype": "float32", **trainer}
+    ranks = Ranks(0, 1, device, None)
+    lone = make_lone_run(directory, model, given, ranks=ranks, learning_rate=1e-3, optimizer="sgd", **training)
+    lines = [lone.train(make_batch(step, routed=routed)) for step in (1, 2, 3)]
+    return lines, {name: weight.cpu() for name, weight in lone.weights().items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mixture", [False, True])
+def test_three_steps_are_those_of_a_cpu(
+    dense_directory: Path, moe_directory: Path, tmp_path: Path, device: torch.device, way: str, mixture: bool
+) -> None:
+    model = moe_directory if mixture else dense_directory
+    trainer, training = WAYS[way]
+    found, weights = train(tmp_path / "gpu", model, device, trainer, training, mixture)
+    expected, plain = train(tmp_path / "cpu", model, torch.device("cpu"), {}, training, mixture)
+    for line, wanted in zip(found, expected, strict=True):
+        for name in ("loss", "entropy", "grad_norm", "mismatch_kl"):
+            assert line[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-4), name
+    for name, weight in plain.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-4)
+
+
+def test_bfloat16_with_an_adapter_follows_float32(dense_directory: Path, tmp_path: Path, device: torch.device) -> None:
+    """As far as its precision goes: eight bits of a log-probability."""
+    found, _ = train(tmp_path / "half", dense_directory, device, {"dtype": "bfloat16"}, {"lora": LORA}, routed=False)
+    expected, _ = train(tmp_path / "whole", dense_directory, device, {}, {"lora": LORA}, routed=False)
+    for line, wanted in zip(found, expected, strict=True):
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=0.1, abs=0.05)
+        assert line["entropy"] == pytest.approx(wanted["entropy"], rel=0.05)
+
+
+def test_chunks_take_less_memory_than_whole_logits(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4,096 tokens and 32,000 words, whose logits take 524 MB."""
+    if device.type != "cuda":
+        pytest.skip("its allocator is measured")
+    hidden_PH = torch.randn(4096, 64, device=device, requires_grad=True)
+    weight_VH = torch.randn(32_000, 64, device=device, requires_grad=True)
+    targets_P = torch.randint(0, 32_000, (4096,), device=device)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 2**24)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    values_P, _ = head.chunked_outputs(hidden_PH, weight_VH, None, targets_P, torch.ones(4096, device=device))
+    values_P.sum().backward()
+    assert torch.cuda.max_memory_allocated(device) - before < 2**28
+    exact = torch.log_softmax(hidden_PH.detach().double() @ weight_VH.detach().double().T, -1)
+    expected_P = exact.gather(-1, targets_P[:, None])[:, 0]
+    assert float((values_P.detach() - expected_P).abs().max()) < 1e-3
