@@ -79,9 +79,13 @@ class OverlongConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> OverlongConfig:
-        if self.longest is not None and self.buffer is not None and self.buffer > self.longest:
-            raise ValueError(f"buffer = {self.buffer} is more than longest = {self.longest}")
+        self.check()
         return self
+
+    def check(self) -> None:
+        """Raises `ValueError` if an empty completion would be penalised."""
+        if self.longest is not None and self.buffer is not None and self.buffer > self.longest:
+            raise ValueError(f"advantage.overlong.buffer = {self.buffer} is more than longest = {self.longest}")
 
 
 class AdvantageConfig(Config):
@@ -409,12 +413,14 @@ class RunConfig(Config):
         longest = max(each, default=self.sampling.max_tokens)
         if kind is not None and "kind" not in advantage.model_fields_set:
             advantage.__dict__["kind"] = kind.advantage
-        if kind is not None and kind.overlong and "overlong" not in advantage.model_fields_set:
+        rewarded = self.training.value_head is None  # which takes the rewards as the environment gave them
+        if kind is not None and kind.overlong and rewarded and "overlong" not in advantage.model_fields_set:
             advantage.__dict__["overlong"] = OverlongConfig()
         if advantage.overlong is not None:
             overlong = advantage.__dict__["overlong"] = advantage.overlong.model_copy()
             overlong.__dict__["longest"] = overlong.longest or longest
             overlong.__dict__["buffer"] = overlong.buffer or max(1, (overlong.longest or longest) // 5)
+            overlong.check()
         self.__dict__["advantage"] = advantage
         if loss.normalisation == "sample" and loss.normalisation_length is None:
             self.__dict__["training"] = self.training.model_copy()
@@ -432,6 +438,26 @@ class RunConfig(Config):
                     "filters: zero_advantage removes rollouts before their step is assembled, and advantage.kind = "
                     '"batch_standardised" computes advantages then; remove that filter (filters = [], if there is no other)'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _penalties_are_used(self) -> RunConfig:
+        """Refuses penalties that are part of advantages which the loss does not get."""
+        advantage, training = self.advantage, self.training
+        overlong = advantage.overlong is not None and advantage.overlong.penalty > 0
+        if training.value_head is not None and (advantage.length_penalty or overlong):
+            raise ValueError(
+                f"advantage.{'length_penalty' if advantage.length_penalty else 'overlong'} is subtracted from rewards before the "
+                "orchestrator's advantages, and with training.value_head the trainer computes others; set it to 0 "
+                "(overlong: penalty = 0), and penalise in the environment's reward"
+            )
+        of_reference = training.reference.reward_coefficient if training.reference is not None else 0.0
+        if training.loss.kind == "distillation" and of_reference and not training.loss.reward_coefficient:
+            raise ValueError(
+                f"training.reference.reward_coefficient = {of_reference} changes the task's advantage, which "
+                'training.loss.kind = "distillation" weighs with its own reward_coefficient, and that is 0; set '
+                "training.loss.kl_coefficient instead, or training.loss.reward_coefficient"
+            )
         return self
 
     @model_validator(mode="after")

@@ -133,7 +133,7 @@ class LossConfig(Config):
     """Unset: no lower limit."""
 
     correction_high: float | None = Field(default=None, gt=0)
-    """Unset: 3 where there is a correction."""
+    """Unset: 3 where there is a correction without `correction_low`; no upper limit with it."""
 
     kl_coefficient: float | None = Field(default=None, ge=0)
     """Weight of the KL divergence to the reference policy (`training.reference`) in the loss."""

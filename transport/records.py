@@ -20,7 +20,7 @@ RoutingArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """Routed experts `[tokens, layers, top_k]`: uint8 up to 256 experts, uint16 above."""
 
 TEACHER_LOG_PROBABILITIES = "teacher_log_probabilities"
-"""Column: the log-probabilities of the tokens under a teacher, of the distribution that the policy was sampled from."""
+"""Column: the log-probabilities of the tokens under a teacher, of its whole distribution at temperature 1."""
 
 TOKEN_COLUMNS = (TEACHER_LOG_PROBABILITIES,)
 """Names of the optional columns that turns, samples and batches may have, float32 each. At most three fit a batch's header."""

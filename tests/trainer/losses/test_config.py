@@ -86,7 +86,26 @@ def test_a_loss_sets_what_belongs_to_it_around_it(tmp_path: Path) -> None:
         make_run(tmp_path, {"kind": "reinforce_plus_plus"}, filters=[{"kind": "zero_advantage"}])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "distillation"])  # which takes a teacher
+def test_a_penalty_that_the_loss_would_not_get_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"overlong\.buffer = 101 is more than longest = 100"):
+        make_run(tmp_path, {}, advantage={"overlong": {"buffer": 101}})
+    ppo: dict[str, Any] = {"loss": {"kind": "ppo"}, "value_head": {}}
+    dapo = make_run(tmp_path, {}, filters=[], training={"loss": {"kind": "dapo"}, "value_head": {}})
+    assert dapo.advantage.overlong is None
+    both: list[dict[str, Any]] = [{"length_penalty": 0.1}, {"overlong": {}}]
+    for penalties in both:
+        with pytest.raises(ValidationError, match=r"with training\.value_head the trainer computes others"):
+            make_run(tmp_path, {}, filters=[], training=ppo, advantage=penalties)
+    make_run(tmp_path, {}, filters=[], training=ppo, advantage={"overlong": {"penalty": 0.0}})
+    teacher = {"urls": ["http://127.0.0.1:8000"]}
+    penalised: dict[str, Any] = {"reference": {"reward_coefficient": 0.1}, "loss": {"kind": "distillation"}}
+    with pytest.raises(ValidationError, match="weighs with its own reward_coefficient, and that is 0"):
+        make_run(tmp_path, {}, teacher=teacher, training=penalised)
+    mixed = penalised | {"loss": {"kind": "distillation", "reward_coefficient": 1.0}}
+    make_run(tmp_path, {}, teacher=teacher, training=mixed)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("distillation", "sft")])
 def test_the_resolved_configuration_means_the_same(tmp_path: Path, kind: str) -> None:
     """As it is written to `control/orch.toml` and read by the trainer."""
     config = make_run(tmp_path, {"kind": kind})
