@@ -221,7 +221,8 @@ def _durable_steps(output_dir: Path, run_id: str) -> set[int]:
 def _durable_directory(output_dir: Path, run_id: str, step: int) -> Path:
     """Returns the checkpoint of a run's step. Raises `ValueError` if there is none, or if it is outside the job's directory."""
     own = (output_dir / "trainer").resolve()
-    for parent in (checkpoint.checkpoints_directory(output_dir, run_id), saved_directory(output_dir, run_id)):
+    # A saved one first: the thread that writes checkpoints may remove the other any time.
+    for parent in (saved_directory(output_dir, run_id), checkpoint.checkpoints_directory(output_dir, run_id)):
         directory = parent / f"step_{step}"
         if (directory / "STABLE").exists():
             if directory.resolve() != own / run_id / parent.name / directory.name:

@@ -39,7 +39,7 @@ from trainer.fair_share import FairShare
 from trainer.ranks import Ranks
 from trainer.runs import copies
 from transport.errors import UserError
-from transport.files.atomic import published_steps
+from transport.files.atomic import published_steps, remove_directory
 from transport.messages import Bye, Hello
 
 pytestmark = pytest.mark.slow
@@ -328,6 +328,28 @@ def test_a_save_is_durable_at_once_and_kept_until_it_is_forgotten(dense_director
         assert same(saved_state(tmp_path, "loser", 1), state)
         forget_saved(tmp_path, "winner", 3)
         assert durable_steps(tmp_path, "winner") == [STEPS]
+
+
+def test_a_copy_of_a_save_does_not_depend_on_a_checkpoint_that_is_removed_meanwhile(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes checkpoints removes older ones while the trainer links one of them."""
+    write_population(tmp_path, dense_directory, checkpoint_interval=99)
+    committed = {"winner": 2, "loser": 0, "third": 0}
+    with life(tmp_path, dense_directory, committed, keep_checkpoints=1) as one:
+        one.until_step(**committed)
+        request_save(tmp_path, "winner")
+        one.turn()
+        assert published_steps(tmp_path / "trainer" / "winner" / "saved") == [2]
+        check = copies._check_fits
+
+        def check_and_lose(*arguments: Any) -> None:
+            check(*arguments)
+            remove_directory(tmp_path / "trainer" / "winner" / "checkpoints" / "step_2")
+
+        monkeypatch.setattr(copies, "_check_fits", check_and_lose)
+        copies.accept(tmp_path, "loser", copies.Copy(1, "winner", 2, False, None), None)
+    assert copies.accepted_steps(tmp_path, "loser") == [1]
 
 
 def test_a_paused_run_gives_its_slot_up_and_goes_on_from_its_save(dense_directory: Path, tmp_path: Path) -> None:
