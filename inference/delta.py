@@ -76,7 +76,8 @@ def positions(arrays: Mapping[str, Bits], bits: Bits, name: str) -> npt.NDArray[
     """Returns which elements of a tensor with these bits change. Raises `ValueError` unless the changes fit it."""
     counts, places, values = arrays["counts"].astype(np.int64), arrays["places"], arrays["bits"]
     blocks = -(-len(bits) // BLOCK)
-    if len(counts) != blocks or counts.sum() != len(places) or len(places) != len(values) or values.dtype != bits.dtype:
+    lengths_fit = len(counts) == blocks and counts.sum() == len(places) == len(values)
+    if not lengths_fit or places.dtype != np.uint16 or values.dtype != bits.dtype:
         raise ValueError(f"{DELTA}: the changes of {name} do not fit its {len(bits)} elements of {bits.dtype}")
     found = np.repeat(np.arange(blocks, dtype=np.int64) * BLOCK, counts) + places
     if len(found) and (int(found[-1]) >= len(bits) or (np.diff(found) <= 0).any()):

@@ -129,18 +129,22 @@ def test_a_server_does_not_start_from_a_delta(tmp_path: Path) -> None:
         ("layers.3.w", "places", [3, 2, 1], "do not ascend within"),
         ("layers.3.w", "places", [0, 1, 3], "do not ascend within"),
         ("layers.3.w", "bits", [1], "do not fit"),
+        ("layers.3.w", "places", torch.arange(3, dtype=torch.int64).to(torch.uint64), "do not fit"),
         ("other", "counts", [1], "is no tensor of"),
     ],
 )
 def test_a_delta_that_does_not_fit_is_refused(
-    tmp_path: Path, name: str, part: str, value: list[int], complaint: str
+    tmp_path: Path, name: str, part: str, value: list[int] | Tensor, complaint: str
 ) -> None:
     source = broadcast(tmp_path / "step_0", weights(0))
     directory = tmp_path / "step_1"
     assert broadcast_changes(directory, source, weights(0))
     arrays = {"counts": [0, 0, 3], "places": [0, 1, 2], "bits": [1, 2, 3]} | {part: value}
     types = {"counts": torch.uint32, "places": torch.uint16, "bits": torch.uint16}
-    tensors = {f"{name}#{key}": torch.tensor(each, dtype=types[key]) for key, each in arrays.items()}
+    tensors = {
+        f"{name}#{key}": torch.tensor(each, dtype=types[key]) if isinstance(each, list) else each
+        for key, each in arrays.items()
+    }
     save_file(tensors, directory / DELTA)
     with pytest.raises(ValueError, match=complaint):
         delta.check(directory)
