@@ -82,17 +82,20 @@ def typed(pattern: str, like: str) -> str:
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
     """Returns the existing key most similar to `path`; None without a similar one.
 
-    A sibling of a similar name comes first, then the same or a similar name in another section.
+    A sibling of a similar name comes first, then the same or a similar name in another section; of several
+    such, one in a section of a similar name.
     """
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == section}
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return siblings[close[0]]
-    elsewhere: dict[str, str] = {}
+    elsewhere: dict[str, list[str]] = {}
     for key in keys:
-        elsewhere.setdefault(key.rpartition(".")[2], key)
+        elsewhere.setdefault(key.rpartition(".")[2], []).append(key)
     if close := difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.8):
-        return elsewhere[close[0]]
+        sections = {key.rpartition(".")[0]: key for key in elsewhere[close[0]]}
+        alike = difflib.get_close_matches(section, sections, n=1, cutoff=0.85)
+        return sections[alike[0]] if alike else elsewhere[close[0]][0]
     whole = difflib.get_close_matches(path, keys, n=1, cutoff=0.6)
     return whole[0] if whole else None
 

@@ -145,6 +145,10 @@ def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
     ("flags", "expected"),
     [
         (["--trainer.treads", "2"], ["there is no key trainer.treads", "did you mean --trainer.threads?"]),
+        (
+            ["--orchestrator.training.refernce.reward_coefficient", "1"],
+            ["did you mean --orchestrator.training.reference.reward_coefficient?"],
+        ),
         (["--trainer.threads"], ["a value must follow"]),
         (["word"], ["word: unexpected"]),
         (["--trainer.threads", "-1"], ["--trainer.threads: trainer.threads = '-1'", "greater than or equal to 1"]),
