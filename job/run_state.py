@@ -66,6 +66,10 @@ def current_state(output_dir: Path, history: History, is_guest: bool) -> str:
         return f"{begun}, guest" if is_guest else begun
     if exclusion is not None:
         return exclusion.partition(":")[0]
+    if (
+        output_dir / f"run_{history.run_id}" / "sft.json"
+    ).exists():  # without an orchestrator, nothing says that it lives
+        return "done" if history.steps and max(history.trained, default=0) >= history.steps else "unfinished"
     return "done" if history.complete else "not running"
 
 

@@ -107,6 +107,10 @@ def find_step(job: Path, run_id: str, step: int | None) -> int:
     """Returns `step`, or the newest shipped step. Raises `UserError` if the run has not shipped it."""
     steps = published_steps(job / f"run_{run_id}" / "rollouts")
     if not steps:
+        if (job / f"run_{run_id}" / "sft.json").exists():
+            raise UserError(
+                f"run {run_id} in {job} is supervised fine-tuning (`counterpoint sft`), which has no rollouts"
+            )
         raise UserError(f"run {run_id} in {job} has shipped no step yet")
     if step is not None and step not in steps:
         raise UserError(f"run {run_id} in {job} has no rollouts of step {step}; it has steps {steps[0]} to {steps[-1]}")

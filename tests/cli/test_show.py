@@ -184,6 +184,9 @@ def test_where_there_is_nothing_to_show(tmp_path: Path) -> None:
     (tmp_path / "run_two").mkdir()
     with pytest.raises(UserError, match="has shipped no step yet"):
         main([str(tmp_path), "--run", "two"])
+    (tmp_path / "run_two" / "sft.json").write_text("{}")
+    with pytest.raises(UserError, match="is supervised fine-tuning"):
+        main([str(tmp_path), "--run", "two"])
 
 
 def publish(job: Path, *lines: bytes) -> Path:

@@ -157,3 +157,12 @@ def test_watching_looks_again_and_ctrl_c_ends_it(past: Path) -> None:
         watch.send_signal(signal.SIGINT)
         assert watch.wait(60) == 0
     assert looks[0] == 20
+
+
+def test_status_of_fine_tuning_goes_by_the_trained_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run_sft" / "control").mkdir(parents=True)
+    (tmp_path / "run_sft" / "sft.json").write_text("{}")
+    (tmp_path / "run_sft" / "control" / "orch.toml").write_text("steps = 2\n")
+    for step, state in ((1, "unfinished"), (2, "done")):
+        write_lines(tmp_path / "trainer" / "metrics.jsonl", [{"run_id": "sft", "step": step, "time": 1.0}])
+        assert state in shown_by_status(tmp_path, capsys)
