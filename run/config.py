@@ -501,7 +501,8 @@ class RunConfig(Config):
                 'filters: zero_advantage with mode = "enforce" removes rollouts that training.loss.kind = "distillation" learns '
                 'from; remove it, or set mode = "monitor"'
             )
-        self.filters = [each for each in self.filters if each not in enforced]
+        # Not by assignment, as above.
+        self.__dict__["filters"] = [each for each in self.filters if each not in enforced]
 
     @model_validator(mode="after")
     def _evaluations_fit(self) -> RunConfig:

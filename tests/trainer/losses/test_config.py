@@ -128,3 +128,16 @@ def test_runs_of_a_job_inherit_what_was_set_and_not_what_belongs_to_a_kind(tmp_p
     first, second = JobConfig.model_validate(job).every_run
     assert (first.training.loss.clip_high, first.advantage.overlong is None) == (0.28, False)
     assert (second.training.loss.ratio_clip, second.advantage.overlong) == (5.0, None)
+
+
+def test_a_run_beside_one_that_distils_keeps_the_default_filters(tmp_path: Path) -> None:
+    orchestrator = {
+        "environments": [{"name": "short", "kind": "reverse-text"}],
+        "teacher": {"urls": ["http://127.0.0.1:8000"]},
+        "training": {"loss": {"kind": "distillation"}, "lora": {}},
+    }
+    runs = [{"run_id": "a"}, {"run_id": "b", "training": {"loss": {"kind": "module:function"}}}]
+    trainer = {"max_runs": 2}
+    job = {"model": "m", "output_dir": tmp_path, "orchestrator": orchestrator, "runs": runs, "trainer": trainer}
+    first, second = JobConfig.model_validate(job).every_run
+    assert (first.filters, [each.kind for each in second.filters]) == ([], ["zero_advantage"])
