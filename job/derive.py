@@ -56,6 +56,8 @@ def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: Tra
                 f"{dot}{own}sampling.max_tokens = {longest} leaves no room for a prompt in "
                 f"inference.max_model_len = {servers.max_model_len}"
             )
+    if (refusal := trainer.refuses_value_head(run.training)) is not None:
+        raise ValueError(f"{dot}{refusal}")
     lora = run.training.lora
     if lora is None and trainer.max_runs > 1:
         raise ValueError(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from run.config import TrainingConfig
 from transport.config import Config, TransportConfig, machine_memory
 
 
@@ -96,6 +97,22 @@ class TrainerConfig(Config):
                 "(processes times nodes)"
             )
         return self
+
+    def refuses_value_head(self, training: TrainingConfig) -> str | None:
+        """Returns why this trainer cannot train a run's value head; None if it can, or the run has none."""
+        if training.value_head is None:
+            return None
+        if self.context_parallel > 1:
+            return (
+                f"training.value_head is set, and the trainer has context_parallel = {self.context_parallel}: no rank has the "
+                "states of a whole row; use a trainer with context_parallel = 1, or another algorithm"
+            )
+        if training.lora is None and self.sharded:
+            return (
+                "training.value_head is set, and training.lora is not: a trainer with sharding = true cannot train a value "
+                "head beside full weights; add [training.lora], or use a trainer without sharding"
+            )
+        return None
 
     @property
     def row_tokens(self) -> int:

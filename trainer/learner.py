@@ -338,19 +338,10 @@ class Learner:
                 f"training.lora is not set: full weights are trained by a trainer with max_runs = 1, and this one has "
                 f"max_runs = {self.config.max_runs}; add [training.lora], or use another trainer for this run"
             )
-        if config.training.lora is None and config.training.value_head is not None and self.config.sharded:
-            return False, (
-                "training.value_head is set, and training.lora is not: a trainer with sharding = true cannot train a value "
-                "head beside full weights; add [training.lora], or use a trainer without sharding"
-            )
-        return True, ""
+        refusal = self.config.refuses_value_head(config.training)
+        return refusal is None, refusal or ""
 
     def _fits_the_model(self, config: RunConfig) -> tuple[bool, str]:
-        if config.training.value_head is not None and self.config.context_parallel > 1:
-            return False, (
-                f"training.value_head is set, and this trainer has context_parallel = {self.config.context_parallel}: no "
-                "rank has the states of a whole row; use a trainer with context_parallel = 1, or another algorithm"
-            )
         try:
             if config.training.lora is not None:
                 check_targets(self.model, config.training.lora, self.config.max_lora_rank)

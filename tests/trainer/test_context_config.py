@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from run.config import TrainingConfig
 from trainer.config import TrainerConfig
 
 
@@ -14,3 +15,16 @@ def test_groups_divide_the_ranks(tmp_path: Path) -> None:
     assert config.row_tokens == 400
     with pytest.raises(ValueError, match="context_parallel = 3 does not divide the trainer's 4 ranks"):
         TrainerConfig(output_dir=tmp_path, model="m", processes=4, context_parallel=3)
+
+
+def test_a_value_head_needs_whole_rows_and_whole_weights(tmp_path: Path) -> None:
+    with_head = TrainingConfig.model_validate({"value_head": {}})
+    adapter = TrainingConfig.model_validate({"value_head": {}, "lora": {}})
+    config = TrainerConfig(output_dir=tmp_path, model="m", processes=2, context_parallel=2)
+    assert "context_parallel = 2" in (config.refuses_value_head(adapter) or "")
+    config = TrainerConfig(output_dir=tmp_path, model="m", processes=2, sharding=True)
+    assert "sharding = true cannot train a value head beside full weights" in (
+        config.refuses_value_head(with_head) or ""
+    )
+    assert config.refuses_value_head(adapter) is None
+    assert config.refuses_value_head(TrainingConfig()) is None
