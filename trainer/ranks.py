@@ -1,6 +1,7 @@
 """What the processes that train one step together have of one another: their places, and their communication.
 
-Every rank holds the whole model and trains its share of each step's micro-batches; gradients and metric sums are added
+Every rank holds the whole model, or a slice of it (`trainer/model/sharding.py`), and trains its share of each step's
+micro-batches, whole or a stretch of their tokens (`trainer/model/context.py`); gradients and metric sums are added
 over the ranks, so every rank then takes the same step. Rank 0 owns the wire, the disk and all decisions; the others follow its
 commands, which are bytes (msgpack and the wire's own frames, never pickled objects). With one rank nothing here
 communicates. Collective calls on tensors use NCCL on CUDA and gloo on a CPU; commands always use gloo. A job starts
@@ -52,8 +53,8 @@ class Ranks:
         return self.index if self.context is None else self.index // self.context.size
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank counts and writes what it finds of its row, which all ranks that share a row find alike."""
+    def is_first_of_row(self) -> bool:
+        """Whether this rank is the first of those that share its row: all of them compute the same sums, and its are counted."""
         return self.context is None or self.context.index == 0
 
     def share(self, data: bytes | None) -> bytes:
@@ -93,7 +94,7 @@ class Ranks:
 
     def add_rows(self, tensors: Sequence[Tensor]) -> None:
         """Adds each tensor over the rows: of ranks that share a row, which have the same, one counts. In place, on all ranks."""
-        if not self.speaks:
+        if not self.is_first_of_row:
             for tensor in tensors:
                 tensor.zero_()
         self.add(tensors)

@@ -109,7 +109,7 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     run, batch, ended = step.run, step.batch, step.ended
     if step.trained_tokens:
         _end_pass(step, ranks)
-    if step.export is not None and step.export_directory is not None and ranks.speaks:
+    if step.export is not None and step.export_directory is not None and ranks.is_first_of_row:
         ended.export.write(step.export_directory, batch.step, ranks.index)
     run.held = None
     run.progress.step = batch.step
