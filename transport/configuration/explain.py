@@ -133,6 +133,8 @@ def _message(details: ErrorDetails) -> str:
             return "expected a path, written as text"
         case "tuple_type" | "list_type":
             return 'expected a list, such as [1, 2] or ["a", "b"]'
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return "expected a section: write keys below it, or {} for its defaults"
         case "string_pattern_mismatch":
             return f"expected text that matches {context['pattern']}"
     return details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")

@@ -1,0 +1,211 @@
+"""`Endpoint`: serves a process's values to Prometheus on 127.0.0.1, and tells it where, by a file for its service discovery.
+
+A thread accepts; a scrape is answered by a thread of its own, which reads the values and never waits for the loop, nor the
+loop for it. `write_target` says where: `prometheus/<process>.json` in a job directory, for `file_sd_configs` of Prometheus.
+The file of a process that was killed stays, and Prometheus shows that target as down.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from transport.errors import Obstructed, UserError
+from transport.files.atomic import write_atomically
+from transport.process.permanent_errors import is_permanent
+from transport.telemetry.catalogue import endpoint
+from transport.telemetry.metric import Metric, Process
+from transport.telemetry.values import Labels, Values
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+
+TARGETS = "prometheus"
+"""The folder of a job's directory for the files that say where its endpoints are."""
+
+SCRAPES_AT_ONCE = 4
+"""Further connections are closed: whoever opens many costs no more than these threads."""
+
+REQUEST_SECONDS = 5.0
+"""How long a client may take to send anything, or to take the answer."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Endpoint:
+    """Serves values from entry to exit: a context manager.
+
+    On entry, raises `OSError` if the port cannot be had; the message says what to do.
+    """
+
+    def __init__(self, port: int, process: Process, labels: Mapping[str, str] | None = None) -> None:
+        """`port` 0 takes any free one. `labels` are the values of the labels that all metrics of the process have."""
+        self._asked = port
+        self._labels = dict(labels or {})
+        assert self._labels.keys() == process.labels.keys(), self._labels
+        self._process = process
+        self.values = Values((*process.metrics, *endpoint.METRICS))
+        self.values.on_scrape(_of_process)
+        self.port = 0
+        """The port that is listened on, once entered."""
+        self._target: Path | None = None
+
+    def __enter__(self) -> Endpoint:
+        from transport.telemetry.exposition import Exposition
+
+        try:
+            self._server = _Server(self._asked, Exposition(self.values, self._labels))
+        except OSError as error:
+            message = (
+                f"prometheus_port = {self._asked}: cannot listen on {HOST}:{self._asked}: {error.strerror}. "
+                "Choose another port, or 0 for any free one"
+            )
+            raise OSError(error.errno, message) from error
+        self.port = self._server.server_port
+        self._server.start()
+        logger.info("Prometheus metrics at http://%s:%d/metrics", HOST, self.port)
+        return self
+
+    def write_target(self, directory: Path, name: str | None = None) -> None:
+        """Writes the file for service discovery to a job's directory. A directory that cannot be written is warned about."""
+        self._target = directory / TARGETS / f"{name or self._process.name}.json"
+        labels = {"counterpoint_job": directory.absolute().name, "process": self._process.name}
+        content = orjson.dumps([{"targets": [f"{HOST}:{self.port}"], "labels": labels}])
+        try:
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._target, content, durable=False)
+        except OSError as error:
+            logger.warning("%s cannot be written, so Prometheus does not find this process: %s", self._target, error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop()
+        if self._target is not None:
+            with suppress(OSError):
+                self._target.unlink(missing_ok=True)
+
+
+class _Server(HTTPServer):
+    """One thread accepts and blocks in between; it ends at once when asked to."""
+
+    request_queue_size = 16
+
+    def __init__(self, port: int, exposition: Any) -> None:
+        self.exposition = exposition
+        self._free = threading.BoundedSemaphore(SCRAPES_AT_ONCE)
+        super().__init__((HOST, port), _Handler)
+        self._asleep, self._wake = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="prometheus", daemon=True)
+
+    def server_bind(self) -> None:
+        """Binds, and asks no name server for the name of this address, as the base does."""
+        super(HTTPServer, self).server_bind()
+        self.server_name, self.server_port = HOST, int(self.server_address[1])
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread and closes the sockets."""
+        self._wake.close()
+        self._thread.join()
+        self.server_close()
+        self._asleep.close()
+
+    def _serve(self) -> None:
+        self.timeout = 0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(self._asleep, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._asleep in ready:
+                    return
+                self.handle_request()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread, unless there are too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        threading.Thread(target=self._answer, args=(request, client_address), name="scrape", daemon=True).start()
+
+    def _answer(self, request: Any, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except OSError as error:  # the client went away
+            logger.debug("a scrape was broken off: %s", error)
+        except Exception:
+            logger.exception("a scrape failed")
+        finally:
+            self._free.release()
+            self.shutdown_request(request)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers `GET /metrics`, of a client that called this machine by an address or as localhost.
+
+    A web page of another site could otherwise read it through a name of its own that leads here (DNS rebinding).
+    """
+
+    timeout = REQUEST_SECONDS
+    server_version = "counterpoint"
+    sys_version = ""
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answers one request."""
+        if not _is_own_address(self.headers.get("Host", HOST)):
+            self._send(403, b"ask for this machine by its address\n", "text/plain")
+        elif self.path.partition("?")[0] not in ("/", "/metrics"):
+            self._send(404, b"the metrics are at /metrics\n", "text/plain")
+        else:
+            body, content_type = self.server.exposition.encode(self.headers.get("Accept", ""))
+            self._send(200, body, content_type)
+
+    def _send(self, code: int, body: bytes, content_type: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Logs nothing: a scrape comes every few seconds."""
+
+
+def as_user_error(error: OSError) -> UserError:
+    """Returns what a command says of an endpoint that could not be entered."""
+    return (UserError if is_permanent(error) else Obstructed)(error.strerror)
+
+
+def _is_own_address(host: str) -> bool:
+    name = host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rpartition(":")[0] or host
+    if name == "localhost":
+        return True
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
+
+
+def _of_process() -> Iterable[tuple[Metric, Labels, float]]:
+    """Returns what the system says of this process; nothing without `/proc`."""
+    with suppress(OSError):
+        yield endpoint.RESIDENT_MEMORY, (), int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+        yield endpoint.OPEN_FILES, (), len(os.listdir("/proc/self/fd"))
