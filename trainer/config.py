@@ -86,6 +86,9 @@ class TrainerConfig(Config):
     whole_broadcast_every: int = Field(default=1, ge=1)
     """Of so many versions of full weights, one is published whole, the others as what changed since. 1: all whole."""
 
+    prometheus_port: int = Field(default=0, ge=0, le=65535)
+    """Loopback port of the metrics; 0 takes a free one, which the log names. Of several ranks the first one serves."""
+
     transport: TransportConfig = TransportConfig()
     """The wire to the orchestrators."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -48,6 +49,7 @@ from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run, Shards
 from trainer.step import finish, next_pass, train_row
+from trainer.telemetry.step_times import StepTimes
 from trainer.updates.measure import measure_row
 from trainer.updates.passes import optional_inputs
 from trainer.updates.reference import References
@@ -144,6 +146,10 @@ class Learner:
         self._command({"kind": "pass", "slot": slot})
         next_pass(step, self.ranks)
         return step
+
+    def times(self, slot: int) -> StepTimes:
+        """Returns the times of a run's open step, on this rank."""
+        return self._open[slot].times
 
     def finish_step(self, slot: int) -> dict[str, MetricValue]:
         """Updates a run whose samples are trained; returns its metrics. Raises `InvalidBatch`: the run is as before the step."""
@@ -268,7 +274,10 @@ class Learner:
             for model in {self.model, *(step.run.reference for step, _ in measured if step.run.reference is not None)}:
                 stack.enter_context(shared_rows(model, self.ranks.context))
             if measured:
+                began = time.perf_counter()
                 measure_row(self.model, self.replay, self.limits, measured)
+                for step, _ in measured:
+                    step.times.add("measure", began, time.perf_counter())
             train_row(self.model, self.replay, self.limits, trained)
 
     def _copy(self, slot: int, step: int) -> Copy:

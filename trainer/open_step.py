@@ -18,6 +18,7 @@ from run.config import TrainingConfig
 from trainer.losses.normalisation import divisor
 from trainer.packer import environment_names, trained_tokens
 from trainer.runs.run import Run
+from trainer.telemetry.step_times import StepTimes
 from trainer.token_export import TokenExport
 from trainer.updates.columns import Columns
 from trainer.updates.passes import Pass, columns_to_measure, plan_passes
@@ -74,6 +75,7 @@ class OpenStep:
         self.export_directory = export_directory
         self.export = TokenExport() if export_directory is not None else None
         self.started = time.perf_counter()
+        self.times = StepTimes()
 
     @property
     def current(self) -> Pass:

@@ -86,8 +86,8 @@ def check(batch: Batch, limits: ModelLimits) -> None:
     if (longest := int(lengths.max(initial=0))) > limits.max_tokens:
         sample = int(lengths.argmax())
         raise InvalidBatch(
-            f"sample {sample} ({batch.samples[sample].rollout_id}) has {longest} tokens, more than the trainer's "
-            f"max_tokens = {limits.max_tokens}; raise it, or lower max_model_len of inference"
+            f"sample {sample} ({batch.samples[sample].rollout_id}) has {longest} tokens, more than the "
+            f"{limits.max_tokens} of a row; raise the trainer's max_tokens, or lower max_model_len of inference"
         )
     if (outside := np.flatnonzero((batch.token_ids_T < 0) | (batch.token_ids_T >= limits.vocabulary))).size:
         position = int(outside[0])

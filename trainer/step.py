@@ -46,8 +46,10 @@ def train_row(
     if not row:
         return
     steps = [step for step, _ in row]
+    began = time.perf_counter()
     micro = pack([(step.batch, samples) for step, samples in row], limits, steps[0].sums_EM.device)
     trainer_P, entropy_P, values_P = forward(model, replay, steps, micro)
+    forwarded = time.perf_counter()
     gradients: list[Gradients] = []
     first_token, first_P = 0, 0
     for step, part in zip(steps, micro.parts, strict=True):
@@ -84,6 +86,9 @@ def train_row(
                 step.export.add(part, predicting_P - first_token, exported)
         first_token += part.tokens
     _backward(Gradients(trainer_P, entropy_P, values_P), gradients)
+    for step in steps:
+        step.times.add("forward", began, forwarded)
+        step.times.add("backward", forwarded, time.perf_counter())
 
 
 def next_pass(step: OpenStep, ranks: Ranks) -> bool:
@@ -137,7 +142,8 @@ def _end_pass(step: OpenStep, ranks: Ranks) -> None:
         if step.current.measures:
             _conclude_measurement(step, ranks)
         else:
-            _update(step, ranks)
+            with step.times.measured("optimizer"):
+                _update(step, ranks)
     except InvalidBatch:
         step.run.optimizer.zero_grad()
         step.run.restore()

@@ -39,6 +39,9 @@ from trainer.runs.record import Occupancy, Progress, Stage
 from trainer.runs.requested import DISK_FAULTS, Requests
 from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
+from trainer.telemetry.endpoint import TrainerEndpoint
+from trainer.telemetry.published import TrainerTelemetry
+from trainer.telemetry.step_times import StepTimes
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals, end_at_second_request
 from transport.wires.base import BatchReceiver
@@ -93,6 +96,7 @@ def train(
                 return _follow(learner)
             opened = open_batches() if open_batches is not None else open_receiver(config.transport, config.output_dir)
             receiver = stack.enter_context(closing(opened))
+            endpoint = stack.enter_context(TrainerEndpoint(config))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
             return 2 if isinstance(error, ValueError) or is_permanent(error) else 1
@@ -100,6 +104,7 @@ def train(
         stack.enter_context(beating())
         try:
             with closing((make or Trainer)(config, learner, receiver)) as trainer:
+                trainer.endpoint = endpoint
                 code = trainer.serve(stop)
         except HookError:
             logger.exception("the trainer ends")
@@ -132,7 +137,12 @@ class Trainer:
         self._sessions = Sessions(config, receiver, self._manager)
         self._shares = FairShare(config.row_tokens, learner.ranks.count // config.context_parallel)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
-        self.checkpoints = Checkpoints(config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable)
+        self._telemetry = TrainerTelemetry(config.output_dir, config.max_runs, self._registry)
+        self.checkpoints = Checkpoints(
+            config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable, self._telemetry.spans
+        )
+        self.endpoint = TrainerEndpoint(config)
+        """Replaced by the one that is served, if one is."""
         self._requests = Requests(config.output_dir, learner.runs, self.checkpoints)
         self._broadcasters: dict[int, Broadcaster] = {}
         """By slot; each writes one run's directory, and holds a tensor of its last probe."""
@@ -157,6 +167,8 @@ class Trainer:
             self._open_steps()
             self._train_rows()
             self._finish_steps()
+            self._telemetry.settle()
+            self.endpoint.note(self._registry)
         while self._registry.open_slots:
             self._train_rows()
             self._finish_steps()
@@ -172,6 +184,7 @@ class Trainer:
     def close(self) -> None:
         """Ends the thread that writes checkpoints."""
         self.checkpoints.close()
+        self._telemetry.close()
 
     def _over(self) -> bool:
         expected = self._config.stay or self._registry.queue or self._sessions.has_news or self.checkpoints.busy
@@ -218,7 +231,9 @@ class Trainer:
 
     def _on_forgotten(self, slot: int, run_id: str) -> None:
         self._close_step(slot)
+        self._telemetry.left(run_id)
         self._broadcasters.pop(slot, None)
+        self.endpoint.forget(run_id)
         if self._manager.is_deleted(slot):
             self._on_directory_deleted(run_id)
             self._registry.end(run_id, Stage.DELETED)
@@ -287,6 +302,7 @@ class Trainer:
         rows = self._shares.rows()
         if any(rows):
             self._learner.train_rows(rows)
+            self.endpoint.rows_trained(sum(map(bool, rows)))
 
     def _finish_steps(self) -> None:
         for slot in [slot for slot in self._registry.open_slots if not self._shares.left(slot)]:
@@ -295,23 +311,28 @@ class Trainer:
                 if (step := self._learner.next_pass(slot)) is not None:
                     self._share(run, step)
                     continue
+                times = self._learner.times(slot)
                 metrics = self._learner.finish_step(slot)
             except InvalidBatch as error:
                 self._evict(run, f"step {run.progress.step + 1}: {error}")
                 continue
-            self._conclude(run, metrics)
+            self._conclude(run, metrics, times)
 
-    def _conclude(self, run: Occupancy, metrics: dict[str, MetricValue], durable: bool = False) -> None:
+    def _conclude(
+        self, run: Occupancy, metrics: dict[str, MetricValue], times: StepTimes | None = None, durable: bool = False
+    ) -> None:
         """Publishes and reports what a step has made of the run, and begins its checkpoint if it is due, or `durable`."""
         started = time.monotonic()
         metrics["phase/wait"] = run.waited
         self._registry.close_step(run.slot, started)
         if not self._publish(run):
             return
-        metrics["phase/broadcast"] = time.monotonic() - started
+        published = time.monotonic()
+        metrics["phase/broadcast"] = published - started
         self._report(run, metrics)
         if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
             self._begin_checkpoint(self._learner.runs[run.slot])
+        self._telemetry.end_step(run, times, started, published)
         self._registry.advance(run.slot, time.monotonic())
 
     def _begin_checkpoint(self, run: Run) -> None:
@@ -356,7 +377,7 @@ class Trainer:
 
     def _report(self, run: Occupancy, metrics: dict[str, MetricValue]) -> None:
         line: dict[str, MetricValue] = {"run_id": run.run_id, "step": run.progress.step, "time": time.time()}
-        self._metrics.append(line | metrics)
+        self._write(line | metrics)
         if "copied/run" in metrics:
             source, source_step = metrics["copied/run"], metrics["copied/step"]
             logger.info(
@@ -368,6 +389,10 @@ class Trainer:
             run.run_id, run.progress.step, metrics["loss"], metrics["mismatch_kl"], metrics["grad_norm"],
             metrics["tokens_per_second"],
         )  # fmt: skip
+
+    def _write(self, line: dict[str, MetricValue]) -> None:
+        self._metrics.append(line)
+        self.endpoint.publish(str(line["run_id"]), line)
 
     def _on_durable(self, run_id: str) -> None:
         """Acknowledges what a new checkpoint makes durable, and answers who waited for it, unless its run has left."""

@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.model import head
+from trainer.model import attention, head
 from trainer.ranks import Ranks
 
 pytestmark = pytest.mark.slow
@@ -78,3 +78,31 @@ def test_chunks_take_less_memory_than_whole_logits(device: torch.device, monkeyp
     exact = torch.log_softmax(hidden_PH.detach().double() @ weight_VH.detach().double().T, -1)
     expected_P = exact.gather(-1, targets_P[:, None])[:, 0]
     assert float((values_P.detach() - expected_P).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_one_kernel_takes_all_samples_of_a_row(device: torch.device, groups: int) -> None:
+    """Values and gradients, against one call a sample in float64."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        pytest.skip("FlashAttention-2 needs an Ampere GPU or a newer one")
+    lengths = [37, 1, 256, 90]
+    tokens = sum(lengths)
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, 8, tokens, 64), (1, groups, tokens, 64), (1, groups, tokens, 64))
+    exact = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    half = [tensor.detach().to(device, torch.bfloat16).requires_grad_() for tensor in exact]
+    module = torch.nn.Identity()
+    expected, _ = attention._per_sample_attention(
+        module, exact[0], exact[1], exact[2], None, scaling=0.1, sample_lengths=lengths
+    )
+    assert attention._has_packed_kernel(half[0])
+    found, _ = attention._per_sample_attention(
+        module, half[0], half[1], half[2], None, scaling=0.1, sample_lengths=lengths
+    )
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=0.05, atol=0.02)
+    expected.square().sum().backward()
+    found.float().square().sum().backward()
+    for ours, theirs in zip(half, exact, strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad.double().cpu(), theirs.grad, rtol=0.1, atol=0.1)

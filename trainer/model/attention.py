@@ -3,16 +3,21 @@
 A packed row `[1, T]` holds many samples end to end. A block-diagonal mask over T x T would give the same result at a cost that
 grows with T squared: for 64 samples of 50 tokens it is 60 times the work, and on a CPU most of a training step. So attention is
 computed for each sample alone, causally and without a mask. The lengths are the keyword `sample_lengths` of the model's call.
+
+On a GPU, in half precision, one kernel takes all samples of a row (torch's `varlen_attn`, FlashAttention-2). Elsewhere each
+sample is a call of its own: on a CPU, padded samples in one call took 1.0 to 1.9 times the time of the loop.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from trainer.model.context import Stretch
@@ -56,6 +61,8 @@ def _per_sample_attention(
             f"a sample of {max(sample_lengths)} tokens is longer than the attention window of {sliding_window} tokens "
             f"of {type(module).__name__}; lower max_model_len of inference to the window"
         )
+    if stretch is None and _has_packed_kernel(query_1HTD):
+        return _packed_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, scaling), None
     if query_1HTD.is_cuda and query_1HTD.dtype == torch.float32:
         # The one kernel for it whose memory is not quadratic in a sample has no grouped queries.
         key_1HTD, value_1HTD = (with_heads(tensor, query_1HTD.shape[1]) for tensor in (key_1HTD, value_1HTD))
@@ -71,6 +78,47 @@ def _per_sample_attention(
         )
     ]
     return torch.cat(attended, 2).transpose(1, 2), None
+
+
+def _has_packed_kernel(query_1HTD: Tensor) -> bool:
+    """Whether `varlen_attn` computes this: FlashAttention-2 takes half precision, heads of up to 256, and Ampere or newer."""
+    return (
+        query_1HTD.is_cuda
+        and query_1HTD.dtype in (torch.bfloat16, torch.float16)
+        and query_1HTD.shape[-1] <= 256
+        and query_1HTD.shape[-1] % 8 == 0
+        and torch.cuda.get_device_capability(query_1HTD.device) >= (8, 0)
+    )
+
+
+def _packed_attention(
+    query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, sample_lengths: list[int], scaling: float
+) -> Tensor:
+    """Computes all samples in one kernel. Returns `[1, T, heads, head_dim]`."""
+    query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query_1HTD, key_1HTD, value_1HTD))
+    boundaries = _boundaries(tuple(sample_lengths), query_1HTD.device)
+    longest = max(sample_lengths)
+    causal = (-1, 0)
+    attended: Tensor = varlen_attn(
+        query_THD,
+        key_THD,
+        value_THD,
+        boundaries,
+        boundaries,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=causal,
+        enable_gqa=key_THD.shape[1] != query_THD.shape[1],
+    )
+    return attended[None]
+
+
+@lru_cache(maxsize=4)  # the layers of a row ask for the same, and each new one waits for a copy to the device
+def _boundaries(sample_lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns where each sample of a row starts, and where the last ends: int32 `[samples + 1]`."""
+    lengths = torch.tensor((0, *sample_lengths), dtype=torch.int32)
+    return lengths.cumsum(0, dtype=torch.int32).to(device)
 
 
 def _stretch_attention(

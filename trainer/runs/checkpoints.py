@@ -20,6 +20,7 @@ from pathlib import Path
 from trainer.runs import checkpoint, control_files
 from trainer.runs.run import Run
 from transport.files.atomic import published_steps
+from transport.telemetry.spans import SpanLog
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +44,18 @@ class Checkpoints:
         keep: int,
         kept_alive: Callable[[], AbstractContextManager[None]],
         on_durable: Callable[[str], object],
+        spans: SpanLog,
     ) -> None:
         """Keeps the newest `keep` of each run.
 
-        `kept_alive` surrounds each wait for the disk; `on_durable` is called in `settle` and `complete` with the id of each run
-        that has a new durable checkpoint.
+        `spans` gets one of each checkpoint written. `kept_alive` surrounds each wait for the disk; `on_durable` is called in
+        `settle` and `complete` with the id of each run that has a new durable checkpoint.
         """
         self._output_dir = output_dir
         self._keep = keep
         self._kept_alive = kept_alive
         self._on_durable = on_durable
+        self._spans = spans
         self._writing: dict[str, _Writing] = {}
         """In the order in which they were begun, and are written."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -93,9 +96,13 @@ class Checkpoints:
         if run.progress.step <= self.newest(run.run_id) or run.progress.step not in published:
             return False
         snapshot = checkpoint.take(run)
-        written = self._thread.submit(checkpoint.write, snapshot, self._output_dir, self._keep)
+        written = self._thread.submit(self._write, snapshot)
         self._writing[run.run_id] = _Writing(snapshot.step, written, time.monotonic())
         return True
+
+    def _write(self, snapshot: checkpoint.Snapshot) -> None:
+        with self._spans.measure("write_checkpoint", step=snapshot.step, run=snapshot.run_id):
+            checkpoint.write(snapshot, self._output_dir, self._keep)
 
     def settle(self) -> None:
         """Notes the checkpoints that have been published since the last call.

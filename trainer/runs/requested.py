@@ -14,7 +14,7 @@ from pathlib import Path
 from run.changes import LearningRates
 from run.requests import (
     Answer,
-    ChangeRequest,
+    AnyRequest,
     CopyRequest,
     DamagedRequest,
     SaveRequest,
@@ -103,9 +103,7 @@ class Requests:
             if copy.step <= run.durable_step and answered:
                 copies.forget(self._output_dir, run.run_id, copy.step)
 
-    def _answer(
-        self, run: Occupancy, request_id: str, request: SaveRequest | CopyRequest | ChangeRequest | DamagedRequest
-    ) -> Answer | None:
+    def _answer(self, run: Occupancy, request_id: str, request: AnyRequest | DamagedRequest) -> Answer | None:
         try:
             match request:
                 case SaveRequest():

@@ -104,7 +104,7 @@ class SftTrainer(Trainer):
             first, *rest = name.split("/")
             if first not in _OF_INFERENCE and ENVIRONMENT not in rest:
                 line[name] = value
-        self._metrics.append(line)
+        self._write(line)
         logger.info(
             "run %s step %d of %d: loss %.4g, grad_norm %.3g, %.0f tokens/s",
             run.run_id, run.progress.step, run.config.steps, line["loss"], line["grad_norm"], line["tokens_per_second"],

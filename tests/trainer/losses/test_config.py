@@ -56,6 +56,7 @@ def test_every_constant_can_be_set() -> None:
         ({"kind": "grpo", "clip_dual": 1.1}, "clip_dual = 1.1 is not above 1 \\+ clip_high = 1.2"),
         ({"kind": "grpo", "kl_coefficient": 0.1, "kl_estimator": "k1"}, 'the gradient of log p has the expectation 0'),
         ({"kind": "grpo", "kl_weighted": True}, "takes a kl_coefficient above 0"),
+        ({"kind": "grpo", "entropy_coefficient": float("nan")}, "entropy_coefficient\n  Input should be a finite number"),
         ({"kind": "grpo", "normalisation_length": 3}, 'takes normalisation = "sample"; it is "sequence"'),
     ],
 )  # fmt: skip
