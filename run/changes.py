@@ -8,14 +8,15 @@ since, the file's holds from the next step on (`edits`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import orjson
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from run.config import RunConfig
 from transport.config import Config, Identifier
@@ -32,7 +33,14 @@ MAX_BYTES = 2**20
 LEARNING_RATE = "training.learning_rate"
 """The one key that the trainer applies."""
 
-CHANGEABLE = ("training.learning_rate", "advantage.*", "sampling.*", "environments.<name>.ratio")
+CAPACITY = "schedule.max_inflight_rollouts"
+
+LOG_LEVEL = "log_level"
+
+CHANGEABLE = (
+    LEARNING_RATE, "advantage.*", "sampling.*", "filters", CAPACITY, LOG_LEVEL, "environments.<name>.ratio",
+    "evaluations.<name>.share",
+)  # fmt: skip
 """For messages."""
 
 
@@ -72,10 +80,19 @@ def apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     try:
         changed = RunConfig.model_validate(table)
     except ValidationError as error:
-        raise ChangeRefused(str(error)) from error
-    if not math.isfinite(changed.training.learning_rate):
-        raise ChangeRefused(f"{LEARNING_RATE} = {changed.training.learning_rate}; expected a finite number")
+        raise ChangeRefused(
+            "; ".join(_sentence(each, changes, config) for each in error.errors(include_url=False))
+        ) from error
     return changed
+
+
+def _sentence(error: ErrorDetails, changes: Mapping[str, Any], config: RunConfig) -> str:
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(key, changeable_keys(config), n=1)
+        return f"there is no key {key}" + (f"; did you mean {near[0]}?" if near else "")
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    return f"{key} = {changes[key]!r}: {message}" if key in changes else f"{key}: {message}"
 
 
 def values_of(config: RunConfig, keys: Iterable[str]) -> dict[str, Any]:
@@ -83,6 +100,29 @@ def values_of(config: RunConfig, keys: Iterable[str]) -> dict[str, Any]:
     table = config.model_dump(mode="json")
     places = {key: _place(table, key) for key in keys}
     return {key: place.get(name) for key, (place, name) in places.items()}
+
+
+def changeable_keys(config: RunConfig) -> list[str]:
+    """Returns the keys of the configuration that may change."""
+    return [
+        LEARNING_RATE,
+        *(f"advantage.{name}" for name in type(config.advantage).model_fields),
+        *(f"sampling.{name}" for name in type(config.sampling).model_fields),
+        "filters",
+        CAPACITY,
+        LOG_LEVEL,
+        *(f"environments.{environment.name}.ratio" for environment in config.environments),
+        *(f"evaluations.{evaluation.name}.share" for evaluation in config.evaluations),
+    ]
+
+
+def fixed_values(config: RunConfig) -> dict[str, Any]:
+    """Returns the configuration without the keys that may change, as a table for JSON."""
+    table = config.model_dump(mode="json")
+    for key in changeable_keys(config):
+        place, name = _place(table, key)
+        place.pop(name, None)
+    return table
 
 
 def edits(config: RunConfig, changes: Sequence[Change]) -> dict[str, Any]:
@@ -119,6 +159,15 @@ def write_journal(run_dir: Path, changes: Sequence[Change]) -> None:
             f"the run's changes would have {len(data)} bytes; at most {MAX_BYTES} are journalled. Put them into its file"
         )
     write_atomically(run_dir / "control" / JOURNAL, data)
+
+
+def begun_at(changes: Iterable[Change], step: int) -> dict[str, Any]:
+    """Returns the values that hold from `step` on and did not before, by key."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        if change.step == step:
+            values |= change.changes
+    return values
 
 
 def in_force(changes: Iterable[Change], step: int) -> dict[str, Any]:
@@ -164,10 +213,22 @@ def _place(table: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
             return table["training"], "learning_rate"
         case [("advantage" | "sampling") as section, name]:
             return table[section], name
+        case [("filters" | "log_level") as name]:
+            return table, name
+        case ["schedule", "max_inflight_rollouts"]:
+            return table["schedule"], "max_inflight_rollouts"
         case ["environments", *parts, "ratio"] if parts:
-            named = ".".join(parts)  # ids may have dots
-            for environment in table["environments"]:
-                if environment["name"] == named:
-                    return environment, "ratio"
-            raise ChangeRefused(f"{key}: the run has no environment {named!r}")
+            return _named(table, "environments", parts, key), "ratio"
+        case ["evaluations", *parts, "share"] if parts:
+            return _named(table, "evaluations", parts, key), "share"
     raise ChangeRefused(f"{key} cannot change while the run is trained; those that can are {', '.join(CHANGEABLE)}")
+
+
+def _named(table: dict[str, Any], section: str, parts: Sequence[str], key: str) -> dict[str, Any]:
+    """Returns the entry of a list of tables with a name, which may have dots. Raises `ChangeRefused`."""
+    named = ".".join(parts)
+    for entry in table[section]:
+        if entry["name"] == named:
+            found: dict[str, Any] = entry
+            return found
+    raise ChangeRefused(f"{key}: the run has no {section.removesuffix('s')} {named!r}")

@@ -189,7 +189,7 @@ class TrainingConfig(Config):
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """The optimizer."""
 
-    learning_rate: float = Field(default=1e-5, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0, allow_inf_nan=False)
     """Peak learning rate."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -374,8 +374,14 @@ class RunConfig(Config):
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Loopback port of the metrics endpoint; 0 takes a free one, which the log names."""
 
+    trace_rollouts: float = Field(default=0.0, ge=0, le=1)
+    """Share of the rollouts that get a trace (docs/tracing.md): their turns, their environment's time and their scoring."""
+
     log_format: Literal["text", "json"] = "text"
     """Of `orchestrator.log`."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level of the records that are logged."""
 
     use_process_pool: bool = False
     """Merge rollouts in a process, started with the daemon, instead of a thread. Merging then needs no GIL, but every array is

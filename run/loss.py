@@ -144,7 +144,7 @@ class LossConfig(Config):
     kl_weighted: bool | None = None
     """Multiply the estimate by the ratio, with its gradient, which makes the gradient that of the divergence."""
 
-    entropy_coefficient: float | None = None
+    entropy_coefficient: float | None = Field(default=None, allow_inf_nan=False)
     """Weight of the entropy of each trained token's distribution; above zero for more exploration."""
 
     reward_coefficient: float | None = Field(default=None, ge=0)

@@ -1,7 +1,7 @@
 """Requests to a run that is being trained, as files in its `control/`, and the answers to them.
 
 Whoever may write to the job's directory leaves `control/requests/<request id>.json`. The role that carries the request out (the
-trainer: `save` and `copy`; the run's orchestrator: `change`) writes `control/answers/<request id>.json`, and then removes the
+trainer: `save` and `copy`; the run's orchestrator: the others) writes `control/answers/<request id>.json`, and then removes the
 request. So a request that is made again under its id, after a kill of either end, is carried out once. Files are written
 atomically and read as untrusted ones. `docs/contracts.md`, "Requests to a run", has the promises.
 """
@@ -64,9 +64,57 @@ class ChangeRequest(Config):
     """New values by dotted key, such as `training.learning_rate` or `environments.<name>.ratio`."""
 
 
-Request = Annotated[SaveRequest | CopyRequest | ChangeRequest, Field(discriminator="kind")]
+class PauseRequest(Config):
+    """No group of the run starts any more, until it is resumed; what is in flight finishes."""
 
-_REQUEST: TypeAdapter[SaveRequest | CopyRequest | ChangeRequest] = TypeAdapter(Request)
+    kind: Literal["pause"] = "pause"
+    """Which request this is."""
+    request_id: Identifier
+    """Names the request; made again under the same id, it is the same request."""
+    reason: str = Field(default="", max_length=500)
+    """Why, for people."""
+
+
+class ResumeRequest(Config):
+    """A paused run goes on."""
+
+    kind: Literal["resume"] = "resume"
+    """Which request this is."""
+    request_id: Identifier
+    """Names the request; made again under the same id, it is the same request."""
+
+
+class DumpRequest(Config):
+    """The next step of the run is written in full to `raw_rollouts/`, for replay."""
+
+    kind: Literal["dump"] = "dump"
+    """Which request this is."""
+    request_id: Identifier
+    """Names the request; made again under the same id, it is the same request."""
+
+
+LONGEST_PROFILE_SECONDS = 300.0
+
+
+class ProfileRequest(Config):
+    """The stacks of the orchestrator's event loop are sampled, and written to `profiles/<request id>.*`."""
+
+    kind: Literal["profile"] = "profile"
+    """Which request this is."""
+    request_id: Identifier
+    """Names the request; made again under the same id, it is the same request."""
+    seconds: float = Field(default=10.0, gt=0, le=LONGEST_PROFILE_SECONDS, allow_inf_nan=False)
+    """For how long."""
+
+
+OrchestratorRequest = ChangeRequest | PauseRequest | ResumeRequest | DumpRequest | ProfileRequest
+"""What a run's orchestrator carries out."""
+
+AnyRequest = SaveRequest | CopyRequest | OrchestratorRequest
+
+Request = Annotated[AnyRequest, Field(discriminator="kind")]
+
+_REQUEST: TypeAdapter[AnyRequest] = TypeAdapter(Request)
 
 
 class Answer(Config):
@@ -78,7 +126,7 @@ class Answer(Config):
     """`refused`: nothing has changed, and `reason` says why."""
     step: int | None = None
     """Of `save`: the durable step. Of `copy`: the receiver's step that the copy took the place of. Of `change`: the first step
-    with the new values."""
+    with the new values. Of `dump`: the step that was dumped. Of the others: the newest committed step."""
     source_step: int | None = None
     """Of `copy`: the source's step that was copied."""
     reason: str = ""
@@ -89,7 +137,7 @@ class DamagedRequest(ValueError):
     """A file in `control/requests/` that is no request; the message says why."""
 
 
-def write_request(run_dir: Path, request: SaveRequest | CopyRequest | ChangeRequest) -> None:
+def write_request(run_dir: Path, request: AnyRequest) -> None:
     """Leaves a request, unless one of this id waits or was answered. Raises `OSError`, also if there is no such run."""
     (run_dir / "control").stat()  # do not make a deleted run's directory again
     path = _request_path(run_dir, request.request_id)
@@ -105,9 +153,7 @@ def withdraw_request(run_dir: Path, request_id: str) -> None:
         _request_path(run_dir, request_id).unlink(missing_ok=True)
 
 
-def waiting_requests(
-    run_dir: Path, kinds: Collection[str]
-) -> Iterator[tuple[str, SaveRequest | CopyRequest | ChangeRequest | DamagedRequest]]:
+def waiting_requests(run_dir: Path, kinds: Collection[str]) -> Iterator[tuple[str, AnyRequest | DamagedRequest]]:
     """Yields the requests of these kinds, by id, in the order of their ids; a damaged one counts as of every kind.
 
     A request whose answer exists is removed. Links as `control/requests` or `control/answers` hold nothing, since they
@@ -135,7 +181,7 @@ def waiting_requests(
                 yield request_id, request
 
 
-def _read(path: Path, request_id: str) -> SaveRequest | CopyRequest | ChangeRequest:
+def _read(path: Path, request_id: str) -> AnyRequest:
     try:
         request = _REQUEST.validate_python(read_json(path, MAX_BYTES))
     except FileNotFoundError:
