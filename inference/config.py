@@ -174,12 +174,14 @@ class PoolConfig(Config):
 
 
 def check_url(url: str) -> str:
-    """Returns a server's base URL without a `/` at its end. Raises `ValueError` if it is invalid."""
+    """Returns a server's base URL without a `/` at its end. Raises `ValueError` if it is invalid, or holds a password."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # of the port, or of brackets
         valid = False
+    if "@" in url:  # addresses are in logs, in metrics and on the page
+        raise ValueError("a server's URL holds no user or password; its token is read from api_key_file")
     if not valid or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError(f"{url!r} is no server: http://HOST:PORT is expected")
     return url.rstrip("/")

@@ -26,6 +26,7 @@ from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.clients.memory import LARGE_BYTES, LargeMemory
 from inference.per_tick_limiter import PerTickLimiter
 from inference.wire import MAX_RESPONSE_BYTES
+from transport.telemetry.trace_context import is_header, traceparent
 
 HEAD_BYTES = 1 << 16
 """Longest head of a response. An answer that fits behind its head is read with it, in one call."""
@@ -96,14 +97,14 @@ class BinaryHttpClient:
         self._closed = False
 
     async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
-        """Returns the body of a 200.
+        """Returns the body of a 200. The request carries the task's `traceparent`, if it has one.
 
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no memory
         for the body. Cancelling closes the connection, which ends the request at the server.
         """
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
-            f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"{_trace_line()}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         try:
             status, answer = await self._ask(head.encode("latin-1") + body)
@@ -391,3 +392,8 @@ def _body_length(head: _Head) -> int:
     if head.length > MAX_RESPONSE_BYTES:
         raise _Malformed(f"announces {head.length} bytes; at most {MAX_RESPONSE_BYTES} are read")
     return head.length
+
+
+def _trace_line() -> str:
+    value = traceparent.get()
+    return f"traceparent: {value}\r\n" if is_header(value) else ""

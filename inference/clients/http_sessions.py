@@ -24,6 +24,7 @@ from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.config import PoolConfig
 from inference.token import read_token
 from inference.wire import MAX_RESPONSE_BYTES
+from transport.telemetry.trace_context import is_header, traceparent
 
 KEEPALIVE_SECONDS = 600.0
 READ_BUFFER_BYTES = 1 << 20
@@ -105,7 +106,9 @@ async def call(
     Raises `ServerUnreachable` if the connection fails, `RequestRefused` if the server will never serve this, else
     `ServerFailure`.
     """
-    method, headers = ("GET", None) if body is None else ("POST", {"Content-Type": content_type})
+    method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": content_type})
+    if is_header(value := traceparent.get()):
+        headers["traceparent"] = value
     try:
         async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status == HTTPStatus.OK:

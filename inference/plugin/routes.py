@@ -32,6 +32,7 @@ from inference.plugin.adapters import UpdateRefused
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from inference.plugin.scoring import MAX_ONE_BY_ONE, scores_of, scoring_prompts
 from inference.plugin.update import Updater
+from transport.telemetry.trace_context import is_header
 
 logger = init_logger(__name__)
 
@@ -82,6 +83,7 @@ class CounterpointRoutes:
         self.parser = None if settings is None else ParserProcess(settings)
         self.instance = uuid.uuid4().hex
         self.draining = False
+        self.traced = await engine_client.is_tracing_enabled()
 
     async def status(self) -> Response:
         """Answers with the instance and its weights; 503 once the engine is dead.
@@ -303,11 +305,15 @@ class CounterpointRoutes:
         """
         for token_ids, _ in prompts:
             self._check_prompt(token_ids)
+        context = raw_request.headers.get("traceparent", "")
+        trace = {"traceparent": context} if self.traced and is_header(context) else None
 
         async def generate(token_ids: list[int], sampling: SamplingParams, adapter: Any, shared_salt: str) -> Any:
             final = None
             prompt = tokens_input(token_ids, cache_salt=salt or shared_salt)
-            async for output in self.engine.generate(prompt, sampling, uuid.uuid4().hex, lora_request=adapter):
+            async for output in self.engine.generate(
+                prompt, sampling, uuid.uuid4().hex, lora_request=adapter, trace_headers=trace
+            ):
                 final = output
             return final
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,9 +36,11 @@ from inference.config import PoolConfig
 from inference.per_tick_limiter import PerTickLimiter
 from inference.pool import parse_call
 from inference.pool.fleet import Fleet, Server, State
+from inference.pool.meters import PoolMeters
 from inference.pool.server_monitor import ServerMonitor
 from inference.pool.sources import Listing, Sources
 from transport.records import Float32Array, Int32Array, Turn
+from transport.telemetry.spans import Span
 
 Answer = TypeVar("Answer")
 
@@ -51,16 +56,29 @@ STARTS_PER_TICK = 4
 """Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
 
 
-class InferencePool:
-    """The servers of `config`. `model` is the name in requests: the base model's name at the servers, or an adapter's."""
+MAX_DESCRIBED = 256
+"""Servers that `InferencePool.fleet` describes: it is called once a second, on the loop."""
 
-    def __init__(self, config: PoolConfig, model: str, on_capacity: Callable[[int], None] | None = None) -> None:
+
+class InferencePool:
+    """The servers of `config`. `model` is the name in requests: the base model's name at the servers, or an adapter's.
+
+    `operator_file` is as of `Sources`.
+    """
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        model: str,
+        on_capacity: Callable[[int], None] | None = None,
+        operator_file: Path | None = None,
+    ) -> None:
         self._config = config
         self._model = model
         self._on_capacity = on_capacity
         self._capacity = 0
         self._fleet = Fleet((), config.max_concurrent_requests_per_server)
-        self._sources = Sources(config)
+        self._sources = Sources(config, operator_file)
         self._connections = HttpSessions(config)
         self._monitors: dict[Server, ServerMonitor] = {}
         self._tasks: dict[Server, asyncio.Task[None]] = {}
@@ -73,6 +91,8 @@ class InferencePool:
         self._changed = asyncio.Event()
         self._updating = asyncio.Lock()
         self._closed = False
+        self.meters = PoolMeters()
+        """What it has counted and timed so far."""
 
     async def start(self) -> None:
         """Returns when the first server is healthy. Raises `InferenceError` if none is within `startup_timeout_seconds`."""
@@ -108,6 +128,26 @@ class InferencePool:
     def status(self) -> list[ServerStatus]:
         """Returns the state of every server, in the order in which they were added."""
         return [server.status() for server in self._fleet.servers]
+
+    @property
+    def waiting_requests(self) -> int:
+        """How many requests wait for a place at a server."""
+        return len(self._waiting)
+
+    def take_spans(self, run: str, step: int) -> list[Span]:
+        """Returns what the servers did since the last call, for this pool, as spans of `step`."""
+        return [span for monitor in self._monitors.values() for span in monitor.activity.take_spans(run, step)]
+
+    def fleet(self) -> dict[str, Any]:
+        """Returns state and totals of the servers, as `fleet.json` has them (`docs/contracts.md`)."""
+        return {
+            "waiting": len(self._waiting),
+            "capacity": self._fleet.capacity,
+            "servers": [
+                each.activity.described(each.server.status()) for each in islice(self._monitors.values(), MAX_DESCRIBED)
+            ],
+            "servers_left_out": max(0, len(self._monitors) - MAX_DESCRIBED),
+        }
 
     def describe_sources(self) -> str:
         """Describes where the servers come from, for a person."""
@@ -195,9 +235,12 @@ class InferencePool:
             # The weights that a server was started with are version 0.
             version = 0 if server.version is None else server.version
             completion = await self._attempt(server, lambda client: client.generate(request))
-            return _as_turn(request, completion, version, server.url)
+            turn = _as_turn(request, completion, version, server.url)
+            self._monitors[server].activity.generated(turn)
+            return turn
 
-        return await self._asked(ask, affinity)
+        with self.meters.timing(self.meters.turn_seconds):
+            return await self._asked(ask, affinity)
 
     async def score(self, token_ids: Int32Array, start: int, *, affinity: str) -> Float32Array:
         """Returns the log-probability of each token from `start` on, of the model's whole distribution at temperature 1.
@@ -234,13 +277,16 @@ class InferencePool:
                     except ServerFailure as error:
                         logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
                         last, avoid = error, server
+                        self.meters.retries += attempt < self._config.max_retries
                     finally:
                         self._fleet.release(server)
                         self._serve_waiting()
         except TimeoutError:
+            self.meters.unanswered += 1
             limit = self._config.request_timeout_seconds
             because = last or f"it waited for a server: {self._describe()}"
             raise InferenceError(f"no answer within request_timeout_seconds = {limit:g}: {because}") from last
+        self.meters.unanswered += 1
         raise InferenceError(f"no answer after {self._config.max_retries + 1} attempts; the last: {last}") from last
 
     async def parse(
@@ -259,6 +305,7 @@ class InferencePool:
         if servers were reached and none of them took the weights: no later attempt succeeds with a wrong checkpoint or probe.
         """
         async with self._updating:
+            began = time.perf_counter()
             self._wanted = update
             for monitor in self._monitors.values():
                 monitor.set_wanted(update)
@@ -271,6 +318,7 @@ class InferencePool:
             refusals = [monitor.server.reason for monitor in self._monitors.values() if monitor.refused]
             if refusals and not self._fleet.serving:
                 raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
+            self.meters.update_seconds.observe(time.perf_counter() - began)
 
     def _concluded(self, update: WeightUpdate, loaded: bool = False) -> bool:
         """Whether it is known of each server whether it holds the weights; with `loaded`, before its probe."""
@@ -283,7 +331,8 @@ class InferencePool:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
         monitor = self._monitors[server]
         try:
-            answer = await self._answer(monitor, request)
+            with monitor.activity.request():
+                answer = await self._answer(monitor, request)
         except ServerFailure:
             if self._fleet.failed(server):
                 # Healthy or not, it may return at its monitor's next check, no sooner.

@@ -15,6 +15,7 @@ from inference.base import InferenceError, RequestRefused, WeightUpdate
 from inference.clients.capacity import CapacityController
 from inference.clients.client import ServerClient
 from inference.config import PoolConfig
+from inference.pool.activity import ServerActivity
 from inference.pool.fleet import Fleet, Server, State
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class ServerMonitor:
         on_change: Callable[[], None],
     ) -> None:
         self.server = server
+        self.activity = ServerActivity(server.url)
         self.client = client
         self.wanted: WeightUpdate | None = None
         """The weights that the server must hold to serve. None: those that it was started with."""
@@ -163,6 +165,7 @@ class ServerMonitor:
             return
         if seen is None:
             return
+        self.activity.load = seen
         if self._controller is None:
             self._controller = CapacityController(self._config.max_concurrent_requests_per_server)
         before = self.server.cap
@@ -206,7 +209,8 @@ class ServerMonitor:
     async def _load_and_prove(self, wanted: WeightUpdate, instance: str) -> None:
         self.loaded = None
         began = time.monotonic()
-        held = await self.client.load(wanted)
+        with self.activity.timed("load", wanted.version):
+            held = await self.client.load(wanted)
         if held is not None and (others := wanted.probe.mismatched_layers(held)) is not None:
             raise ProbeFailed(
                 f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
@@ -217,7 +221,8 @@ class ServerMonitor:
             self._begin_serving(wanted, instance)
             self.loaded = wanted
             self._on_change()
-        answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)
+        with self.activity.timed("probe", wanted.version):
+            answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)
         mismatch = wanted.probe.mismatch(answer, self._config.probe_tolerance)
         if mismatch is not None:
             raise ProbeFailed(f"{self.server.url} took version {wanted.version} and failed its probe: {mismatch}")
@@ -234,6 +239,7 @@ class ServerMonitor:
             logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
         self._held, self.refused, self._has_served = wanted, False, True
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
+        self.activity.serves(instance)
 
     def take_out(self, reason: str, refused: bool = False) -> None:
         """Stops new requests; those at the server are retried elsewhere."""
@@ -242,6 +248,7 @@ class ServerMonitor:
             level = logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR
             logger.log(level, "Inference server %s takes no traffic: %s", self.server.url, reason)
         self._fleet.take_out(self.server, reason)
+        self.activity.went_out(reason)
         self.refused = refused
         if first:
             self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.intervals_out(

@@ -1,4 +1,4 @@
-"""The sources of a pool's servers: fixed addresses, a name that resolves to many, a file that is watched.
+"""The sources of a pool's servers: fixed addresses, a name that resolves to many, files that are watched.
 
 `pool` reads them regularly, and adds and removes servers accordingly. A source that cannot be read (a name server that does
 not answer, a missing file) changes nothing.
@@ -22,34 +22,48 @@ RESOLVE_SECONDS = 5.0
 MAX_FILE_BYTES = 1 << 20
 """A longer file of addresses is refused."""
 
+OPERATOR_FILE = "operator_servers.txt"
+"""In a job's directory: the servers that its operator has drained or added (`job/admin/servers.py`), as in `urls_file`."""
+
+WISHED = "its operator has drained it"
+
 Listing = dict[str, str]
 """By base URL of every listed server, why it is to be drained; empty if it is not."""
 
 
 class Sources:
-    """The servers named by `config.urls`, `config.dns` and `config.urls_file` together."""
+    """The servers named by `config.urls`, `config.dns` and `config.urls_file` together.
 
-    def __init__(self, config: PoolConfig) -> None:
+    `operator_file`, if there is such a file, goes before them all.
+    """
+
+    def __init__(self, config: PoolConfig, operator_file: Path | None = None) -> None:
         self._config = config
+        self._operator_file = operator_file
         self._fixed: Listing = {url.rstrip("/"): "" for url in config.urls}
         self._resolved: Listing = {}
         self._listed: Listing = {}
+        self._wished: Listing = {}
+        """By the operator."""
         self._reported: dict[str, str] = {}
         """The last error that was logged of each source: each is logged once."""
-        self._text: bytes | None = None
+        self._texts: dict[Path, bytes] = {}
+        """What was read of each file."""
 
     @property
     def changes(self) -> bool:
         """Whether any source may change."""
-        return self._config.dns is not None or self._config.urls_file is not None
+        return any(each is not None for each in (self._config.dns, self._config.urls_file, self._operator_file))
 
     async def read(self) -> Listing:
         """Returns the listed servers. A line of the file overrides the other sources on draining."""
         if self._config.dns is not None:
             await self._resolve(self._config.dns)
         if self._config.urls_file is not None:
-            await self._read_file(self._config.urls_file)
-        return self._fixed | self._resolved | self._listed
+            self._listed = await self._read_file("urls_file", self._config.urls_file, self._listed)
+        if self._operator_file is not None:
+            self._wished = await self._read_file(OPERATOR_FILE, self._operator_file, self._wished, wished=True)
+        return self._fixed | self._resolved | self._listed | self._wished
 
     async def _resolve(self, name: str) -> None:
         parts = urlsplit(name)
@@ -66,19 +80,26 @@ class Sources:
             self._report("dns", "")
             self._resolved = {_url(str(address[0]), int(address[1])): "" for *_, address in sorted(found)}
 
-    async def _read_file(self, path: Path) -> None:
+    async def _read_file(self, source: str, path: Path, known: Listing, *, wished: bool = False) -> Listing:
+        """Returns what the file lists, or `known` if it says nothing new. The operator's, `wished`, may be missing."""
         try:
-            text = await asyncio.to_thread(_read_text, path)
-            if text == self._text:
-                return
-            listing, mistakes = parse_listing(text.decode())
+            text = await asyncio.to_thread(read_text, path)
+            if text == self._texts.get(path):
+                return known
+            listing, mistakes = parse_listing(text.decode(), *[WISHED] * wished)
+        except FileNotFoundError as error:
+            if wished:
+                self._texts.pop(path, None)
+                return {}
+            self._report(source, f"{source} = {str(path)!r}: {error}")
+            return known
         except (OSError, ValueError) as error:
-            self._report("urls_file", f"urls_file = {str(path)!r}: {error}")
-            return
+            self._report(source, f"{source} = {str(path)!r}: {error}")
+            return known
+        self._texts[path] = text
+        self._report(source, "".join(f"{path}:{number}: {mistake}; " for number, mistake in mistakes)[:-2])
         # A line with a mistake may be that of a known server: while there is one, no server is dropped.
-        self._listed = self._listed | listing if mistakes else listing
-        self._text = text
-        self._report("urls_file", "".join(f"{path}:{number}: {mistake}; " for number, mistake in mistakes)[:-2])
+        return known | listing if mistakes else listing
 
     def _report(self, source: str, complaint: str) -> None:
         if complaint and complaint != self._reported.get(source):
@@ -93,7 +114,8 @@ class Sources:
         return "; ".join([", ".join(named), *filter(None, self._reported.values())])
 
 
-def _read_text(path: Path) -> bytes:
+def read_text(path: Path) -> bytes:
+    """Returns the bytes of a file of addresses. Raises `OSError`, and `ValueError` for a long one."""
     with path.open("rb") as file:
         text = file.read(MAX_FILE_BYTES + 1)
     if len(text) > MAX_FILE_BYTES:
@@ -105,8 +127,10 @@ def _url(address: str, port: int) -> str:
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
-def parse_listing(text: str) -> tuple[Listing, list[tuple[int, str]]]:
-    """Returns the servers in `text`, and its mistakes as line number and sentence.
+def parse_listing(
+    text: str, drained: str = "its line in urls_file begins with drain"
+) -> tuple[Listing, list[tuple[int, str]]]:
+    """Returns the servers in `text`, and its mistakes as line number and sentence. `drained` is the reason of those to drain.
 
     A line holds a base URL, or `drain` and a base URL: a server that completes its requests and gets no new ones. A comment
     begins with `#`.
@@ -125,5 +149,5 @@ def parse_listing(text: str) -> tuple[Listing, list[tuple[int, str]]]:
         except ValueError as error:
             mistakes.append((number, str(error)))
         else:
-            listing[url] = "its line in urls_file begins with drain" if drain else ""
+            listing[url] = drained if drain else ""
     return listing, mistakes

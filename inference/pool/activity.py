@@ -1,0 +1,153 @@
+"""What one server did for this pool: requests, tokens, when it was busy, loading or out of service.
+
+The pool and the server's monitor note it as it happens, on the loop; each note costs a few additions. `take_spans` gives what has
+happened since the last call as spans of a step, `described` the state and the totals for `fleet.json`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from inference.base import ServerStatus
+from inference.clients.capacity import Observation
+from transport.records import Turn
+from transport.telemetry import spans
+from transport.telemetry.intervals import BusyIntervals
+from transport.telemetry.spans import AttributeValue, Span
+
+ROLE = "inference"
+
+MAX_EVENTS = 64
+"""Weight loads, probes and outages that are remembered until `take_spans`."""
+
+MAX_REASON = 300
+"""Characters of a reason in `fleet.json`."""
+
+
+class ServerActivity:
+    """One server's. `clock` gives unix seconds and never goes back."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = spans.now) -> None:
+        self._url = url
+        self._clock = clock
+        self._in_flight = 0
+        self._busy_since = 0.0
+        self._busy = BusyIntervals()
+        self._events: deque[tuple[str, float, float, dict[str, AttributeValue]]] = deque(maxlen=MAX_EVENTS)
+        self._out_since: float | None = None
+        self._instance: str | None = None
+        self._totals = dict.fromkeys(
+            (
+                "requests",
+                "failures",
+                "prompt_tokens",
+                "cached_tokens",
+                "cacheable_tokens",  # those of the prompts of which the server says how much its cache had
+                "completion_tokens",
+                "outages",
+                "restarts",
+            ),
+            0,
+        )
+        self._last_outage: dict[str, Any] | None = None
+        self.load: Observation | None = None
+        """The last load that the server has told."""
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts a request that is at the server during the block."""
+        if not self._in_flight:
+            self._busy_since = self._clock()
+        self._in_flight += 1
+        try:
+            yield
+        except Exception:
+            self._totals["failures"] += 1
+            raise
+        else:
+            self._totals["requests"] += 1
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._busy.add(self._busy_since, self._clock())
+
+    @contextmanager
+    def timed(self, name: str, version: int) -> Iterator[None]:
+        """Notes what the server was busy with besides requests: `load`, `probe`."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._events.append((name, begin, self._clock(), {"version": version}))
+
+    def generated(self, turn: Turn) -> None:
+        """Counts the tokens of a turn."""
+        self._totals["prompt_tokens"] += len(turn.prompt_ids)
+        if turn.cached_tokens is not None:
+            self._totals["cached_tokens"] += turn.cached_tokens
+            self._totals["cacheable_tokens"] += len(turn.prompt_ids)
+        self._totals["completion_tokens"] += len(turn.completion_ids)
+
+    def went_out(self, reason: str) -> None:
+        """Notes that the server was taken out of service, or was never in it."""
+        if self._out_since is None:
+            self._out_since = self._clock()
+            self._totals["outages"] += self._instance is not None
+        self._last_outage = {"time": self._out_since, "reason": reason[:MAX_REASON]}
+
+    def serves(self, instance: str) -> None:
+        """Notes that the server serves, by the process `instance`."""
+        self._totals["restarts"] += self._instance not in (None, instance)
+        self._instance = instance
+        self._end_outage(goes_on=False)
+
+    def _end_outage(self, goes_on: bool) -> None:
+        if self._out_since is not None:
+            reason = self._last_outage["reason"] if self._last_outage else ""
+            end = self._clock()
+            self._events.append(("out", self._out_since, end, {"reason": reason}))
+            self._out_since = end if goes_on else None
+
+    def take_spans(self, run: str, step: int) -> list[Span]:
+        """Returns what has happened since the last call, up to now; what is still going on is split there."""
+        if self._in_flight:
+            now = self._clock()
+            self._busy.add(self._busy_since, now)
+            self._busy_since = now
+        self._end_outage(goes_on=True)
+        server: dict[str, AttributeValue] = {"server": self._url}
+        taken = [
+            Span(ROLE, "serve", each.begin, each.end, run, step, each.busy, attributes=server)
+            for each in self._busy.take()
+        ]
+        taken += [
+            Span(ROLE, name, begin, end, run, step, attributes=server | attributes)
+            for name, begin, end, attributes in self._events
+        ]
+        self._events.clear()
+        return taken
+
+    def described(self, status: ServerStatus) -> dict[str, Any]:
+        """Returns the server's object in `fleet.json`, without rates."""
+        load = self.load
+        return {
+            "url": self._url,
+            "state": status.state,
+            "reason": status.reason[:MAX_REASON],
+            "version": status.version,
+            "in_flight": status.in_flight,
+            "limit": status.cap,
+            **self._totals,
+            "last_outage": self._last_outage,
+            "engine": None
+            if load is None
+            else {
+                "running": load.running,
+                "waiting": load.waiting,
+                "cache_use": load.cache_use,
+                "preemptions": load.preemptions,
+            },
+        }
