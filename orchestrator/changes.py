@@ -7,18 +7,19 @@ temperature travels with every turn, and advantages are computed once, when a gr
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import orjson
 
 from orchestrator.loop_health.threads import in_thread
 from run.changes import (
     Change,
     ChangeRefused,
     apply,
+    begun_at,
     edits,
     in_force,
     read_journal,
@@ -26,12 +27,12 @@ from run.changes import (
     write_journal,
 )
 from run.config import RunConfig
-from run.requests import Answer, ChangeRequest, waiting_requests, write_answer
+from run.requests import Answer, ChangeRequest, write_answer
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.5
-"""Between two looks for requests."""
+LONGEST_VALUE_BYTES = 1000
+"""Of a value, as JSON, in a metrics line; of a longer one it has the size."""
 
 MOST_ENTRIES, KEPT_ENTRIES = 256, 16
 """When the journal has so many entries, those that are durable are joined, but for the newest."""
@@ -71,19 +72,10 @@ class Changes:
         self._between_steps = between_steps
         self._prepare = prepare
 
-    async def run(self) -> None:
-        """Takes up requests until cancelled."""
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            await self.take_all()
-
-    async def take_all(self) -> None:
-        """Takes up the requests that wait. A directory that cannot be written is logged: they are taken up later."""
-        try:
-            for request in await in_thread(_requests, self._config.run_dir):
-                await self.take(request)
-        except OSError as error:
-            logger.warning("changes of run %s cannot be taken up: %s", self._config.run_id, error)
+    def annotation(self, step: int) -> dict[str, Any]:
+        """Returns what the metrics line of a step says of changes: `changes`, the values by key that begin at this step."""
+        values = {key: _short(value) for key, value in begun_at(self._journal, step).items()}
+        return {"changes": values} if values else {}
 
     async def take(self, request: ChangeRequest) -> None:
         """Carries a request out, unless it was before, and answers it. Raises `OSError`; the request then stays."""
@@ -128,9 +120,10 @@ def read_changes(given: RunConfig, newest_step: int) -> tuple[RunConfig, list[Ch
     return (apply(given, in_force(journal, given.steps)) if journal else given), journal
 
 
-def _requests(run_dir: Path) -> list[ChangeRequest]:
-    found = waiting_requests(run_dir, ("change",))
-    return [request for _, request in found if isinstance(request, ChangeRequest)]
+def _short(value: Any) -> Any:
+    """Returns a value as it is, or its size if it is a long one."""
+    size = len(orjson.dumps(value))
+    return value if size <= LONGEST_VALUE_BYTES else f"({size} bytes)"
 
 
 def _compact(journal: list[Change], durable: int) -> list[Change]:

@@ -25,7 +25,9 @@ from environments.lifecycle import started
 from environments.mix import ExamplesChangedError, mix_of
 from environments.registry import load_environment
 from inference.pool.pool import InferencePool
+from inference.pool.sources import OPERATOR_FILE
 from orchestrator import metrics
+from orchestrator.activity import RunActivity
 from orchestrator.changes import Changes, read_changes
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
@@ -33,32 +35,43 @@ from orchestrator.ending import first_version, until_durable
 from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
 from orchestrator.failure_report import report_failure
-from orchestrator.logging_setup import logging_to, run_context
+from orchestrator.logging_setup import logging_to, run_context, set_level
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
 from orchestrator.loop_health.watchdog import Watchdog, awaiting
-from orchestrator.metrics import MetricsLine, PrometheusEndpoint
+from orchestrator.metrics import MetricsLine
 from orchestrator.opponents import opponents_of
 from orchestrator.policy import PolicyWatcher
-from orchestrator.rollouts.dump import header_of
 from orchestrator.rollouts.play import LoadedEnvironment
+from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
-from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated, PolicyUpdateStarting
+from orchestrator.scheduling.events import (
+    CapacityChanged,
+    LimitChanged,
+    PauseRequested,
+    PolicyUpdated,
+    PolicyUpdateStarting,
+    ResumeRequested,
+)
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.signals import ShutdownSignals
+from orchestrator.steering import Steering
 from orchestrator.step import discarded
 from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
+from orchestrator.step.asked_dumps import AskedDumps
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_lines, identity_of, load_newest
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
 from orchestrator.teacher import teacher_of
+from orchestrator.telemetry import RunTelemetry
 from run.changes import JOURNAL, Change
 from run.config import RunConfig
+from run.pause import Pause, read_pause
 from transport.process.permanent_errors import is_permanent
 from transport.wires.open import open_link
 
@@ -83,7 +96,7 @@ def run(
             prompt_switching(),
             infrequent_gc(),
             taken_over(config),
-            logging_to(config.run_dir / "orchestrator.log", config.log_format),
+            logging_to(config.run_dir / "orchestrator.log", config.log_format, config.log_level),
             ShutdownSignals(config.shutdown_timeout_seconds) as signals,
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
@@ -135,20 +148,25 @@ class Daemon:
         self._blame = LoopBlame(config.lag.blame_seconds)
         self._rollout_counts = RolloutCounts()
         self._decisions = DecisionLog(config.run_dir)
+        self._activity = RunActivity(config.run_dir, config.run_id)
         self._scheduler: Scheduler | None = None
+        self._is_paused = False
+        self._steering: Steering | None = None
 
     async def serve(self) -> bool:
         """Runs to the last step or until a signal; returns whether the run is done. Raises what ended it otherwise."""
-        give_environments_threads(self._config.schedule.max_inflight_rollouts)
+        self._threads = give_environments_threads(self._config.schedule.max_inflight_rollouts)
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
             resources.enter_context(self._blame)
             resources.push_async_callback(in_thread, self._decisions.flush)
+            resources.push_async_callback(self._activity.close)
             self._run_in_background(
                 self._lag.run(),
                 self._watchdog.run(),
                 self._decisions.run(),
+                self._activity.run(),
                 collect_as_memory_grows(self._rollout_counts),
             )
             done, exit_code = False, 1
@@ -175,6 +193,7 @@ class Daemon:
         self._identity = identity_of(given)
         self._config, self._journal = await in_thread(_read_changes, given, checkpoint)
         config = self._config
+        set_level(config.log_level)
         loaded = await in_thread(_load, config)
         await in_thread(write_config, given)  # the trainer reads the changes from their journal
         self._run_in_background(self._watch_control())  # a refusal from now on is of this configuration
@@ -196,14 +215,17 @@ class Daemon:
         opponents = await resources.enter_async_context(opponents_of(config))
         self._dispatcher.opponents = self._evaluations.opponents = opponents
         self._dispatcher.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat))
+        if config.trace_rollouts > 0:
+            self._dispatcher.tracing = RolloutTracing(self._activity.spans, config.run_id, config.trace_rollouts)
         version = await first_version(self._sender, config)
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
         )
-        changes = self._changes(loaded.chat)
-        await changes.take_all()  # before the first rollout begins
+        steering = self._steering = await in_thread(self._make_steering, loaded.chat)
+        self._set_paused(await in_thread(read_pause, config.run_dir))
+        await steering.take_all()  # before the first rollout begins
         await policy.load_first(version)
-        self._run_in_background(policy.run(), changes.run(), self._evaluations.run())
+        self._run_in_background(policy.run(), steering.run(), self._evaluations.run())
         freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
@@ -220,10 +242,10 @@ class Daemon:
         config = self._config = self._config.model_copy(update={"filters": filters})
         environments = loaded.environments
         try:
-            endpoint = resources.enter_context(PrometheusEndpoint(config.prometheus_port, config.run_id))
+            telemetry = resources.enter_context(RunTelemetry(config, self._lag))
             link = open_link(config.transport, config.output_dir, config.run_id)
             model = _adapter(config) or config.served_model or config.model
-            self._pool = InferencePool(config.inference, model, self._on_capacity)
+            self._pool = InferencePool(config.inference, model, self._on_capacity, config.output_dir / OPERATOR_FILE)
             played = {name: environment.environment for name, environment in environments.items()}
             self._mix = mix_of(config.environments, played, config.seed)
         except ValueError as error:
@@ -231,11 +253,17 @@ class Daemon:
         resources.push_async_callback(self._pool.close)
         newest_step = checkpoint.step if checkpoint is not None else 0
         self._sender = Sender(
-            link, config.run_dir, config.run_id, newest_step, config.transport.largest_batch, self._report_waiting
+            link,
+            config.run_dir,
+            config.run_id,
+            newest_step,
+            config.transport.largest_batch,
+            self._report_waiting,
+            self._activity.spans,
         )
         resources.push_async_callback(self._sender.close)
+        self._activity.observe(self._pool, newest_step)
 
-        group_scoring = [name for name, each in environments.items() if each.environment.group_scoring]
         self._scheduler = Scheduler(config.schedule, config.steps, self._mix)
         self._dispatcher = Dispatcher(
             config,
@@ -252,7 +280,6 @@ class Daemon:
                 gather_chunk_size=config.gather_chunk_size,
                 keep_checkpoints=config.keep_checkpoints,
                 keep_rollouts=config.keep_rollouts,
-                dump=header_of(config, group_scoring) if config.dump_raw_rollouts else None,
                 merge_chunk=merge_chunk,
                 transcribe=_transcriber(config, loaded.chat),
             ),
@@ -261,7 +288,7 @@ class Daemon:
             rollout_counts=self._rollout_counts,
             decisions=self._decisions,
             tasks=self._tasks,
-            publish=lambda line: self._publish(endpoint, line),
+            publish=lambda line: self._publish(telemetry, line),
             report_discarded=self._report_discarded,
             on_progress=self._watchdog.progress,
             commit_in_progress=self._signals.commit_in_progress,
@@ -272,10 +299,11 @@ class Daemon:
             loaded.evaluations,
             self._pool,
             handle=self._dispatcher.handle,
-            publish=endpoint.publish_lasting,
+            publish=telemetry.publish_lasting,
             on_progress=self._watchdog.progress,
             transcribe=_transcriber(config, loaded.chat),
         )
+        self._run_in_background(telemetry.watch(self._pool, self._scheduler))
         if checkpoint is not None:
             try:
                 self._dispatcher.restore(checkpoint)
@@ -300,27 +328,59 @@ class Daemon:
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
 
-    def _changes(self, chat: Chat) -> Changes:
-        """Returns what takes up changes of the configuration from now on."""
+    def _make_steering(self, chat: Chat) -> Steering:
+        """Returns what takes up requests to the run from now on. Blocks."""
 
         def prepare(config: RunConfig) -> Callable[[], None]:
             advantage, chats = _load_advantage(config), _load_chats(config, chat)
+            filters = with_vocabulary(config.filters, chat.vocabulary)
+            return lambda: self._reconfigure(config.model_copy(update={"filters": filters}), advantage, chats)
 
-            def put_in_place() -> None:
-                self._mix.reweight({environment.name: environment.ratio for environment in config.environments})
-                self._dispatcher.reconfigure(config, advantage, chats)
-                self._decisions.of_run(Decision.CHANGED, self._sender.newest_step + 1)
-
-            return put_in_place
-
-        return Changes(
-            self._config,
-            self._journal,
-            given=self._given,
-            steps=self._sender,
-            between_steps=self._dispatcher.between_steps,
-            prepare=prepare,
+        sender, between_steps, run_dir = self._sender, self._dispatcher.between_steps, self._config.run_dir
+        changes = Changes(
+            self._config, self._journal, given=self._given, steps=sender, between_steps=between_steps, prepare=prepare
         )
+        dumps = AskedDumps(run_dir, self._config.steps, sender, between_steps)
+        self._dispatcher.annotate, self._dispatcher.is_dump_asked = changes.annotation, dumps.is_asked
+        return Steering(
+            run_dir,
+            changes=changes,
+            dumps=dumps,
+            steps=sender,
+            set_paused=self._set_paused,
+            every_poll=self._rest,
+        )
+
+    def _reconfigure(self, config: RunConfig, advantage: Advantage, chats: dict[str, Chat]) -> None:
+        """Uses another configuration from now on."""
+        former, self._config = self._config.schedule.max_inflight_rollouts, config
+        self._mix.reweight({environment.name: environment.ratio for environment in config.environments})
+        self._evaluations.set_shares(config)
+        self._dispatcher.reconfigure(config, advantage, chats)
+        set_level(config.log_level)
+        if (limit := config.schedule.max_inflight_rollouts) != former:
+            former_threads, self._threads = self._threads, give_environments_threads(limit)
+            former_threads.shutdown(wait=False)
+            self._dispatcher.handle(LimitChanged(limit))
+        self._decisions.of_run(Decision.CHANGED, self._sender.newest_step + 1)
+
+    def _set_paused(self, pause: Pause | None) -> None:
+        """Begins or ends a pause, unless it has begun or ended already."""
+        if (pause is not None) == self._is_paused:
+            return
+        self._is_paused = pause is not None
+        step = self._sender.newest_step
+        self._decisions.of_run(Decision.PAUSED if pause is not None else Decision.CONTINUED, step)
+        words = "the run goes on" if pause is None else f"paused{f': {pause.reason}' if pause.reason else ''}"
+        logger.info("%s, after step %d of %d", words, step, self._config.steps)
+        notify(f"STATUS=step {step} of {self._config.steps}" + (f"; {words}" if pause is not None else ""))
+        self._watchdog.progress()
+        self._dispatcher.handle(PauseRequested() if pause is not None else ResumeRequested())
+
+    def _rest(self) -> None:
+        """A run that waits to be resumed does not stall."""
+        if self._scheduler is not None and self._scheduler.rests:
+            self._watchdog.progress()
 
     @property
     def _all_committed(self) -> bool:
@@ -332,6 +392,8 @@ class Daemon:
             await self._dispatcher.finished.wait()
         await until_durable(self._sender, self._config, self._watchdog.progress)
         await self._evaluations.finish()
+        if self._steering is not None:
+            await self._steering.take_all()  # a run may end between two looks
         logger.info("run %s is done: %d steps", self._config.run_id, self._config.steps)
 
     async def shutdown(self, done: bool) -> None:
@@ -374,12 +436,14 @@ class Daemon:
 
     def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
         self._watchdog.progress()
+        self._activity.policy(event)
         self._dispatcher.handle(event)
         if isinstance(event, PolicyUpdated):
             self._evaluations.policy_updated(event.version)
 
-    def _publish(self, endpoint: PrometheusEndpoint, line: MetricsLine) -> None:
-        endpoint.publish(line)
+    def _publish(self, telemetry: RunTelemetry, line: MetricsLine) -> None:
+        telemetry.publish(line)
+        self._activity.end_step(line, self._dispatcher.last_phases)
         metrics.log_step(line, self._config.steps)
         notify(f"STATUS=step {line['step']} of {self._config.steps}")
 

@@ -7,8 +7,6 @@ anything but lines. A kill costs the newest second. `docs/contracts.md` has the 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import threading
 import time
 from collections import deque
@@ -17,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.loop_health.threads import in_thread
-from transport.files.json_lines import append_lines
-
-logger = logging.getLogger(__name__)
+from transport.files.rotated_lines import RotatedLines
 
 DECISIONS_FILE = "decisions.jsonl"
 """In the run's directory. When it is full it becomes `decisions.jsonl.1`, in place of the former one."""
@@ -48,6 +44,10 @@ class Decision(StrEnum):
     """Of the run, at `step`: groups that were in flight start again when it is resumed."""
     CHANGED = "changed"
     """Of the run: keys of its configuration have new values from `step` on (`control/changes.json`)."""
+    PAUSED = "paused"
+    """Of the run, after `step`: no group starts until it goes on."""
+    CONTINUED = "continued"
+    """Of the run, after `step`: its pause is over."""
     RESUMED = "resumed"
     """Of the run, from its checkpoint of `step`. After a kill, what was decided since that checkpoint is undone."""
 
@@ -56,9 +56,8 @@ class DecisionLog:
     """One run's. All but `flush` is for the event loop."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / DECISIONS_FILE
+        self._file = RotatedLines(run_dir / DECISIONS_FILE, "decisions", MAX_BYTES)
         self._pending: deque[dict[str, Any]] = deque(maxlen=MAX_PENDING)
-        self._is_failing = False
         self._lock = threading.Lock()
         """Held while a thread writes."""
 
@@ -80,15 +79,4 @@ class DecisionLog:
     def flush(self) -> None:
         """Writes what was added. Blocks: call it in a thread. A failure is logged once, and costs the lines."""
         with self._lock:
-            self._write([self._pending.popleft() for _ in range(len(self._pending))])
-
-    def _write(self, lines: list[dict[str, Any]]) -> None:
-        try:
-            append_lines(self._path, lines)
-            if self._path.stat().st_size > MAX_BYTES:
-                os.replace(self._path, f"{self._path}.1")
-            self._is_failing = False
-        except OSError as error:
-            if not self._is_failing:
-                logger.warning("%s cannot be written; decisions are missing from it: %s", self._path, error)
-            self._is_failing = True
+            self._file.append([self._pending.popleft() for _ in range(len(self._pending))])

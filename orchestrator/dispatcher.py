@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from environments.chat import Chat
@@ -27,8 +27,10 @@ from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.metrics import MetricsLine
+from orchestrator.rollouts.dump import header_of
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters, score_group
 from orchestrator.rollouts.players import GeneratingPool
+from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.scheduling.events import (
     BatchCommitted,
     CancelEvaluation,
@@ -58,6 +60,7 @@ from orchestrator.step.sender import Sender
 from orchestrator.teacher import Teacher
 from run.config import RunConfig
 from transport.records import Rollout
+from transport.telemetry.intervals import Interval
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +116,8 @@ class Dispatcher:
         """The pools of other policies by name, set before the first rollout."""
         self.teacher: Teacher | None = None
         """Asked about each completed rollout; set with the opponents."""
+        self.tracing: RolloutTracing | None = None
+        """Traces some of the rollouts; set with the opponents."""
         self._calling: dict[str, tuple[Chat, SamplingParameters]] = {}
         """Chat template and sampling parameters by environment."""
         self.reconfigure(config, advantage, chats)
@@ -146,6 +151,10 @@ class Dispatcher:
         self._boundary_task: asyncio.Task[None] | None = None
         """The step boundary in progress. Meanwhile the scheduler is a step ahead of the last commit."""
         self._clock = PhaseClock()
+        self.annotate: Callable[[int], MetricsLine] = lambda step: {}
+        """Returns what the metrics line of a step says of changes."""
+        self.is_dump_asked: Callable[[int], bool] = lambda step: False
+        """Whether somebody asked for a dump of this step."""
         self.evaluations: Evaluations | None = None
         """Executes the instructions about evaluations. Set before the first event if the run has any."""
         self.finished = asyncio.Event()
@@ -209,6 +218,11 @@ class Dispatcher:
             with self._commit_in_progress():
                 await in_thread(save, self._discarded.report(), self._config.run_dir)
                 await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
+
+    @property
+    def last_phases(self) -> Mapping[str, Sequence[Interval]]:
+        """When each phase of the last committed step was, in seconds of `time.perf_counter`."""
+        return self._clock.last_step
 
     async def settle(self) -> None:
         """Waits until every rollout, finalizing and step boundary has ended."""
@@ -292,7 +306,8 @@ class Dispatcher:
     async def _play(self, group: Group, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
         chat, sampling = self._calling[group.environment]
-        model = PolicyModel(rollout, chat, self._pool, sampling, self.opponents)
+        trace = None if self.tracing is None else self.tracing.begin(rollout)
+        model = PolicyModel(rollout, chat, self._pool, sampling, self.opponents, trace)
         try:
             with self._interruptible(group):
                 await play(self._environments[group.environment], rollout, model)
@@ -359,12 +374,20 @@ class Dispatcher:
         self._finalizer.advantage.over_step(rollouts)
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
-            in_progress = self._boundary.begin(step, rollouts, discarded, self._clock)
+            in_progress = self._boundary_of(step).begin(step, rollouts, discarded, self._clock)
             self._sender.offer(*await in_progress.merge())
-            line = with_unrecorded(await in_progress.record(), unrecorded) | self._metrics()
+            line = with_unrecorded(await in_progress.record(), unrecorded) | self._metrics() | self.annotate(step)
             await in_progress.commit(self._checkpoint(step, self._scheduler.state(ready=False), [], line))
             self._sender.commit(step)
             return await in_progress.finish()
+
+    def _boundary_of(self, step: int) -> StepBoundary:
+        """Returns the boundary of a step, with a dump if one is wanted."""
+        if not (self._config.dump_raw_rollouts or self.is_dump_asked(step)):
+            return self._boundary
+        environments = self._environments.items()
+        group_scoring = [name for name, each in environments if each.environment.group_scoring]
+        return replace(self._boundary, dump=header_of(self._config, group_scoring))
 
     @contextmanager
     def _interruptible(self, group: Group) -> Iterator[None]:

@@ -77,9 +77,14 @@ class _ContextHandler(logging.handlers.QueueHandler):
         return record
 
 
+def set_level(level: str) -> None:
+    """Logs records of this level and above from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
 @contextmanager
-def logging_to(path: Path, log_format: Literal["text", "json"]) -> Iterator[None]:
-    """Sends records of level INFO and above of every logger to `path` (appended) and stderr during the block.
+def logging_to(path: Path, log_format: Literal["text", "json"], level: str = "info") -> Iterator[None]:
+    """Sends records of `level` and above of every logger to `path` (appended) and stderr during the block.
 
     A full file is renamed to `path`.1, the former `path`.1 to `path`.2 and so on; the oldest is removed. On exit, all queued
     records are written and the former set-up is restored. Raises `OSError` when the file cannot be opened.
@@ -92,14 +97,14 @@ def logging_to(path: Path, log_format: Literal["text", "json"]) -> Iterator[None
     handler = _ContextHandler(records)
     listener = logging.handlers.QueueListener(records, file, terminal)
     root = logging.getLogger()
-    level = root.level
+    former = root.level
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    set_level(level)
     listener.start()
     try:
         yield
     finally:
         root.removeHandler(handler)
-        root.setLevel(level)
+        root.setLevel(former)
         listener.stop()
         file.close()

@@ -1,4 +1,4 @@
-"""Publishes a step's metrics: one line of `metrics.jsonl`, Prometheus on loopback, and one line of the log.
+"""A step's metrics: one line of `metrics.jsonl`, and one line of the log. `telemetry.py` shows them to Prometheus.
 
 The line is also in the step's checkpoint, which is the commit. `repair` makes the file agree with the checkpoint of a resume.
 """
@@ -6,24 +6,15 @@ The line is also in the step's checkpoint, which is the commit. `repair` makes t
 from __future__ import annotations
 
 import logging
-import re
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from orchestrator.loop_health.slow_spots import slow_spots_of
-from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.step.environment_metrics import split_name
+from orchestrator.rollouts.failures import failures_in_words, sum_failures
 from transport.files.json_lines import lines_from_end, replace_end
-from transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
 
@@ -85,77 +76,3 @@ def _blame(line: Mapping[str, Any]) -> str:
     slow_spots = slow_spots_of([line])
     worst = slow_spots.worst(1)
     return f"  late {slow_spots.moments} times, most: {worst[0].seconds:.3f} s {worst[0]}" if worst else ""
-
-
-class PrometheusEndpoint(Collector):
-    """Serves the newest line on loopback as gauges named `counterpoint_<metric>`, labelled with the run.
-
-    A context manager. On entry, raises `OSError` when the port is taken, `ConfigurationError` when it can never be used.
-    """
-
-    def __init__(self, port: int, run_id: str) -> None:
-        self._port = port
-        self._run_id = run_id
-        self._line: MetricsLine = {}
-        self._lasting: MetricsLine = {}
-
-    def publish(self, line: MetricsLine) -> None:
-        """Replaces the line that is served."""
-        self._line = line
-
-    def publish_lasting(self, values: Mapping[str, Any]) -> None:
-        """Adds values that are served, beside each line, until others replace them."""
-        self._lasting = self._lasting | dict(values)
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yields the gauges. The HTTP thread calls it at each scrape."""
-        failures = sum_failures([self._line])
-        if failures:
-            gauge = GaugeMetricFamily(
-                "counterpoint_failures", "failed rollouts", labels=["run", "environment", "error"]
-            )
-            for environment, kinds in failures.items():
-                for kind, count in kinds.items():
-                    gauge.add_metric([self._run_id, environment, kind], count)
-            yield gauge
-        # One gauge with labels: two names of an environment could become one name of Prometheus.
-        means = GaugeMetricFamily(
-            "counterpoint_environment_mean", "metrics of rollouts", labels=["run", "environment", "metric"]
-        )
-        for name, value in (self._line | self._lasting).items():
-            if (split := split_name(name)) is not None:
-                means.add_metric([self._run_id, *split], value)
-            elif isinstance(value, int | float) and not name.startswith(PREFIX):
-                gauge = GaugeMetricFamily(f"counterpoint_{re.sub(r'[^A-Za-z0-9_]', '_', name)}", name, labels=["run"])
-                gauge.add_metric([self._run_id], value)
-                yield gauge
-        if means.samples:
-            yield means
-
-    def __enter__(self) -> PrometheusEndpoint:
-        registry = CollectorRegistry()
-        registry.register(self)
-        try:
-            self._server, self._thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
-        except OSError as error:
-            message = (
-                f"prometheus_port = {self._port}: cannot listen on 127.0.0.1:{self._port}: {error.strerror}. "
-                "Choose another port, or 0 for any free one"
-            )
-            if is_permanent(error):
-                raise ConfigurationError(message) from error
-            raise OSError(error.errno, message) from error
-        self.port = int(self._server.server_port)
-        logger.info("Prometheus metrics at http://127.0.0.1:%d/metrics", self.port)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # `shutdown` waits up to half a second for the serving thread's next poll, so it has a thread of its own.
-        threading.Thread(target=self._close, name="prometheus-close").start()
-
-    def _close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

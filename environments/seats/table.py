@@ -122,6 +122,7 @@ class Table:
         self._open.callback(os.close, await asyncio.to_thread(take_lock, lock, complaint))
         server = await asyncio.start_unix_server(self._serve, path)
         self._open.callback(server.close)
+        path.chmod(0o600)  # another user could sit at it
 
     async def close(self) -> None:
         """Ends all connections, and the listening."""

@@ -89,6 +89,11 @@ class Evaluations:
         self._number = 0
         self._player: asyncio.Task[None] | None = None
         self._unreported: dict[str, float] = {}
+        self._shares = {each.config.name: each.config.share for each in loaded}
+
+    def set_shares(self, config: RunConfig) -> None:
+        """Uses the shares of this configuration for the evaluations that begin from now on."""
+        self._shares = {evaluation.name: evaluation.share for evaluation in config.evaluations}
 
     @property
     def all_done(self) -> bool:
@@ -245,7 +250,7 @@ class Evaluations:
         attempt = self._playing = Attempt(loaded, step, pool, self.opponents)
         self._ended.clear()
         async with asyncio.TaskGroup() as self._rollouts:
-            self._handle(EvaluationRequested(self._number, loaded.rollouts, loaded.config.share))
+            self._handle(EvaluationRequested(self._number, loaded.rollouts, self._shares[loaded.config.name]))
             await self._ended.wait()
         self._playing = None
         return await attempt.result(), attempt.rollouts

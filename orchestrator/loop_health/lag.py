@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from run.config import LagConfig
+from transport.telemetry.catalogue.orchestrator import LAG
+from transport.telemetry.values import Histogram
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,8 @@ class EventLoopLagMonitor:
         self._config = config
         self._on_tick = on_tick
         self._lags: list[float] = []
+        self.histogram = Histogram(LAG.buckets)
+        """Of all samples since the start, as `LagDistribution` counts them."""
         self._due = time.perf_counter()
         """When the next sample is due."""
 
@@ -84,7 +88,9 @@ class EventLoopLagMonitor:
             self._due = time.perf_counter() + self._config.interval_seconds
             await asyncio.sleep(self._config.interval_seconds)
             # Timers of uvloop have a resolution of a millisecond and may fire a millisecond early.
-            self._lags.append(self._overdue())
+            lag = self._overdue()
+            self._lags.append(lag)
+            self.histogram.observe_stall(lag, self._config.interval_seconds, MAX_SAMPLES)
             if self._on_tick is not None:
                 self._on_tick()
 

@@ -76,10 +76,16 @@ def is_known(stack: Stack) -> bool:
 
 def describe(stack: Sequence[Position]) -> str:
     """Returns one line for people: `inner (file:2) < outer (file:1)`; of a long stack both ends."""
-    frames = [f"{code.co_qualname} ({_shown(code.co_filename)}:{_line(code, offset)})" for code, offset in stack]
+    frames = [frame_name(position) for position in stack]
     if len(frames) > _SHOWN_FRAMES:
         frames[_SHOWN_FRAMES // 2 : -_SHOWN_FRAMES // 2] = ["..."]
     return " < ".join(frames)
+
+
+def frame_name(position: Position) -> str:
+    """Returns a frame for people: `function (file:line)`."""
+    code, offset = position
+    return f"{code.co_qualname} ({_shown(code.co_filename)}:{_line(code, offset)})"
 
 
 def source_of(stack: Stack) -> str:

@@ -56,8 +56,11 @@ def prompt_switching() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def give_environments_threads(count: int) -> None:
-    """Gives `asyncio.to_thread` of the running loop `count` threads."""
-    asyncio.get_running_loop().set_default_executor(
-        ThreadPoolExecutor(max_workers=count, thread_name_prefix="environment")
-    )
+def give_environments_threads(count: int) -> ThreadPoolExecutor:
+    """Gives `asyncio.to_thread` of the running loop `count` threads, and returns them.
+
+    Those that it had end with the work that they have; `shutdown(wait=False)` tells them to.
+    """
+    threads = ThreadPoolExecutor(max_workers=count, thread_name_prefix="environment")
+    asyncio.get_running_loop().set_default_executor(threads)
+    return threads

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +22,7 @@ from environments.tools.calls import read_calls
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
+from orchestrator.rollouts.tracing import RolloutTrace
 from orchestrator.rollouts.trajectories import OpenBranches
 from transport.records import Int32Array, OpponentTurn, Rollout, Turn
 
@@ -82,12 +84,15 @@ class PolicyModel:
         pool: GeneratingPool,
         sampling: SamplingParameters,
         opponents: Mapping[str, GeneratingPool] | None = None,
+        trace: RolloutTrace | None = None,
     ) -> None:
         self.chat = chat
         self._rollout = rollout
         self._pool = pool
         self._opponents = opponents or {}
         self._sampling = sampling
+        self.trace = trace
+        """None for a rollout that is not traced."""
         self._branches = OpenBranches()
         self._has_ended = False
         self._calls = 0
@@ -196,7 +201,8 @@ class PolicyModel:
         began = time.monotonic()
         self._unanswered = False
         try:
-            with awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
+            turn = nullcontext() if self.trace is None else self.trace.turn()
+            with turn, awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
                 return await pool.generate(
                     prompt,
                     sampling,
@@ -234,10 +240,14 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
     async def play_and_score() -> None:
         environment = loaded.environment
         example = environment.example(rollout.example_index)
-        await environment.rollout(example, model, rollout.state)
+        trace = model.trace
+        with nullcontext() if trace is None else trace.playing():
+            await environment.rollout(example, model, rollout.state)
         if not environment.group_scoring:
             shown = _shown(rollout)
-            _take_over(rollout, shown, as_rewards(await environment.score(example, shown)))
+            with nullcontext() if trace is None else trace.scoring():
+                reward = as_rewards(await environment.score(example, shown))
+            _take_over(rollout, shown, reward)
 
     async def excused() -> None:
         try:
@@ -250,6 +260,8 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         rollout.error = await _failure(loaded, excused)
     finally:
         model.close()
+        if model.trace is not None:
+            model.trace.end()
     seconds = loaded.config.rollout_timeout_seconds
     rollout.inference_failed = rollout.error is not None and model.inference_failed(seconds)
 

@@ -8,7 +8,7 @@ tokens, not with turns squared. Of a long rollout only the beginning and the end
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class TurnText:
     prompt: str
     """Its part after the turn that it extends."""
     completion: str
+    kept: tuple[int, int] = field(default=(0, 0), compare=False)
+    """Tokens of the completion that are in the text: at its beginning, and at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class Transcriber:
         cut = [_Cut(ids, *self._kept(ids, start, total)) for ids, start, total in _placed(pieces)]
         texts = iter(self.decode([_decodable(part) for each in cut for part in (each.head, each.tail)]))
         whole = [each.joined(next(texts), next(texts)) for each in cut]
-        return [TurnText(prompt, completion) for prompt, completion in zip(whole[::2], whole[1::2], strict=True)]
+        kept = [(each.first, each.last) for each in cut]
+        return list(map(TurnText, whole[::2], whole[1::2], kept[1::2]))
 
     def _kept(self, ids: Int32Array, start: int, total: int) -> tuple[int, int]:
         """Returns how many tokens are kept at both ends of a piece that begins at token `start` of `total`."""

@@ -78,6 +78,23 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """Start nothing until `ResumeRequested`. What is in flight goes on, and batches ship."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """A pause is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChanged:
+    """The configured limit, `max_inflight_rollouts`, is another one; at least one group fits."""
+
+    rollouts: int
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationRequested:
     """An evaluation of `rollouts` rollouts is to be played, within `share` of the capacity while training has work.
 
@@ -106,6 +123,9 @@ Event = (
     | CapacityChanged
     | GroupsBegun
     | DrainRequested
+    | PauseRequested
+    | ResumeRequested
+    | LimitChanged
     | EvaluationRequested
     | EvaluationRolloutEnded
 )

@@ -82,5 +82,6 @@ class Snapshot:
     capacity: int
     groups: dict[Phase, int]
     """Number of groups by phase."""
+    paused: bool
     waiting_for: tuple[str, ...]
     """Sentences; they stay the same until something changes."""

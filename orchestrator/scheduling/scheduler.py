@@ -29,6 +29,8 @@ next step to ship and v the newest loaded policy version:
   of a step does not hold their rollouts.
 - **Evaluations.** Their rollouts take a share of the capacity (`evaluation_share.py`) and are in no batch. They are the first
   that a drain cancels, and no checkpoint has them.
+- **Pause.** Nothing starts, no evaluation either; rollouts and batches in progress go on. No checkpoint knows of it. Since the
+  examples wait, too, a run has the order of examples that it would have without pauses.
 - **Drain.** Nothing starts or ships any more. Groups that complete are still finalized; interrupted ones wait to start again.
 """
 
@@ -54,9 +56,12 @@ from orchestrator.scheduling.events import (
     GroupFinalized,
     GroupsBegun,
     Instruction,
+    LimitChanged,
     MoreToStart,
+    PauseRequested,
     PolicyUpdated,
     PolicyUpdateStarting,
+    ResumeRequested,
     RolloutEnded,
     ShipBatch,
     StartEvaluationRollouts,
@@ -117,6 +122,7 @@ class Scheduler:
         self._evaluation = EvaluationShare()
         self._shipping: int | None = None
         self._draining = False
+        self._paused = False
         self._finished = False
         self._dropped: Counter[DropReason] = Counter()
         self._last_drop = ""
@@ -152,6 +158,11 @@ class Scheduler:
             case CapacityChanged():
                 self._server_capacity, instructions = event.rollouts, []
             case GroupsBegun():
+                instructions = []
+            case PauseRequested() | ResumeRequested():
+                self._paused, instructions = isinstance(event, PauseRequested), []
+            case LimitChanged():
+                self._schedule = self._schedule.model_copy(update={"max_inflight_rollouts": event.rollouts})
                 instructions = []
             case DrainRequested():
                 self._draining, instructions = True, []
@@ -268,7 +279,7 @@ class Scheduler:
             yield from start()
 
     def _start_evaluation(self) -> Iterator[Instruction]:
-        if self._draining or self._version is None or not self._evaluation.to_start:
+        if self._draining or self._paused or self._version is None or not self._evaluation.to_start:
             return
         playing, capacity = len(self._evaluation.in_flight), self.capacity
         most = capacity - playing - len(self._in_flight)
@@ -316,6 +327,8 @@ class Scheduler:
         schedule, in_flight, step = self._schedule, len(self._in_flight), self._step_to_start
         if self._draining:
             return "shutting down: nothing more is started"
+        if self._paused:
+            return "paused: nothing more is started until the run is resumed"
         if self._version is None:
             return "waiting for the first policy version to be loaded"
         if step > self._steps:
@@ -386,6 +399,7 @@ class Scheduler:
             evaluation_rollouts=len(self._evaluation.in_flight),
             capacity=self.capacity,
             groups=self._groups.sizes(),
+            paused=self._paused,
             waiting_for=tuple(self._waiting_for()),
         )
 
@@ -397,7 +411,21 @@ class Scheduler:
             return "wait_trainer"
         if self._in_flight:
             return "generation"
-        return "finalize" if "finalizing" in self._groups.sizes() else "wait_trainer"
+        if "finalizing" in self._groups.sizes():
+            return "finalize"
+        return "paused" if self._paused else "wait_trainer"
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing happens because the run is paused: nothing is in flight, and no batch is ready or on its way."""
+        return (
+            self._paused
+            and not self._in_flight
+            and not self._evaluation.in_flight
+            and self._shipping is None
+            and "finalizing" not in self._groups.sizes()
+            and self._groups.ready_rollouts < self._schedule.rollouts_per_step
+        )
 
     def _waiting_for(self) -> Iterator[str]:
         if self._evaluation.in_progress is not None:

@@ -19,6 +19,7 @@ from orchestrator.loop_health.threads import in_thread, run_cpu_bound
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import DumpHeader, write_dump
+from orchestrator.rollouts.token_file import TOKENS_FILE
 from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import prune_rollouts
@@ -94,7 +95,13 @@ class StepBoundary:
             write_dump(self.run_dir / "raw_rollouts" / name, header, [*rollouts, *discarded])
         with publish_directory(self.run_dir / "rollouts" / name) as directory:
             codec.write_file(directory / "batch.bin", batch)
-            write_records(directory / "rollouts.jsonl", [*rollouts, *discarded], self.state_columns, self.transcribe)
+            write_records(
+                directory / "rollouts.jsonl",
+                [*rollouts, *discarded],
+                self.state_columns,
+                self.transcribe,
+                directory / TOKENS_FILE,
+            )
 
 
 @dataclass(slots=True)

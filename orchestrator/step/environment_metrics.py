@@ -46,14 +46,6 @@ def environment_metrics(completed: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def split_name(name: str) -> tuple[str, str] | None:
-    """Returns the environment and the metric of a name in a metrics line; None if it is none of these."""
-    environment, slash, metric = name.removeprefix(PREFIX).partition("/")
-    if not (name.startswith(PREFIX) and slash and metric.endswith("/mean")):
-        return None
-    return environment, metric.removesuffix("/mean")
-
-
 def _metrics_of(rollout: Rollout) -> Mapping[Any, Any]:
     """Returns the metrics as they were when the group was finalized."""
     if rollout.saved is None:

@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference"]
+from transport.telemetry.intervals import BusyIntervals, Interval
+
+Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference", "paused"]
 """What a batch waits for: rollouts in flight; groups being finalized; newer weights, without which nothing may start or ship;
-servers, or the loading of weights."""
+servers, or the loading of weights; somebody who resumes the run."""
 
 _PREFIX = "phase/"
 _WORDS = {
@@ -25,21 +27,29 @@ _WORTH_SAYING = 0.005
 
 
 class PhaseClock:
-    """Sums seconds by phase. `clock` is in seconds. Time before the first phase is not counted."""
+    """Sums seconds by phase, and keeps when each phase was. `clock` is in seconds. Time before the first phase is not counted."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._phase: str | None = None
         self._since = self._began = 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._entered = 0.0
+        """When the present phase began, or the step, whichever is later."""
+        self._intervals: defaultdict[str, BusyIntervals] = defaultdict(BusyIntervals)
+        self.last_step: dict[str, list[Interval]] = {}
+        """When each phase of the step taken last was; `clock`'s seconds."""
 
     def enter(self, phase: str) -> None:
         """Ends the present phase and begins `phase`."""
         now = self._clock()
         if self._phase is None:
-            self._began = now
+            self._began = self._entered = now
         else:
             self._seconds[self._phase] += now - self._since
+            if phase != self._phase:
+                self._intervals[self._phase].add(self._entered, now)
+                self._entered = now
         self._phase, self._since = phase, now
 
     def so_far(self) -> dict[str, float]:
@@ -53,8 +63,11 @@ class PhaseClock:
     def take(self) -> dict[str, float]:
         """Returns `so_far` and begins the next step."""
         taken = self.so_far()
+        if self._phase is not None:
+            self._intervals[self._phase].add(self._entered, self._since)
+        self.last_step = {phase: intervals.take() for phase, intervals in self._intervals.items()}
         self._seconds.clear()
-        self._began = self._since
+        self._began = self._entered = self._since
         return taken
 
 

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from orchestrator.rollouts.rollout_file import saved_state
-from orchestrator.rollouts.transcripts import Transcriber
+from orchestrator.rollouts.token_file import write_tokens
+from orchestrator.rollouts.transcripts import Transcriber, TurnText
 from orchestrator.scheduling.outcomes import outcome_of
 from transport.records import Rollout
 
 
 def rollout_record(
-    rollout: Rollout, state_columns: Sequence[str], transcribe: Transcriber | None = None
+    rollout: Rollout, state_columns: Sequence[str], texts: Sequence[TurnText] | None = None
 ) -> dict[str, Any]:
     """Returns one rollout's line: identity, result, a summary of each turn with its text, and the columns of its state.
 
-    Metrics and state are in it as encoded JSON. Raises as `saved_state` does.
+    Without `texts` the turns have no text. Metrics and state are in it as encoded JSON. Raises as `saved_state` does.
     """
     saved = saved_state(rollout)
-    texts = transcribe(rollout) if transcribe is not None else [None] * len(rollout.turns)
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
@@ -55,7 +57,7 @@ def rollout_record(
                 "prompt": text and text.prompt,
                 "completion": text and text.completion,
             }
-            for turn, text in zip(rollout.turns, texts, strict=True)
+            for turn, text in zip(rollout.turns, texts or repeat(None, len(rollout.turns)), strict=True)
         ],
         "opponent_turns": rollout.opponent_turns,
         "state": _columns(saved.state, state_columns),
@@ -73,18 +75,21 @@ def write_records(
     rollouts: Iterable[Rollout],
     state_columns: Mapping[str, Sequence[str]],
     transcribe: Transcriber | None = None,
+    tokens_path: Path | None = None,
 ) -> None:
     """Writes and fsyncs a new JSON Lines file. Blocks: call it in a thread.
 
-    `state_columns` is by environment. Without `transcribe` the turns have no text.
+    `state_columns` is by environment. Without `transcribe` the turns have no text. With `tokens_path`, the tokens of that text
+    are written there (`orchestrator/rollouts/token_file.py`); the caller flushes that file.
     """
-    with path.open("xb") as file:
+    with ExitStack() as files:
+        file = files.enter_context(path.open("xb"))
+        tokens = files.enter_context(tokens_path.open("xb")) if tokens_path is not None and transcribe else None
         for rollout in rollouts:
-            file.write(
-                orjson.dumps(
-                    rollout_record(rollout, state_columns[rollout.environment], transcribe),
-                    option=orjson.OPT_APPEND_NEWLINE,
-                )
-            )
+            texts = transcribe(rollout) if transcribe is not None else None
+            record = rollout_record(rollout, state_columns[rollout.environment], texts)
+            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            if tokens is not None and texts is not None:
+                write_tokens(tokens, rollout, texts)
         file.flush()
         os.fsync(file.fileno())

@@ -22,6 +22,7 @@ from transport import codec
 from transport.files.atomic import published_steps
 from transport.messages import NO_LIMIT, Acknowledged, Bye, Commit, Hello, Offer, Ready, Waiting
 from transport.records import Batch
+from transport.telemetry.spans import SpanLog, now
 from transport.wires.base import TrainerLink
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Sender:
         newest_step: int,
         largest_batch: int,
         on_waiting: Callable[[str], None] = lambda reason: None,
+        spans: SpanLog | None = None,
     ) -> None:
         self._link = link
         self._rollouts_dir = run_dir / "rollouts"
@@ -60,6 +62,9 @@ class Sender:
         self._delivery = Delivery(run_id, newest_step)
         self._in_memory: dict[int, Batch] = {}
         """The batches that the trainer does not have."""
+        self._offered: dict[int, tuple[float, int]] = {}
+        """When each of these was offered, in unix seconds, and its bytes."""
+        self._spans = spans
         self._on_waiting = on_waiting
         self._waiting = ""
         """The trainer's last reason to make the run wait."""
@@ -129,6 +134,7 @@ class Sender:
         self._check_size(batch.step, nbytes)
         self._delivery.offer(batch.step, nbytes)
         self._in_memory[batch.step] = batch
+        self._offered[batch.step] = now(), nbytes
         self._due.set()
 
     def _check_size(self, step: int, nbytes: int) -> None:
@@ -192,6 +198,9 @@ class Sender:
     def _forget_delivered(self) -> None:
         for step in [step for step in self._in_memory if step <= self._delivery.acknowledged]:
             del self._in_memory[step]
+            began, nbytes = self._offered.pop(step)
+            if self._spans is not None:
+                self._spans.record("deliver", began, now(), step=step, bytes=nbytes)
 
     async def _settle(self, durable: int) -> None:
         if durable > self.durable_step:

@@ -66,8 +66,14 @@ def test_keys_that_may_change_do_and_others_are_named() -> None:
         assert name in str(refusal.value)
     assert "sampling.temperature" not in str(refusal.value).partition("those that can")[0]
     for bad in ({"sampling.temperature": -1}, {"sampling.warmth": 1}, {"training.learning_rate": math.inf}):
-        with pytest.raises(ChangeRefused, match=r"(?i)greater|extra|finite"):
+        with pytest.raises(ChangeRefused, match=r"(?i)greater|there is no key sampling\.warmth|finite"):
             apply(config, bad)
+    with pytest.raises(
+        ChangeRefused, match=r"^there is no key sampling\.temprature; did you mean sampling\.temperature\?$"
+    ):
+        apply(config, {"sampling.temprature": 0.8})
+    with pytest.raises(ChangeRefused, match=r"^sampling\.temperature = 'hot': expected a valid number"):
+        apply(config, {"sampling.temperature": "hot"})
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Metrics: one line a step whatever was killed, and the same numbers over Prometheus."""
+"""Metrics: one line a step whatever was killed."""
 
 from __future__ import annotations
 
 import logging
 import os
-import urllib.request
 from pathlib import Path
 
 import orjson
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.metrics import PrometheusEndpoint, log_step, repair
+from orchestrator.metrics import log_step, repair
 from transport.files import json_lines
 from transport.files.json_lines import append_line
 
@@ -100,20 +99,6 @@ def test_repair_says_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     append_line(path, {"step": 3})
     repair(path, 3, [])
     assert "[1, 2]" in caplog.text
-
-
-@pytest.mark.slow
-def test_prometheus_serves_the_newest_line() -> None:
-    with PrometheusEndpoint(0, "run-a") as endpoint:
-        endpoint.publish({"step": 1, "reward/mean": 0.25})
-        line = {"step": 2, "reward/mean": 0.5, "event_loop_lag/p99": 0.01}
-        endpoint.publish(line | {"environment/toy/a.b/mean": 0.5, "environment/toy/a_b/mean": 0.25})
-        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=60) as response:
-            text = response.read().decode()
-    assert 'counterpoint_reward_mean{run="run-a"} 0.5' in text
-    assert 'counterpoint_event_loop_lag_p99{run="run-a"} 0.01' in text
-    for metric, value in (("a.b", 0.5), ("a_b", 0.25)):
-        assert f'counterpoint_environment_mean{{environment="toy",metric="{metric}",run="run-a"}} {value}' in text
 
 
 def test_a_step_is_one_line_with_the_slowest_phase_first(caplog: pytest.LogCaptureFixture) -> None:

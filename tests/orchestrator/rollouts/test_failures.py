@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from orchestrator.metrics import PrometheusEndpoint
 from orchestrator.rollouts.failures import MAX_KINDS, count_failures, failures_in_words, kind_of, sum_failures
 from orchestrator.step.discarded import FIRST_FAILURES, DiscardedRollouts
 from orchestrator.step.step_metrics import additive_metrics
@@ -72,15 +71,3 @@ def test_a_rare_failure_is_logged_beside_a_frequent_one(caplog: pytest.LogCaptur
     discarded.rollout_failed("ZeroDivisionError: division by zero")
     assert sum("KeyError: 'x'" in line for line in caplog.text.splitlines()) == FIRST_FAILURES
     assert "rollout failed: ZeroDivisionError" in caplog.text
-
-
-def test_prometheus_has_one_gauge_of_failures_with_labels() -> None:
-    endpoint = PrometheusEndpoint(0, "one")
-    endpoint.publish({"step": 1, "failures/a/the reward is nan": 2, "failures/a/KeyError": 3})
-    families = {family.name: family for family in endpoint.collect()}
-    assert set(families) == {"counterpoint_step", "counterpoint_failures"}
-    samples = [(sample.labels, sample.value) for sample in families["counterpoint_failures"].samples]
-    assert samples == [
-        ({"run": "one", "environment": "a", "error": "KeyError"}, 3),
-        ({"run": "one", "environment": "a", "error": "the reward is nan"}, 2),
-    ]

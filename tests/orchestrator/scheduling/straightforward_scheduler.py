@@ -20,9 +20,12 @@ from orchestrator.scheduling.events import (
     GroupFinalized,
     GroupsBegun,
     Instruction,
+    LimitChanged,
     MoreToStart,
+    PauseRequested,
     PolicyUpdated,
     PolicyUpdateStarting,
+    ResumeRequested,
     RolloutEnded,
     ShipBatch,
     StartGroup,
@@ -43,7 +46,7 @@ class StraightforwardScheduler:
         self.next_step, self.next_group_id = 1, 0
         self.groups: dict[int, Group] = {}
         self.in_flight = 0
-        self.shipping = self.draining = self.finished = False
+        self.shipping = self.draining = self.finished = self.paused = False
 
     def restore(self, state: dict[str, Any]) -> None:
         self.mix.restore(state["mix"])
@@ -76,6 +79,10 @@ class StraightforwardScheduler:
                 self.servers = rollouts
             case DrainRequested():
                 self.draining = True
+            case PauseRequested() | ResumeRequested():
+                self.paused = isinstance(event, PauseRequested)
+            case LimitChanged(rollouts):
+                self.schedule = self.schedule.model_copy(update={"max_inflight_rollouts": rollouts})
             case PolicyUpdateStarting() | GroupsBegun():
                 pass
 
@@ -131,7 +138,7 @@ class StraightforwardScheduler:
 
     def start(self) -> Iterator[Instruction]:
         started = 0
-        while self.version is not None and not self.draining:
+        while self.version is not None and not self.draining and not self.paused:
             step = self.next_step + self.expected() // self.schedule.rollouts_per_step
             if step > self.steps or step - self.version > self.schedule.max_lead_steps:
                 return

@@ -37,9 +37,12 @@ from orchestrator.scheduling.events import (
     GroupFinalized,
     GroupsBegun,
     Instruction,
+    LimitChanged,
     MoreToStart,
+    PauseRequested,
     PolicyUpdated,
     PolicyUpdateStarting,
+    ResumeRequested,
     RolloutEnded,
     ShipBatch,
     StartGroup,
@@ -122,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_flight: dict[str, int] = {}
         self.restarting: set[int] = set()
         self.draining = False
+        self.paused = False
         self.finished = False
         self.saved: dict[str, Any] = self.scheduler.state()
         self.checkpoint = (self.saved, copy.deepcopy(self.world))
@@ -171,6 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def start(self, start: StartGroup) -> None:
         assert not self.draining
+        assert not self.paused
         assert self.version is not None
         assert start.group_id not in self.world.shipped | self.world.cancelled | set(self.world.groups)
         assert (start.environment, start.example_index) == ("words", start.group_id)
@@ -312,6 +317,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.servers = rollouts
         self.handle(CapacityChanged(rollouts))
 
+    @rule(extra=st.integers(0, 9))
+    def the_limit_is_changed(self, extra: int) -> None:
+        limit = self.schedule.group_size + extra
+        self.schedule = self.schedule.model_copy(update={"max_inflight_rollouts": limit})
+        self.handle(LimitChanged(limit))
+
+    @rule(pause=st.booleans())
+    def somebody_pauses_or_resumes_the_run(self, pause: bool) -> None:
+        before = dict(self.in_flight)
+        self.paused = pause
+        self.handle(PauseRequested() if pause else ResumeRequested())
+        assert before.items() <= self.in_flight.items(), "nothing in flight is lost"
+
     @rule(data=st.data(), really=st.integers(0, 3))
     def the_orchestrator_is_killed_and_resumed(self, data: st.DataObject, really: int) -> None:
         if really:
@@ -345,6 +363,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_flight, self.shipping, self.finished, self.draining = {}, None, False, False
         self.servers = self.schedule.max_inflight_rollouts
         self.restarting = {entry["group_id"] for entry in state["groups"] if "ready" not in entry}
+        if self.paused:  # as the daemon does, which reads it from a file
+            self.handle(PauseRequested())
         self.handle(PolicyUpdated(version))
 
     # --- what holds ---
@@ -374,7 +394,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def something_can_always_happen(self) -> None:
         under_way = self.in_flight or self.more_to_start or self.finalizing() or self.shipping or self.trainable()
-        assert under_way or self.finished or self.servers == 0, self.scheduler.snapshot()
+        assert under_way or self.finished or self.servers == 0 or self.paused, self.scheduler.snapshot()
+        assert not self.scheduler.rests or (self.paused and not (self.in_flight or self.finalizing() or self.shipping))
+        assert not self.paused or self.scheduler.rests or under_way or self.finished
         assert self.scheduler.snapshot().waiting_for
 
     def teardown(self) -> None:
@@ -382,6 +404,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.servers_come_or_go(self.schedule.max_inflight_rollouts)
+        self.somebody_pauses_or_resumes_the_run(False)
         for _ in range(1000):
             if self.finished:
                 break

@@ -13,6 +13,8 @@ import orjson
 import pytest
 
 from orchestrator.rollouts.dump import DumpHeader, open_dump
+from orchestrator.rollouts.token_file import TOKENS_FILE, read_tokens
+from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.step.boundary import StepBoundary, merge_all
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.merge_process import MergeProcess
@@ -85,6 +87,17 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     under_way = {"phase/commit", "wall_seconds"}
     assert {name: value for name, value in committed.items() if name not in under_way}.items() <= line.items()
     assert all(committed[name] < line[name] for name in under_way)
+
+
+async def test_a_step_with_texts_has_their_tokens_beside_them(tmp_path: Path) -> None:
+    transcribe = Transcriber(lambda sequences: ["".join(map(str, ids)) for ids in sequences], 100)
+    await take(StepBoundary(tmp_path, "one", {"toy": []}, transcribe=transcribe), make_rollouts(), Outlet(tmp_path))
+    for number, rollout in enumerate(make_rollouts()):
+        rollout_id, turns = read_tokens(tmp_path / "rollouts/step_3" / TOKENS_FILE, number)
+        assert rollout_id == rollout.rollout_id
+        assert [turn.token_ids.tolist() for turn in turns] == [turn.completion_ids.tolist() for turn in rollout.turns]
+    await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), Outlet(tmp_path), 4)
+    assert not (tmp_path / "rollouts/step_4" / TOKENS_FILE).exists(), "nor any text"
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

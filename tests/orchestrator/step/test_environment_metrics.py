@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.rollouts.rollout_file import saved_state
-from orchestrator.step.environment_metrics import MAX_METRICS, MAX_NAME, environment_metrics, split_name
+from orchestrator.step.environment_metrics import MAX_METRICS, MAX_NAME, environment_metrics
 from orchestrator.step.step_metrics import step_metrics
 from tests.support.batches import make_batch
 from tests.support.rollouts import make_rollout
 from transport.records import Rollout
+from transport.telemetry.catalogue.orchestrator import ENVIRONMENT_METRIC, LINES
+from transport.telemetry.lines import NameTable
 
 
 def with_metrics(metrics: dict[Any, Any], **fields: Any) -> Rollout:
@@ -65,19 +67,15 @@ def test_the_mean_of_large_numbers_is_finite() -> None:
         st.text(max_size=80), st.floats() | st.integers() | st.booleans() | st.text(max_size=3), max_size=90
     )
 )
-def test_every_name_is_split_again_and_every_value_is_a_number(metrics: dict[str, Any]) -> None:
+def test_every_name_has_its_row_and_every_value_is_a_number(metrics: dict[str, Any]) -> None:
     line = environment_metrics([make_rollout(metrics=metrics)])
     assert len(line) <= MAX_METRICS
+    names = NameTable(LINES)
     for name, value in line.items():
-        split = split_name(name)
-        assert split is not None
-        assert split[0] == "toy"
-        assert split[1].isascii()
-        assert split[1].isprintable()
+        found = names.find(name)
+        assert found is not None
+        assert found[0].metric is ENVIRONMENT_METRIC
+        assert found[1]["environment"] == "toy"
+        assert found[1]["metric"].isascii()
+        assert found[1]["metric"].isprintable()
         assert math.isfinite(value)
-
-
-def test_other_names_are_not_split() -> None:
-    assert split_name("reward/mean") is None
-    assert split_name("environment/toy") is None
-    assert split_name("environment/toy/a/b/mean") == ("toy", "a/b")

@@ -14,6 +14,7 @@ from orchestrator.step.phases import PhaseClock, phases_in_words, sum_phases
 from run.config import RunConfig
 from tests.orchestrator.daemons import STEPS, metrics_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from transport.telemetry.intervals import busy_seconds
 
 SECONDS = st.floats(0, 1e4)
 PHASES = st.sampled_from(["generation", "finalize", "wait_trainer", "merge", "commit"])
@@ -37,6 +38,12 @@ def test_the_phases_of_each_step_add_up_to_its_wall_time(entered: list[tuple[flo
             wall = taken.pop("wall_seconds")
             assert wall == pytest.approx(now - began)
             assert sum(taken.values()) == pytest.approx(wall)
+            when = {f"phase/{phase}": sum(each.busy for each in spent) for phase, spent in clock.last_step.items()}
+            assert {name: seconds for name, seconds in when.items() if seconds} == pytest.approx(
+                {name: seconds for name, seconds in taken.items() if seconds}
+            )
+            everything = [each for spent in clock.last_step.values() for each in spent]
+            assert busy_seconds(everything, began, now) == pytest.approx(wall)
         began = now
 
 

@@ -1,0 +1,109 @@
+"""`RunTelemetry`: what the orchestrator of a run shows to Prometheus (`transport/telemetry/catalogue/orchestrator.py`).
+
+The values of a step come from its metrics line. Once a second the loop also notes how its servers and rollouts are; a scrape
+reads that note, and touches nothing that the loop works with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from inference.pool.meters import PoolMeters
+from inference.pool.pool import InferencePool
+from orchestrator.loop_health.lag import EventLoopLagMonitor
+from orchestrator.run_directory import ConfigurationError
+from orchestrator.scheduling.scheduler import Scheduler
+from run.config import RunConfig
+from transport.process.permanent_errors import is_permanent
+from transport.telemetry.catalogue import orchestrator as catalogue
+from transport.telemetry.catalogue import pool as of_pool
+from transport.telemetry.endpoint import Endpoint
+from transport.telemetry.lines import LineReader
+from transport.telemetry.metric import Metric
+from transport.telemetry.values import Labels
+
+NOTE_SECONDS = 1.0
+"""Between two notes of the servers and the rollouts in flight."""
+
+SERVER_STATES = ("unknown", "loading", "serving", "draining", "out")
+
+
+class RunTelemetry:
+    """The endpoint of a run: a context manager.
+
+    On entry, raises `OSError` when the port is taken, `ConfigurationError` when it can never be used.
+    """
+
+    def __init__(self, config: RunConfig, lag: EventLoopLagMonitor) -> None:
+        self._config = config
+        self._endpoint = Endpoint(config.prometheus_port, catalogue.ORCHESTRATOR, {"run": config.run_id})
+        self._values = self._endpoint.values
+        self._values.attach(catalogue.LAG, lag.histogram)
+        self._values.set(catalogue.STEPS_PLANNED, config.steps)
+        self._lines = LineReader(self._values, catalogue.LINES)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._endpoint.port
+
+    def publish(self, line: Mapping[str, Any]) -> None:
+        """Shows a step's metrics line."""
+        results = {name: value for name, value in line.items() if name.startswith("evaluation/")}
+        self._lines.take({name: value for name, value in line.items() if name not in results}, "step")
+        self.publish_lasting(results)
+
+    def publish_lasting(self, values: Mapping[str, Any]) -> None:
+        """Shows results of evaluations until others replace them."""
+        self._lines.take(values, "evaluations", lasting=True)
+
+    async def watch(self, pool: InferencePool, scheduler: Scheduler) -> None:
+        """Notes how servers and rollouts are, until cancelled."""
+        meters = pool.meters
+        self._values.attach(of_pool.TURN_SECONDS, meters.turn_seconds)
+        self._values.attach(of_pool.UPDATE_SECONDS, meters.update_seconds)
+        self._values.on_scrape(lambda: _counted(meters))
+        while True:
+            self._values.replace("now", _now(pool, scheduler))
+            await asyncio.sleep(NOTE_SECONDS)
+
+    def __enter__(self) -> RunTelemetry:
+        try:
+            self._endpoint.__enter__()
+        except OSError as error:
+            if is_permanent(error):
+                raise ConfigurationError(error.strerror) from error
+            raise
+        self._endpoint.write_target(self._config.output_dir, f"orchestrator_{self._config.run_id}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._endpoint.__exit__(kind, error, trace)
+
+
+def _counted(meters: PoolMeters) -> Iterable[tuple[Metric, Labels, float]]:
+    yield of_pool.RETRIES, (), meters.retries
+    yield of_pool.UNANSWERED, (), meters.unanswered
+
+
+def _now(pool: InferencePool, scheduler: Scheduler) -> dict[tuple[Metric, Labels], float]:
+    """Returns how servers and rollouts are at this moment."""
+    servers, snapshot = pool.status(), scheduler.snapshot()
+    states = Counter(dict.fromkeys(SERVER_STATES, 0))
+    states.update(server.state for server in servers)
+    return {
+        **{(of_pool.SERVERS, (state,)): number for state, number in states.items()},
+        **{(of_pool.SERVER_VERSION, (each.url,)): each.version for each in servers if each.version is not None},
+        **{(of_pool.SERVER_REQUESTS, (each.url,)): each.in_flight for each in servers},
+        (of_pool.CAPACITY, ()): snapshot.capacity,
+        (of_pool.QUEUE, ()): pool.waiting_requests,
+        (catalogue.PAUSED, ()): int(snapshot.paused),
+        (catalogue.IN_FLIGHT, ("training",)): snapshot.in_flight_rollouts,
+        (catalogue.IN_FLIGHT, ("evaluation",)): snapshot.evaluation_rollouts,
+    }
