@@ -96,6 +96,9 @@ class RoleSpec(Config):
     task: bool = False
     """True: each worker does a part of the job's work and ends once it is complete; the job ends when all tasks have. False: a
     service, which runs until then."""
+    essential: bool = True
+    """False, for a service: the job goes on without it once it has died more often in a row than `max_restarts`, and its end is
+    never a failure of the job."""
     after: tuple[RoleName, ...] = ()
     """Roles, listed earlier, whose workers must be ready before a worker of this role is created."""
     start: StartGate = StartGate.JOB
@@ -138,6 +141,8 @@ class RoleSpec(Config):
             raise ValueError(f"role {self.name!r}: `command` is empty; expected a program and its arguments")
         if self.command is not None and self.sub_master is not None:
             raise ValueError(f"role {self.name!r}: a SubMaster manages workers of a class, not commands")
+        if not self.essential and (self.task or self.sub_master is not None):
+            raise ValueError(f"role {self.name!r}: only a service without a SubMaster can be `essential = false`")
         if self.worker is not None and (self.ready_timeout_seconds is None or not self.notifies):
             raise ValueError(f"role {self.name!r}: only a command can be ready without a notification")
         if not self.notifies and (self.ready_timeout_seconds or self.silence_timeout_seconds):

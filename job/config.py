@@ -53,6 +53,11 @@ class JobConfig(JobSections):
             filled[section] = values
         return filled
 
+    @field_validator("serve", mode="before")
+    @classmethod
+    def _switch(cls, given: Any) -> Any:
+        return {} if given is True else None if given is False else given
+
     @field_validator("runs", mode="before")
     @classmethod
     def _inherit(cls, given: Any, info: ValidationInfo) -> Any:

@@ -18,7 +18,7 @@ from trainer.config import TrainerConfig
 
 def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     """Sets the derived values in place and checks the job. `runs` are the job's own, by their names in the file."""
-    _check_names(runs)
+    _check_names(job, runs)
     for name, run in runs.items():
         for key in ("output_dir", "model", "resume", "transport"):
             if getattr(run, key) != getattr(job, key):
@@ -27,6 +27,8 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     job.trainer = job.trainer.model_copy(update={"max_runs": slots, "stay": True})
     _derive_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
+        if job.tracing is not None and "trace_rollouts" not in run.model_fields_set:
+            run.trace_rollouts = job.tracing.rollouts
         run.inference = _pool_of(job, f"{name}.inference", run.inference)
     for name, run in runs.items():
         check_fits(name, run, job.inference, job.trainer)
@@ -41,6 +43,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
             "which take those that follow it, up to 65535"
         )
     _check_gpus(job)
+    _check_server_of_the_page(job)
     check_placement(job)
 
 
@@ -79,16 +82,30 @@ def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: Tra
                 raise ValueError(f"{dot}training.lora.rank = {lora.rank} is above {limit} = {most}")
 
 
-def _check_names(runs: Mapping[str, RunConfig]) -> None:
+def _check_names(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     for run_id, count in Counter(run.run_id for run in runs.values()).items():
         if count > 1:
             raise ValueError(f"runs: run_id = {run_id!r} is used {count} times; each run needs its own")
+    _check_ports(job, runs)
+
+
+def _check_ports(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     for port, count in Counter(run.prometheus_port for run in runs.values()).items():
         if port and count > 1:
             raise ValueError(
                 f"prometheus_port = {port} is that of {count} runs; give each its own under [[runs]], or leave it out: each "
                 "then takes a free one"
             )
+    ports = {
+        "prometheus_port": job.prometheus_port,
+        "trainer.prometheus_port": job.trainer.prometheus_port,
+        **{f"{name}.prometheus_port": run.prometheus_port for name, run in runs.items()},
+        **{f"inference.port + {n}": job.inference.port + n for n in range(job.inference.replicas)},
+    }
+    keys: dict[int, str] = {}
+    for key, port in ports.items():
+        if port and (other := keys.setdefault(port, key)) != key:
+            raise ValueError(f"{key} = {port} is the port of {other}, too; leave it out, and a free one is taken")
 
 
 def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
@@ -157,3 +174,15 @@ def _check_gpus(job: JobSections) -> None:
     for role, (name, needed, given) in needs.items():
         if given is not None and len(given) < needed:
             raise ValueError(f"gpus.{role} = {given} are fewer than {name} = {needed}")
+
+
+def _check_server_of_the_page(job: JobSections) -> None:
+    if job.serve is None:
+        return
+    if job.backend != "local":
+        raise ValueError(
+            f"serve is set, and with backend = {job.backend!r} it would run on any node: leave it out, and run "
+            "`counterpoint serve DIRECTORY` where you want to look from"
+        )
+    if 0 <= job.serve.port - job.inference.port < job.inference.replicas:
+        raise ValueError(f"serve.port = {job.serve.port} is a server's, from inference.port = {job.inference.port} on")

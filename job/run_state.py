@@ -9,6 +9,7 @@ from job.directory import orchestrator_of
 from job.inspection.history import History
 from orchestrator.evaluation.lines import evaluated_steps
 from run.config import RunConfig
+from run.pause import read_pause
 from trainer.runs.control_files import MAX_REASON_BYTES
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, read_text
@@ -63,6 +64,7 @@ def current_state(output_dir: Path, history: History, is_guest: bool) -> str:
     exclusion = exclusion_of(output_dir / f"run_{history.run_id}")
     if orchestrator_of(output_dir, history.run_id) is not None:
         begun = "running" if history.step or exclusion else "not begun"
+        begun = begun if read_pause(output_dir / f"run_{history.run_id}") is None else "paused"
         return f"{begun}, guest" if is_guest else begun
     if exclusion is not None:
         return exclusion.partition(":")[0]

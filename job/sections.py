@@ -12,6 +12,9 @@ from pydantic import Field
 
 from environments.config import EnvironmentConfig
 from inference.config import InferenceConfig
+from job.serving.config import ServeConfig
+from job.tracing.config import TracingConfig
+from job.tracking.config import TrackingConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
 from transport.config import Config, TransportConfig
@@ -71,6 +74,10 @@ class JobSections(Config):
     """How often in a row a process that died is restarted, from its newest checkpoint, before it counts as failed. The count
     starts again after three minutes without a problem."""
 
+    prometheus_port: int = Field(default=0, ge=0, le=65535)
+    """Loopback port of the supervisor's metrics; 0 takes a free one, which `prometheus/` in the job's directory names. Trainer
+    and runs have a key of the same name."""
+
     inference: ServersConfig
     """The vLLM servers."""
 
@@ -83,6 +90,16 @@ class JobSections(Config):
     runs: list[RunConfig] = []
     """The runs: each has a `run_id` and the values that differ from `[orchestrator]`. Tables are merged, any other value is
     replaced."""
+
+    serve: ServeConfig | None = None
+    """The web page and the admin API of this job, as `counterpoint serve` has them; `serve = true` for the defaults. The job goes
+    on whatever becomes of that process."""
+
+    tracking: TrackingConfig | None = None
+    """Other systems that get the job's metrics, in a process of its own."""
+
+    tracing: TracingConfig | None = None
+    """A collector of OpenTelemetry that gets traces of steps and of some rollouts, from the process of `[tracking]`."""
 
     stay: bool = False
     """Whether trainer and servers keep running for runs that join, until the job is stopped. Such a job needs no run of its own:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import time
@@ -19,13 +18,11 @@ from job.directory import (
     orchestrator_of,
     own_runs,
     read_json,
-    run_ids_in,
     written_config,
 )
 from job.number_format import duration
 from job.processes_file import read_workers
 from run.config import RunConfig
-from transport.config import IDENTIFIER_PATTERN
 from transport.errors import UserError
 from transport.files.lock import Holder
 
@@ -41,14 +38,6 @@ START_SECONDS = LONGEST_BACKOFF_SECONDS + GRACE_SECONDS
 """How long to wait for the orchestrator of a run that is starting, or restarting after a death."""
 
 POLL_SECONDS = 0.1
-
-
-def check_run_exists(directory: Path, run_id: str) -> None:
-    """Raises `UserError` if the job has no such run."""
-    known = run_ids_in(directory)
-    if not re.fullmatch(IDENTIFIER_PATTERN, run_id) or run_id not in known:
-        there = f"its runs are {', '.join(known)}" if known else "it has none; --job names the job's directory"
-        raise UserError(f"there is no run {run_id!r} in {directory.absolute()}: {there}")
 
 
 def await_orchestrator(directory: Path, run_id: str) -> Holder | None:

@@ -26,6 +26,7 @@ from job.directory import control_directory, orchestrator_of, run_ids_in, steps_
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
+from job.inspection.telemetry import JobTelemetry
 from job.processes_file import ProcessesFile, read_workers, was_stopping
 from job.run_state import exclusion_of, outcome_of_guest, outcome_of_run
 from job.servers_file import ServersFile
@@ -69,11 +70,16 @@ class SupervisedJob:
     """A job's workers, its guests, and the metrics of all their runs."""
 
     def __init__(
-        self, config: JobConfig, spec: JobSpec, warn: Callable[[str], None], options: Mapping[str, Any] | None = None
+        self,
+        config: JobConfig,
+        spec: JobSpec,
+        warn: Callable[[str], None],
+        options: Mapping[str, Any] | None = None,
+        on_reload: Callable[[], object] | None = None,
     ) -> None:
         """`warn` is called at the first error in each run's files and in each file of the job. Such errors do not end the job.
 
-        `options` are the backend's.
+        `options` are the backend's; `on_reload` is as of `AttendedJob`.
         """
         self._config = config
         self._warn = warn
@@ -88,12 +94,18 @@ class SupervisedJob:
         self._processes_file = ProcessesFile(config.output_dir)
         self._servers_file = ServersFile(config)
         self._notifications = SystemdNotifications(
-            [shown_name(spec, worker) for role in spec.roles if not role.task for worker in role.worker_names]
+            [
+                shown_name(spec, worker)
+                for role in spec.roles
+                if role.essential and not role.task
+                for worker in role.worker_names
+            ]
         )
         self._show: Show = lambda workers, steps: None
         self._unseen: deque[Snapshot] = deque(maxlen=MOST_UNSEEN)
         """The states of the job that were not shown yet."""
         self._changed = asyncio.Event()
+        self._telemetry: JobTelemetry | None = None
         self._files = threading.Lock()
         """Held by the thread that reads or writes the job's files. The loop does neither: a file system may hang."""
         self._read_new_steps()  # those of an earlier invocation are not shown
@@ -106,13 +118,15 @@ class SupervisedJob:
             {worker["name"]: worker["log_from"] for worker in earlier if worker["log_from"] is not None},
             backend=config.backend,
             options=options,
+            on_reload=on_reload,
         )
         self._last = Snapshot(self._job.state, self._job.views())
 
     def run(self, show: Show) -> Outcome:
         """Runs the job to its end. Calls `show` about twice a second and on each change of a worker's state."""
         self._show = show
-        outcome = asyncio.run(self._supervise())
+        with JobTelemetry(self._config.prometheus_port, self._config.output_dir) as self._telemetry:
+            outcome = asyncio.run(self._supervise())
         self._find_guests()  # one that came since the last look is in the summary, too
         self._report()
         return outcome
@@ -198,6 +212,8 @@ class SupervisedJob:
 
     def _on_change(self, job: AttendedJob) -> None:
         now = Snapshot(job.state, job.views())
+        if self._telemetry is not None:
+            self._telemetry.show(now.job, now.workers, job.heard, len(self.histories))
         if now != self._last:
             self._last = now
             self._unseen.append(now)

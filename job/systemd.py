@@ -12,7 +12,7 @@ class SystemdNotifications:
     """Sends heartbeats, and each state of the job once until it changes."""
 
     def __init__(self, services: Collection[str]) -> None:
-        """`services` names the workers that must be ready before the job is: trainer and servers."""
+        """`services` names the workers that must be ready before the job is: trainer and servers, not what it can do without."""
         self._services = services
         self._heartbeat = Heartbeat()
         self._sent: set[str] = set()

@@ -23,6 +23,8 @@ from job.config import JobConfig
 from job.directory import living_runs
 from job.placement import devices, placements
 from job.run_state import all_committed, is_finished
+from job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
+from job.tracking.config import Destinations
 from run.config import RunConfig
 from transport.config import Config
 
@@ -41,6 +43,18 @@ TRAINER_READY_SECONDS = 600.0
 
 TRAINER_STOP_SECONDS = 120.0
 """How long it may take to end its step and write its checkpoints."""
+
+SIDE_NICE = 5
+"""The niceness of workers that the job can do without: after the orchestrators, before vLLM and the trainer."""
+
+SIDE_RESTARTS = 1000
+"""How often in a row a worker that the job can do without is started again."""
+
+TRACKING_STOP_SECONDS = 90.0
+"""How long the sinks may take to send what is left: `FINISH_SECONDS` of `job/tracking/tracking.py`, and some."""
+
+SERVE_STOP_SECONDS = 5.0
+"""How long the server of the page may take to end."""
 
 GATHER_SECONDS = 300.0
 """How long the nodes of several ranks may take, in addition, to be checked and to meet."""
@@ -83,9 +97,45 @@ def specification(config: JobConfig, files: dict[str, Path]) -> JobSpec:
 def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
     return (
-        (_servers(config, files) if needs_servers(config) else [])
+        ([server_of_the_page(config, config.serve)] if config.serve is not None else [])
+        + ([_tracking(config)] if config.tracking is not None or config.tracing is not None else [])
+        + (_servers(config, files) if needs_servers(config) else [])
         + [_trainer(config, files["trainer"])]
         + [_orchestrator(config, run, files) for run in runs]
+    )
+
+
+def _tracking(config: JobConfig) -> RoleSpec:
+    """Sends metrics and traces elsewhere. It is before the roles that write them, so that it stops after them."""
+    given = Destinations(tracking=config.tracking, tracing=config.tracing)
+    return side_role("tracking", ("track", str(config.output_dir.absolute()), "--follow"), config, given).model_copy(
+        update={"stop_timeout_seconds": TRACKING_STOP_SECONDS}
+    )
+
+
+def server_of_the_page(config: JobConfig, section: ServeConfig) -> RoleSpec:
+    """`counterpoint serve` for the job itself. It yields the CPU further by itself."""
+    role = side_role("serve", ("serve", str(config.output_dir.absolute()), *flags_of(section)), config, section)
+    return role.model_copy(
+        update={"stop_timeout_seconds": SERVE_STOP_SECONDS, "environment": role.environment | {WORKER_VARIABLE: "1"}}
+    )
+
+
+def side_role(name: str, arguments: tuple[str, ...], config: JobConfig, section: Config) -> RoleSpec:
+    """Returns a role that runs a command of ours beside the job, which goes on whatever becomes of it.
+
+    The command sends `READY=1` and heartbeats as roles do.
+    """
+    return RoleSpec(
+        name=name,
+        command=(sys.executable, "-m", "cli.main", *arguments),
+        config=_identity(section),
+        log_file=config.output_dir.absolute() / f"{name}.log",
+        essential=False,
+        silence_timeout_seconds=SILENCE_SECONDS,
+        nice=SIDE_NICE,
+        environment=dict(SAFE_PATH),
+        max_restarts=SIDE_RESTARTS,
     )
 
 

@@ -61,12 +61,13 @@ def _look(store: Store, target_id: str) -> TargetStatus:
     if stored is None:
         return TargetStatus(target_id, "PENDING")
     try:
-        return _status(Record.of_bytes(stored.data, target_id, store.root))
+        return status_of(Record.of_bytes(stored.data, target_id, store.root))
     except RecordError as error:
         return TargetStatus(target_id, "UNREADABLE", error=str(error))
 
 
-def _status(record: Record) -> TargetStatus:
+def status_of(record: Record) -> TargetStatus:
+    """Returns what a record says."""
     until = record.finished_at if record.finished_at is not None else record.heartbeat_at
     return TargetStatus(
         target_id=record.target_id,

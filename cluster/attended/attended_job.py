@@ -56,18 +56,21 @@ class AttendedJob(Observer):
         *,
         backend: str = "local",
         options: Mapping[str, Any] | None = None,
+        on_reload: Callable[[], object] | None = None,
     ) -> None:
         """Takes the job, the directory for its journal and its agents, and callbacks.
 
         `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
         job's guests, for which the services go on; it is called in a thread, and may block. An exception of either is logged and
-        does not end the job. `log_from`: where the output of workers that run already begins (`WorkerView`). `backend` and
+        does not end the job. `on_reload` is as of `MasterProcess`.
+        `log_from`: where the output of workers that run already begins (`WorkerView`). `backend` and
         `options` as of `JobFile`.
         """
         self.spec = spec
         self._job = JobFile(spec=spec, backend=backend, options=dict(options or {}))
         self._directory = directory.absolute()
         self._on_change = on_change
+        self._on_reload = on_reload
         self._guests = guests
         self._log_from = log_from or {}
         self._views = Views(spec, self._directory)
@@ -79,6 +82,11 @@ class AttendedJob(Observer):
     def state(self) -> State:
         """The state of the job as a whole."""
         return self._views.job
+
+    @property
+    def heard(self) -> Mapping[str, float]:
+        """When each worker was heard last, as of `Views`."""
+        return self._views.heard
 
     def views(self) -> list[WorkerView]:
         """Returns the workers as they are, in their order, by the names for people."""
@@ -95,7 +103,7 @@ class AttendedJob(Observer):
             self._views = Views(self.spec, self._directory, self._log_from)
         elif (stopped := await self._begin_anew(is_left)) is not None:
             return stopped
-        outcome, _ = await _run_master(self._directory, self._job, self)
+        outcome, _ = await _run_master(self._directory, self._job, self, on_reload=self._on_reload)
         return shown_outcome(self.spec, outcome)
 
     def observe(self, look: Callable[[], Answer], otherwise: Answer) -> Answer:
@@ -178,11 +186,17 @@ async def end_earlier(directory: Path) -> Outcome | None:
 
 
 async def _run_master(
-    directory: Path, job: JobFile, observer: Observer | None, stop_first: StopRequested | None = None
+    directory: Path,
+    job: JobFile,
+    observer: Observer | None,
+    stop_first: StopRequested | None = None,
+    on_reload: Callable[[], object] | None = None,
 ) -> tuple[Outcome, StopRequested | None]:
     """Runs a job to its end; returns its outcome, and what a signal asked for."""
     store = await asyncio.to_thread(open_proven, str(directory / JOURNAL))
-    process = MasterProcess(directory, job, store, observer=observer, stop_first=stop_first, alone=True)
+    process = MasterProcess(
+        directory, job, store, observer=observer, stop_first=stop_first, alone=True, on_reload=on_reload
+    )
     try:
         code = await process.run()
     except (StoreError, RecordError) as error:

@@ -76,6 +76,8 @@ class Views:
         ]
         self.job = State.WAITING
         """The state of the job as a whole."""
+        self.heard: Mapping[str, float] = {}
+        """When each worker that sends heartbeats sent its last one, by the monotonic clock and the names for people."""
 
     def all(self) -> list[WorkerView]:
         """Returns the workers as they were at the last update, in their order."""
@@ -84,6 +86,9 @@ class Views:
     def update(self, manager: PrimeManager, beats: Mapping[str, Heartbeat], silent_for: Callable[[str], float]) -> None:
         """Looks at every worker."""
         records = manager.state.workers.values()
+        now = time.monotonic()
+        silent = {shown_name(self._spec, record.name): silent_for(record.name) for record in records}
+        self.heard = {name: now - seconds for name, seconds in silent.items() if seconds > 0.0}
         self._views = [
             self._view(record, _state(manager, record), beats.get(record.name), silent_for(record.name))
             for record in records

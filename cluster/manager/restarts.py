@@ -316,6 +316,8 @@ def _not_ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruct
     worker.last_death = f"was not ready within {role.ready_timeout_seconds:g} s"
     if role.command is None:
         return kill_stuck(ledger, worker, worker.last_death, at)
+    if not role.essential:
+        return kill_stuck(ledger, worker, worker.last_death, at)
     outcome = failure(ledger, worker, 1)
     if not worker.task:
         return stop(ledger, outcome, at)

@@ -146,8 +146,11 @@ def _end(ledger: Ledger, worker: WorkerRecord, phase: Phase) -> list[Instruction
 def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) -> list[Instruction]:
     """A worker that has died will not be created again: the job fails.
 
-    After a task that is created again alone the other tasks go on, since they do not need it.
+    After a task that is created again alone the other tasks go on, since they do not need it; without a service that is not
+    essential the whole job does.
     """
+    if not ledger.spec_of(worker).essential:
+        return ended(ledger, worker, Phase.FAILED, at)
     outcome = failure(ledger, worker, code)
     alone = worker.task and ledger.scope_of(worker) is RestartScope.WORKER
     if alone:
@@ -162,7 +165,7 @@ def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) 
 def failed_to_stop(ledger: Ledger, worker: WorkerRecord, code: int) -> None:
     """Notes a failure while stopping; the first failure is the one that counts."""
     decided = ledger.state.decided
-    if decided is not None and decided.failed_worker is None:
+    if decided is not None and decided.failed_worker is None and ledger.spec_of(worker).essential:
         outcome = failure(ledger, worker, code)
         kept = decided.code if _is_failure(decided) else outcome.code
         ledger.state.decided = Outcome(kept, outcome.reason, worker.name)

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from cluster.master.prime_master import PrimeMaster
 from cluster.master.standby import Standby
 from sweep.open_store import open_proven
 from sweep.store import Store, StoreError
+from transport.process.hangup import Hangups
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +90,12 @@ class MasterProcess:
         observer: Observer | None = None,
         stop_first: StopRequested | None = None,
         alone: bool = False,
+        on_reload: Callable[[], object] | None = None,
     ) -> None:
         """With `stop_first` the job is stopped in order before anything else happens.
 
-        `alone`: a lock of the caller keeps every other master away, on any machine.
+        `on_reload` is called, in a thread, for a SIGHUP that comes from no closed terminal; without it, each SIGHUP stops the
+        job. `alone`: a lock of the caller keeps every other master away, on any machine.
         """
         self._directory, self._job, self._store = directory, job, store
         self._patience = float("inf") if is_standby else 2 * job.spec.lease_seconds + 10.0
@@ -104,6 +107,7 @@ class MasterProcess:
         self._stop_first = stop_first
         self._observer = observer
         self._alone = alone
+        self._on_reload = on_reload
         self._failures = 0
         self.outcome: OutcomeFile | None = None
         """How the job ended, if this process knows it."""
@@ -119,6 +123,10 @@ class MasterProcess:
             handled.remove(signal.SIGHUP)
         for number in handled:
             loop.add_signal_handler(number, self._on_signal, number)
+        hangups: Hangups | None = None
+        if self._on_reload is not None and signal.SIGHUP in handled:
+            hangups = Hangups(lambda: loop.call_soon_threadsafe(self._on_signal, signal.SIGHUP), self._on_reload)
+            loop.add_signal_handler(signal.SIGHUP, hangups.note)
         former: Backend | None = None
         epoch = 0
         try:
@@ -160,6 +168,8 @@ class MasterProcess:
                 self._standby.stop_watching()
             for number in handled:
                 loop.remove_signal_handler(number)
+            if hangups is not None:
+                await asyncio.to_thread(hangups.close)
 
     def _acquire(self, former_epoch: int) -> Mastership:
         """Takes the mastership. Blocks. Raises `MasterHeld`, `StoreError`."""

@@ -42,7 +42,7 @@ class History:
         history = cls(run_id, steps, since=since, _run_dir=output_dir / f"run_{run_id}")
         history._followers = [
             (Follower(history._run_dir / "metrics.jsonl"), history.shipped),
-            (Follower(output_dir / "trainer" / "metrics.jsonl"), history.trained),
+            (Follower(output_dir / "trainer" / "metrics.jsonl", run_id), history.trained),
         ]
         return history
 

@@ -36,6 +36,8 @@ class Follower:
     """Reads the complete lines appended to a JSON Lines file since the last call."""
 
     path: Path
+    run_id: str | None = None
+    """Lines that name another run are skipped unread: the trainer's file has those of all runs, and each has a reader."""
     _offset: int = 0
     _inode: int = 0
 
@@ -59,12 +61,15 @@ class Follower:
                 file.seek(self._offset)
                 chunk = file.read(CHUNK_BYTES)
                 whole, newline, _ = chunk.rpartition(b"\n")
-                steps += [step for line in whole.splitlines() if (step := step_of(line))]
+                steps += [step for line in whole.splitlines() if self._may_be_ours(line) and (step := step_of(line))]
                 passed = len(whole) + len(newline) or (len(chunk) if len(chunk) == CHUNK_BYTES else 0)
                 if passed == 0:
                     break
                 self._offset += passed
         return replaced, steps
+
+    def _may_be_ours(self, line: bytes) -> bool:
+        return self.run_id is None or b'"run_id"' not in line or self.run_id.encode() in line
 
 
 def step_of(text: bytes) -> Line:
@@ -73,7 +78,11 @@ def step_of(text: bytes) -> Line:
         values = parse_json(text)
     except UntrustedFileError:
         return {}
-    line = {name: value for name, value in values.items() if is_number(value)}
+    line: Line = {  # as `is_number` says, without a call for each: the page reads thousands of lines
+        name: value
+        for name, value in values.items()
+        if (type(value) is float or type(value) is int) and -LARGEST < value < LARGEST
+    }
     if type(line.get("step")) is not int or line["step"] < 0 or "time" not in line:
         return {}
     if isinstance(values.get("run_id"), str):

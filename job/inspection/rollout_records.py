@@ -74,6 +74,17 @@ class RolloutRecord:
         return [turn for turn in self._field("turns", list) or [] if isinstance(turn, dict)]
 
     @property
+    def opponent_turns(self) -> list[dict[str, Any]]:
+        """The calls of other policies, in order."""
+        return [turn for turn in self._field("opponent_turns", list) or [] if isinstance(turn, dict)]
+
+    @property
+    def players(self) -> list[str]:
+        """The names of its players, in the order of their turns; empty if it has one alone."""
+        names = [turn.get("player") for turn in self.turns]
+        return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+
+    @property
     def completion_tokens(self) -> int:
         """The completion tokens of all turns."""
         return sum(int(finite_number(turn.get("completion_tokens")) or 0) for turn in self.turns)
@@ -117,9 +128,14 @@ def find_step(job: Path, run_id: str, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
+def records_file(job: Path, run_id: str, step: int) -> Path:
+    """Returns the path of a step's records."""
+    return job / f"run_{run_id}" / "rollouts" / f"step_{step}" / "rollouts.jsonl"
+
+
 def read_records(job: Path, run_id: str, step: int) -> Iterator[RolloutRecord]:
     """Reads the records of a step, one at a time. Raises `UserError` for a missing or damaged file."""
-    path = job / f"run_{run_id}" / "rollouts" / f"step_{step}" / "rollouts.jsonl"
+    path = records_file(job, run_id, step)
     try:
         with open_regular(path) as file:
             number = 0

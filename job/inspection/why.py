@@ -83,6 +83,10 @@ def _what(line: Line) -> str:
             return f"the run was stopped after step {field.get('step')}; a resume starts again what was in progress"
         case Decision.RESUMED:
             return f"the run was resumed after step {field.get('step')}, and started again what was in progress"
+        case Decision.PAUSED:
+            return f"the run was paused after step {field.get('step')}"
+        case Decision.CONTINUED:
+            return f"the run went on after its pause, after step {field.get('step')}"
         case Decision.CHANGED:
             return f"keys of the configuration have new values from step {field.get('step')} on (control/changes.json)"
         case _:

@@ -86,12 +86,24 @@ class SweepConfig(Config):
     resources: Resources = Resources()
     """What each submitted worker needs."""
 
+    prometheus_port: int = Field(default=0, ge=0, le=65535)
+    """Loopback port of a worker's metrics; 0 takes a free one, which its log names. Submitted workers cannot share another."""
+
     @field_validator("root")
     @classmethod
     def _is_shared(cls, root: str) -> str:
         if root.startswith("memory://"):
             raise ValueError("workers cannot share the memory of one process: name a directory, or s3:// or gs://")
         return root
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> SweepConfig:
+        if self.prometheus_port and self.workers is not None:
+            raise ValueError(
+                f"prometheus_port = {self.prometheus_port} cannot be that of each of workers = {self.workers}; leave it out, and "
+                "each takes a free one"
+            )
+        return self
 
     @model_validator(mode="after")
     def _terms_can_be_kept(self) -> SweepConfig:

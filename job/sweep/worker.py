@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from cluster.notify import Heartbeat, notify_ready
 from job.sweep.target_process import run_target
 from job.sweep.targets import SweepConfig, Target
+from job.sweep.telemetry import WorkerTelemetry
 from sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
 from sweep.lock import Claim, PreviousTaskFailed
 from sweep.open_store import open_store
@@ -20,6 +22,8 @@ from sweep.record import RecordError
 from sweep.store import UnsafeStoreError
 from transport.errors import UserError
 from transport.process.stop_requests import StopRequests
+
+Body = Callable[[SweepTarget[Target], Claim], Coroutine[Any, Any, None]]
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +47,15 @@ async def run_worker(config: SweepConfig, targets: Sequence[Target]) -> int:
     """
 
     async def body(target: SweepTarget[Target], claim: Claim) -> None:
-        await run_target(target.config, claim, config.lease_seconds)
+        with telemetry.claimed():
+            await run_target(target.config, claim, config.lease_seconds)
 
+    with WorkerTelemetry(config, targets) as telemetry:
+        return await _work(config, targets, body)
+
+
+async def _work(config: SweepConfig, targets: Sequence[Target], body: Body) -> int:
+    """Runs the body for each target that this worker claims; returns as `run_worker`."""
     work = asyncio.ensure_future(
         claim_and_run_async(
             config.store,

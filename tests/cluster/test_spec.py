@@ -26,3 +26,8 @@ def test_an_order_that_cannot_be_is_refused(names: tuple[str, ...], message: str
     roles = tuple(RoleSpec(name=name, command=("true",), after=after.get(name, ())) for name in names)
     with pytest.raises(ValidationError, match=message):
         JobSpec(name="job", roles=roles)
+
+
+def test_only_a_service_can_be_left_out() -> None:
+    with pytest.raises(ValidationError, match="only a service without a SubMaster"):
+        RoleSpec(name="a", command=("x",), task=True, essential=False)

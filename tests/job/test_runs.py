@@ -168,6 +168,8 @@ def test_resolved_runs_load_to_themselves(file: Path, tmp_path: Path) -> None:
         ("lora = { rank = 4 }", "", ["runs[0].training.lora is not set", "trainer.max_runs = 3"]),
         ("steps = 20", "stepps = 20", ["1 error", "orchestrator.stepps = 20", "nearest is orchestrator.steps"]),
         ("steps = 20", "prometheus_port = 9100", ["prometheus_port = 9100 is that of 3 runs"]),
+        ("steps = 10", "prometheus_port = 8000", ["inference.port + 0 = 8000 is the port of runs[1].prometheus_port"]),
+        ("[trainer]", "[trainer]\nprometheus_port = 8000", ["8000 is the port of trainer.prometheus_port"]),
         ("max_tokens = 32, ", "max_tokens = 300, ", ["runs[0].sampling.max_tokens = 300 leaves no room"]),
         ('[[orchestrator.environments]]\nname = "reverse"\nkind = "reverse-text"', "", ["runs[0].environments is required"]),
         ("[inference]", "[inference]\nlora = { max_rank = 8 }", ["runs[1].training.lora.rank = 16 is above"]),

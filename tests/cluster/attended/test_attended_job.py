@@ -211,6 +211,25 @@ def test_a_killed_service_is_started_again_and_the_task_lives_on(start: Start) -
     assert job.marked() == []
 
 
+def test_a_service_that_is_not_essential_may_be_killed_and_may_hang_in_the_end(start: Start, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    waiting = f"import os, time; notify('READY=1')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
+    options: dict[str, Any] = {"essential": False, "max_restarts": 0}
+    job = start(
+        service("killed", **options),
+        service("stubborn", STUBBORN, stop_timeout_seconds=0.5, **options),
+        service("task", f"from cluster.notify import notify\n{waiting}", task=True),
+    )
+    ready(job, "killed", "stubborn", "task")
+    os.kill(job.state("killed")["pid"], signal.SIGKILL)
+    wait_until(lambda: job.state("killed")["state"] == "failed", "the service to be given up")
+    assert job.state("task")["state"] == "ready"
+    go.touch()
+    assert job.finish() == {"code": 0, "reason": "done", "failed_worker": None}
+    assert job.state("stubborn")["state"] == "failed"
+    assert job.marked() == []
+
+
 def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(start: Start) -> None:
     job = start(service("server", DAEMONISE + STUBBORN, max_restarts=1), service("task", task=True))
     ready(job, "server", "task")

@@ -339,3 +339,48 @@ def test_the_end_of_a_sub_master_whose_workers_have_ended_is_no_death() -> None:
     job.exit("learner-0")
     job.exit("learner-master", 1)
     assert job["learner-master"].phase.value == "stopped"
+
+
+def beside() -> Driver:
+    """A service that the job can do without, and a task; both run."""
+    return Driver(command("side", essential=False, max_restarts=1), command("task", task=True)).running()
+
+
+def test_the_job_goes_on_without_a_service_that_is_not_essential() -> None:
+    job = beside()
+    job.exit("side-0", 1, 4.0)
+    job.tick(6.0)
+    job.ready("side-0", 7.0)
+    assert job.exit("side-0", 1, 8.0) == []
+    assert job["side-0"].phase.value == "failed"
+    assert job.outcome is None
+    job.exit("task-0", 0, 9.0)
+    assert job.outcome == Outcome(0, "done")
+
+
+@pytest.mark.parametrize("code", [2, 137])
+def test_the_end_of_a_service_that_is_not_essential_is_no_failure(code: int) -> None:
+    job = beside()
+    assert job.exit("task-0", 0, 4.0) == ["stop side-0"]
+    job.exit("side-0", code, 5.0)
+    assert job.outcome == Outcome(0, "done")
+
+
+def test_a_service_that_is_not_essential_and_does_not_stop_is_killed_without_harm() -> None:
+    job = beside()
+    job.exit("task-0", 0, 4.0)
+    assert job.tick(40.0) == ["kill side-0"]
+    job.exit("side-0", 137, 40.1)
+    assert job.outcome == Outcome(0, "done")
+
+
+def test_a_service_that_is_not_essential_and_does_not_get_ready_is_tried_again() -> None:
+    job = Driver(
+        command("side", essential=False, max_restarts=1, ready_timeout_seconds=5.0), command("task", task=True)
+    )
+    job.begin(0.0)
+    job.ready("task-0", 1.0)
+    assert job.tick(10.0) == ["kill side-0"]
+    job.exit("side-0", 137, 11.0)
+    assert job.outcome is None
+    assert job["side-0"].phase.value == "restarting"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from job.inspection import metrics_lines
 from job.inspection.history import History
+from job.inspection.metrics_lines import step_of
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.past_jobs import history_of
 
@@ -76,3 +79,22 @@ def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(t
     assert history.tokens_per_second(steps=2) == pytest.approx(500)
     history.since = 8990.0
     assert history.tokens_per_second() == pytest.approx(500)
+
+
+def test_lines_of_other_runs_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred runs that share a trainer read its file a hundred times."""
+    write_lines(
+        tmp_path / "trainer" / "metrics.jsonl",
+        [trained_line(step, run) for step in range(1, 4) for run in ("test", "another")],
+    )
+    parsed: list[bytes] = []
+
+    def noted(line: bytes) -> dict[str, Any]:
+        parsed.append(line)
+        return step_of(line)
+
+    monkeypatch.setattr(metrics_lines, "step_of", noted)
+    history = History.of(tmp_path, "test")
+    history.refresh()
+    assert sorted(history.trained) == [1, 2, 3]
+    assert len(parsed) == 3

@@ -1,0 +1,116 @@
+"""Leaves a request to a run and waits for its answer, for the other files here. `run/requests.py` is the protocol.
+
+A request id may be given, so that a caller that was killed or lost its connection makes the same request again and gets the same
+answer.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from job.directory import JOB_FILE, is_running, orchestrator_of, run_ids_in
+from run.requests import Answer, OrchestratorRequest, SaveRequest, read_answer, withdraw_request, write_request
+from transport.config import IDENTIFIER_PATTERN
+from transport.errors import UserError
+
+POLL_SECONDS = 0.1
+
+ANSWER_SECONDS = 60.0
+"""How long to wait for an answer, unless the caller says otherwise."""
+
+Kind = TypeVar("Kind", bound=SaveRequest | OrchestratorRequest)
+
+
+class NotThere(UserError):
+    """There is no such job, run or server."""
+
+
+class Refused(UserError):
+    """The request cannot be carried out as things are; nothing has changed, and the message says why."""
+
+
+class NotAnswered(UserError):
+    """Nobody has carried the request out in time. It was taken back."""
+
+    code = 1
+
+
+def run_directory(job: Path, run_id: str) -> Path:
+    """Returns the run's directory. Raises `NotThere`."""
+    known = run_ids_in(job)
+    if not re.fullmatch(IDENTIFIER_PATTERN, run_id) or run_id not in known:
+        there = f"its runs are {', '.join(known)}" if known else "it has none; --job names the job's directory"
+        raise NotThere(f"there is no run {run_id!r} in {job.absolute()}: {there}")
+    return job / f"run_{run_id}"
+
+
+def require_job(job: Path) -> None:
+    """Raises `NotThere` unless the directory is that of a job."""
+    if not (job / JOB_FILE).is_file():
+        raise NotThere(f"{job.absolute()} holds no job ({JOB_FILE} is missing); --job names the job's directory")
+
+
+def new_request_id() -> str:
+    """Returns an id. Later ids sort behind earlier ones, and requests are taken up in the order of their ids."""
+    return f"{time.time_ns()}-{secrets.token_hex(4)}"
+
+
+def ask(
+    job: Path,
+    run_id: str,
+    kind: type[Kind],
+    fields: dict[str, Any],
+    request_id: str | None,
+    timeout: float,
+) -> Answer:
+    """Leaves a request and returns its answer, which says `done`.
+
+    Raises `NotThere`, `Refused`, `NotAnswered`, and `UserError` for values that no such request may have.
+    """
+    run_dir = run_directory(job, run_id)
+    request_id = request_id or new_request_id()
+    try:
+        request = kind.model_validate({"request_id": request_id, **fields})
+    except ValidationError as error:
+        raise UserError(f"this cannot be asked of run {run_id}: {_sentence(error)}") from None
+    answer = read_answer(run_dir, request_id)
+    if answer is None:
+        if kind is not SaveRequest and orchestrator_of(job, run_id) is None:
+            raise Refused(f"run {run_id} does not run, so that nobody would carry out {request.kind!r}")
+        try:
+            write_request(run_dir, request)
+        except FileNotFoundError:
+            raise Refused(f"run {run_id} has not begun: it has no {run_dir / 'control'}") from None
+        answer = _awaited(job, run_id, request_id, timeout)
+    if answer is None:
+        whom = "trainer" if kind is SaveRequest else "orchestrator"
+        raise NotAnswered(
+            f"the {whom} has not answered {request.kind!r} to run {run_id}, within {timeout:g} s or before it ended; the request "
+            f"was taken back. `counterpoint status {job}` says whether it runs"
+        )
+    if answer.outcome == "refused":
+        raise Refused(f"run {run_id} refuses {request.kind!r}: {answer.reason}")
+    return answer
+
+
+def _awaited(job: Path, run_id: str, request_id: str, timeout: float) -> Answer | None:
+    """Waits for an answer, but not for a run that has ended and that nobody starts again."""
+    run_dir, deadline = job / f"run_{run_id}", time.monotonic() + timeout
+    while (answer := read_answer(run_dir, request_id)) is None and time.monotonic() < deadline:
+        if orchestrator_of(job, run_id) is None and not is_running(job):
+            break
+        time.sleep(POLL_SECONDS)
+    if answer is None:
+        withdraw_request(run_dir, request_id)
+        answer = read_answer(run_dir, request_id)  # it may have been written at this moment
+    return answer
+
+
+def _sentence(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

@@ -1,0 +1,53 @@
+"""Changes keys of a run from its next step on. `run/changes.py` says which may change, and has their journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from job.admin.ask import ANSWER_SECONDS, Refused, ask, run_directory
+from job.directory import written_config
+from run.changes import ChangeRefused, JournalError, apply, changeable_keys, in_force, read_journal, values_of
+from run.config import RunConfig
+from run.requests import ChangeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """New values, and the first step that has them."""
+
+    run_id: str
+    step: int
+    changes: dict[str, Any]
+
+
+def change_run(
+    job: Path,
+    run_id: str,
+    changes: Mapping[str, Any],
+    *,
+    timeout: float = ANSWER_SECONDS,
+    request_id: str | None = None,
+) -> Changed:
+    """Gives keys new values, all of them or none. `changes` is by dotted key, such as `sampling.temperature`.
+
+    Raises as `ask.ask`; `Refused` names each key that may not change or take the value.
+    """
+    answer = ask(job, run_id, ChangeRequest, {"changes": dict(changes)}, request_id, timeout)
+    return Changed(run_id, answer.step or 0, dict(changes))
+
+
+def changeable_values(job: Path, run_id: str) -> dict[str, Any]:
+    """Returns the keys of a run that may change, with the values that its next step has. Raises `NotThere`, `Refused`."""
+    run_dir = run_directory(job, run_id)
+    written = written_config(job, run_id)
+    if not written:
+        raise Refused(f"run {run_id} has not begun, or its control/orch.toml cannot be read")
+    try:
+        given = RunConfig.model_validate(written)
+        config = apply(given, in_force(read_journal(run_dir), given.steps + 1))
+        return values_of(config, changeable_keys(config))
+    except (ChangeRefused, JournalError, ValueError) as error:
+        raise Refused(f"the configuration of run {run_id} cannot be read: {error}") from None

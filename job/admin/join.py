@@ -1,0 +1,135 @@
+"""Starts a guest of a live job from a TOML text, as `counterpoint orchestrator FILE --join DIRECTORY` does.
+
+A job's workers are fixed when it starts, so its agents cannot host a guest. The guest becomes a process of its own: in its own
+session, with its output in `guests/<run id>.log`, so that it outlives whoever started it. The job knows it by its lock, stays for
+it, and `stop`, `evict` and the others reach it like any run. Nobody restarts it: join again with `resume`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.process import SYSTEMD_VARIABLES, last_lines
+from job.admin.ask import NotAnswered, Refused, require_job
+from job.check import SAFE_PATH, check_run
+from job.configuration.layers import ENVIRONMENT_PREFIX, NOT_CONFIGURATION
+from job.configuration.load import load
+from job.directory import orchestrator_of
+from job.join import check_joins, values_of_job
+from run.config import RunConfig
+from trainer.runs.control_files import MAX_CONFIG_BYTES
+from transport.errors import UserError
+from transport.files.atomic import write_atomically
+
+GUESTS = "guests"
+"""In the job's directory: the files and the output of the runs that joined here."""
+
+START_SECONDS = 60.0
+"""How long the orchestrator may take to take its directory over: it imports its libraries first."""
+
+POLL_SECONDS = 0.1
+
+DETACH = (
+    "import subprocess, sys; log = open(sys.argv[1], 'ab'); "
+    "print(subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid)"
+)
+"""Run by a process that ends at once: what it starts is nobody's child, and no zombie when it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A guest whose orchestrator has begun."""
+
+    run_id: str
+    pid: int
+    file: Path
+    log: Path
+
+
+def join_run(job: Path, text: str, *, resume: bool = False, timeout: float = START_SECONDS) -> Joined:
+    """Starts a run from the text of its file, and returns once its orchestrator has taken its directory over.
+
+    What the file names by import path is run by that process, with the rights of this one. Raises `UserError` for a file that is
+    wrong or does not fit the job, `Refused` if there is such a run already, and `NotAnswered`, with the end of its output, if it
+    does not begin.
+    """
+    require_job(job)
+    if len(text.encode(errors="replace")) > MAX_CONFIG_BYTES:
+        raise UserError(f"the run's file has more than {MAX_CONFIG_BYTES} bytes")
+    guests = (job / GUESTS).absolute()
+    guests.mkdir(exist_ok=True)
+    given = guests / f".{secrets.token_hex(8)}.toml"
+    write_atomically(given, text.encode())
+    try:
+        config = load(RunConfig, given, ["--resume=true"] if resume else [], values_of_job(str(job)))
+        check_run(config)
+        check_joins(config, job)
+        _check_free(job, config)
+        file = guests / f"{config.run_id}.toml"
+        given.replace(file)
+    finally:
+        given.unlink(missing_ok=True)
+    return _start(job, config, file, timeout)
+
+
+def _check_free(job: Path, config: RunConfig) -> None:
+    """Raises `Refused` if the run's directory is not free."""
+    if orchestrator_of(job, config.run_id) is not None:
+        raise Refused(f"run {config.run_id} runs in {job} already")
+    if config.run_dir.is_dir() and any(config.run_dir.iterdir()) and not config.resume:
+        raise Refused(f"{config.run_dir} holds a run already; resume it, or choose another run_id")
+
+
+def _start(job: Path, config: RunConfig, file: Path, timeout: float) -> Joined:
+    log = file.with_suffix(".log")
+    size = log.stat().st_size if log.exists() else 0
+    command = command_of(job, config, file)
+    detached = subprocess.run(
+        [sys.executable, "-I", "-c", DETACH, str(log), *command],
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if detached.returncode:
+        raise NotAnswered(f"run {config.run_id} cannot be started: {detached.stderr.strip()[-500:]}")
+    pid, deadline = int(detached.stdout), time.monotonic() + timeout
+    while (holder := orchestrator_of(job, config.run_id)) is None or holder.pid != pid:
+        if not _lives(pid) or time.monotonic() > deadline:
+            end = "\n".join(last_lines(log, start=size))
+            state = "has not begun" if _lives(pid) else "has ended"
+            raise NotAnswered(f"the orchestrator of run {config.run_id} {state}; the end of {log}:\n{end}")
+        time.sleep(POLL_SECONDS)
+    return Joined(config.run_id, pid, file, log)
+
+
+def command_of(job: Path, config: RunConfig, file: Path) -> list[str]:
+    """Returns the command of a guest's orchestrator."""
+    command = [sys.executable, "-m", "cli.main", "orchestrator", str(file), "--join", str(job.absolute())]
+    return command + ["--resume"] * config.resume
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what belongs to it alone: its configuration, and its place below systemd or a job."""
+    left_out = {
+        name
+        for name in os.environ
+        if (name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_CONFIGURATION) or name.startswith("CLUSTER_")
+    }
+    kept = {name: value for name, value in os.environ.items() if name not in left_out | SYSTEMD_VARIABLES}
+    return kept | SAFE_PATH

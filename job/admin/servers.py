@@ -1,0 +1,176 @@
+"""Drains and adds inference servers of a live job: for all its runs, guests included, and over restarts.
+
+The wishes are lines of `operator_servers.txt` in the job's directory, in the format of `inference.urls_file`; the pool of every
+run watches it (`inference/pool/sources.py`). So an added server takes requests only after the ordinary proof of its weights, and
+a drained one finishes those that it has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from inference.config import check_url
+from inference.pool.sources import OPERATOR_FILE, Listing, parse_listing
+from inference.pool.sources import read_text as read_listing
+from job.admin.ask import NotThere, Refused, require_job
+from job.directory import JOB_FILE, read_json
+from transport.errors import Obstructed, UserError
+from transport.files.atomic import write_atomically
+from transport.files.lock import take_lock
+
+LOCK_SECONDS = 10.0
+"""How long to wait while another process changes the servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWish:
+    """What is wished of one server. Whether it serves is in the runs' metrics and logs."""
+
+    url: str
+    origin: Literal["job", "added"]
+    """Whether the job's configuration names it, or `add_server` did."""
+    drained: bool
+
+
+def list_servers(job: Path) -> list[ServerWish]:
+    """Returns the job's servers, by URL. Those that a name of `inference.dns` leads to are missing unless drained or added."""
+    require_job(job)
+    own, wishes = _own(job), _wishes(job)
+    return [
+        ServerWish(url, "job" if url in own else "added", bool(wishes.get(url, own.get(url, ""))))
+        for url in sorted({*own, *wishes})
+    ]
+
+
+def drain_server(job: Path, url: str) -> ServerWish:
+    """Gives a server no new requests; those that it has finish. `undrain_server` takes it back.
+
+    Raises `NotThere` for an unknown server, and `Refused` for the last one: to stop the generation, pause the runs.
+    """
+    with _changing(job) as wishes:
+        url = _known(job, wishes, url)
+        others = [each for each, reason in (_own(job) | wishes).items() if each != url and not reason]
+        if not others and not _resolves_names(job):
+            raise Refused(f"{url} is the last server that is not drained; to stop the generation, pause the runs")
+        wishes[url] = "drained"
+    return _wish(job, url)
+
+
+def undrain_server(job: Path, url: str) -> ServerWish:
+    """Gives a drained server requests again, after the ordinary proof of its weights. Raises `NotThere`."""
+    with _changing(job) as wishes:
+        url = _known(job, wishes, url)
+        wishes[url] = ""
+        if url in _own(job):
+            del wishes[url]
+    return _wish(job, url)
+
+
+def add_server(job: Path, url: str) -> ServerWish:
+    """Adds a server to the pools of all runs of the job. It gets the job's `api_key_file`, like every server of the job.
+
+    Raises `UserError` for what is no URL of a server.
+    """
+    with _changing(job) as wishes:
+        url = _checked(url)
+        if url not in _own(job):
+            wishes[url] = ""
+        elif wishes.get(url):
+            raise Refused(f"{url} is a server of the job already, and drained; undrain it")
+    return _wish(job, url)
+
+
+def remove_server(job: Path, url: str) -> None:
+    """Takes an added server away again; its requests finish. Raises `NotThere`, and `Refused` for one of the job's own."""
+    with _changing(job) as wishes:
+        url = _known(job, wishes, url)
+        if url in _own(job):
+            raise Refused(f"{url} is in the job's configuration; drain it instead")
+        del wishes[url]
+
+
+def _wish(job: Path, url: str) -> ServerWish:
+    return next(wish for wish in list_servers(job) if wish.url == url)
+
+
+def _checked(url: str) -> str:
+    try:
+        return check_url(url)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _known(job: Path, wishes: Listing, url: str) -> str:
+    url, known = _checked(url), {**_own(job), **wishes}
+    if url not in known and not _resolves_names(job):
+        raise NotThere(
+            f"{url} is no server of the job in {job.absolute()}; there are: {', '.join(sorted(known)) or 'none'}"
+        )
+    return url
+
+
+def _own(job: Path) -> Listing:
+    """The servers that the configuration names, at a fixed address or in a file."""
+    pool = _pool(job)
+    own: Listing = {str(url).rstrip("/"): "" for url in pool.get("urls") or ()}
+    if pool.get("urls_file"):
+        try:
+            listed, _ = parse_listing(read_listing(Path(pool["urls_file"])).decode())
+        except (OSError, ValueError):
+            listed = {}
+        own |= listed
+    return own
+
+
+def _resolves_names(job: Path) -> bool:
+    return bool(_pool(job).get("dns"))
+
+
+def _pool(job: Path) -> dict[str, Any]:
+    orchestrator = read_json(job / JOB_FILE).get("orchestrator")
+    pool = orchestrator.get("inference") if isinstance(orchestrator, dict) else None
+    return pool if isinstance(pool, dict) else {}
+
+
+def _wishes(job: Path) -> Listing:
+    path = job / OPERATOR_FILE
+    try:
+        listing, mistakes = parse_listing(read_listing(path).decode())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if mistakes:
+        raise UserError(f"{path}:{mistakes[0][0]}: {mistakes[0][1]}; repair or remove it")
+    return listing
+
+
+@contextmanager
+def _changing(job: Path) -> Iterator[Listing]:
+    """Yields the wishes, by URL with the reason to drain; what the block makes of them is written. One process at a time."""
+    require_job(job)
+    lock = _locked(job / f"{OPERATOR_FILE}.lock")
+    try:
+        wishes = _wishes(job)
+        yield wishes
+        lines = "".join(f"{'drain ' if reason else ''}{url}\n" for url, reason in sorted(wishes.items()))
+        write_atomically(job / OPERATOR_FILE, lines.encode())
+    finally:
+        os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return take_lock(path, f"another process holds {path}")
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise Obstructed(str(error.strerror)) from None
+            time.sleep(0.02)

@@ -1,0 +1,91 @@
+"""Ends one run in order, so that it can be resumed, or evicts it. `job/stop_run.py` has the steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from job.admin.ask import run_directory
+from job.directory import orchestrator_of, steps_of
+from job.inspection.history import History
+from job.stop_run import await_end, await_orchestrator, stop_timeout, terminate
+from trainer.runs.control_files import evict
+from transport.files.lock import Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What has come of ending a run."""
+
+    run_id: str
+    evicted: bool
+    pid: int | None
+    """Of its orchestrator; None if it did not run."""
+    has_ended: bool
+    """Whether the orchestrator has ended within the time that was waited."""
+    seconds: float
+    """How long that took."""
+    progress: str
+    """Its step, as `12/100`."""
+
+
+def stop_run(
+    job: Path,
+    run_id: str,
+    *,
+    wait_seconds: float | None = None,
+    on_begin: Callable[[Holder, float], None] = lambda holder, timeout: None,
+) -> Ended:
+    """Asks the run's orchestrator to end: it drains, commits and exits with 143. The run can be resumed.
+
+    Waits for that, at most `wait_seconds`, by default as long as it may take; 0: not at all. `on_begin` is called before the
+    wait, with its length. Raises `NotThere`, and `UserError` if it runs elsewhere or as another user.
+    """
+    run_directory(job, run_id)
+    holder = await_orchestrator(job, run_id)
+    if holder is None:
+        return _not_running(job, run_id, evicted=False)
+    timeout = stop_timeout(job, run_id) if wait_seconds is None else wait_seconds
+    on_begin(holder, timeout)
+    began = time.monotonic()
+    terminate(job, run_id, holder)
+    return _ended(job, run_id, holder, began, timeout, evicted=False)
+
+
+def evict_run(
+    job: Path,
+    run_id: str,
+    reason: str = "",
+    *,
+    wait_seconds: float | None = None,
+    on_begin: Callable[[Holder, float], None] = lambda holder, timeout: None,
+) -> Ended:
+    """Ends the run for good: the trainer accepts nothing from it until `control/evicted.txt` is removed.
+
+    Waits as `stop_run`. Raises `NotThere`.
+    """
+    run_directory(job, run_id)
+    evict(job, run_id, reason.strip() or "by its operator, without a reason")
+    holder = orchestrator_of(job, run_id)
+    if holder is None:
+        return _not_running(job, run_id, evicted=True)
+    timeout = stop_timeout(job, run_id) if wait_seconds is None else wait_seconds
+    on_begin(holder, timeout)
+    return _ended(job, run_id, holder, time.monotonic(), timeout, evicted=True)
+
+
+def _ended(job: Path, run_id: str, holder: Holder, began: float, timeout: float, *, evicted: bool) -> Ended:
+    has_ended = await_end(job, run_id, holder, timeout)
+    return Ended(run_id, evicted, holder.pid, has_ended, time.monotonic() - began, _progress(job, run_id))
+
+
+def _not_running(job: Path, run_id: str, *, evicted: bool) -> Ended:
+    return Ended(run_id, evicted, None, True, 0.0, _progress(job, run_id))
+
+
+def _progress(job: Path, run_id: str) -> str:
+    history = History.of(job, run_id, steps_of(job, run_id))
+    history.refresh()
+    return history.progress

@@ -1,0 +1,129 @@
+"""`WorkerTelemetry`: what a worker of a sweep shows to Prometheus (`transport/telemetry/catalogue/sweep.py`).
+
+Its own claims it counts. How all targets are is read from the storage when somebody scrapes, in the thread of the scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from job.sweep.targets import SweepConfig, Target
+from sweep.status import TargetStatus, sweep_status
+from transport.telemetry.catalogue import sweep as catalogue
+from transport.telemetry.endpoint import TARGETS, Endpoint, as_user_error
+from transport.telemetry.metric import Metric
+from transport.telemetry.values import Labels
+
+logger = logging.getLogger(__name__)
+
+STATES = ("PENDING", "RUNNING", "SUCCESS", "FAILED", "INTERRUPTED", "UNREADABLE")
+
+READ_SECONDS = 30.0
+"""Between two readings of the storage."""
+
+SHARE_OF_READING = 0.05
+"""Of the time, at most, is spent on reading: storage in a cloud may take seconds for many targets."""
+
+
+class WorkerTelemetry:
+    """The endpoint of a worker: a context manager. On entry, raises `UserError` if the port cannot be had."""
+
+    def __init__(self, config: SweepConfig, targets: Sequence[Target]) -> None:
+        self._config = config
+        self._ids = [target.target_id for target in targets]
+        self._directory = config.join or targets[0].output_dir.parent
+        self._endpoint = Endpoint(config.prometheus_port, catalogue.SWEEP, {"sweep": config.name})
+        self._endpoint.values.on_scrape(self._read)
+        self._reading = threading.Lock()
+        self._statuses: list[TargetStatus] | None = None
+        self._read_again = 0.0
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._endpoint.port
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Counts a claim and how it ends, with the block."""
+        values, began, outcome = self._endpoint.values, time.monotonic(), "failed"
+        values.add(catalogue.CLAIMS, 1)
+        try:
+            yield
+            outcome = "success"
+        except asyncio.CancelledError:
+            outcome = "interrupted"
+            raise
+        finally:
+            values.add(catalogue.ENDED, 1, outcome)
+            values.histogram(catalogue.TARGET_SECONDS).observe(time.monotonic() - began)
+
+    def __enter__(self) -> WorkerTelemetry:
+        try:
+            self._endpoint.__enter__()
+        except OSError as error:
+            raise as_user_error(error) from None
+        prefix = f"sweep_{self._config.name}_{socket.gethostname()}_"
+        _remove_ended(self._directory / TARGETS, prefix)
+        self._endpoint.write_target(self._directory, f"{prefix}{os.getpid()}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._endpoint.__exit__(kind, error, trace)
+
+    def _read(self) -> Iterator[tuple[Metric, Labels, float]]:
+        with self._reading:  # of scrapes alone
+            if time.monotonic() >= self._read_again:
+                self._read_storage()
+            statuses = self._statuses
+        yield catalogue.STORE_UP, (), float(statuses is not None)
+        if statuses is None:
+            return
+        states = Counter(dict.fromkeys(STATES, 0))
+        states.update(status.state for status in statuses)
+        for state, number in states.items():
+            yield catalogue.TARGETS, (state,), number
+        yield catalogue.ATTEMPTS, (), sum(status.attempts for status in statuses)
+        beats = [each.heartbeat_at for each in statuses if each.state == "RUNNING" and each.heartbeat_at is not None]
+        yield catalogue.OLDEST_HEARTBEAT, (), max((time.time() - beat for beat in beats), default=0.0)
+
+    def _read_storage(self) -> None:
+        began = time.monotonic()
+        try:
+            self._statuses = sweep_status(self._config.store, self._ids)
+        except (OSError, ValueError) as error:  # `StoreError` among them
+            logger.debug("the storage cannot be read for a scrape: %s", error)
+            self._statuses = None
+        now = time.monotonic()
+        self._read_again = now + max(READ_SECONDS, (now - began) / SHARE_OF_READING)
+
+
+def _remove_ended(directory: Path, prefix: str) -> None:
+    """Removes what killed workers of this machine have left: each worker has a name of its own, so they would add up."""
+    for path in directory.glob(f"{prefix}*.json"):
+        number = path.stem.removeprefix(prefix)
+        if number.isdecimal() and not _lives(int(number)):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,1 @@
+"""Where metrics may go: TensorBoard, Trackio, W&B."""

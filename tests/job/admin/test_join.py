@@ -1,0 +1,61 @@
+"""A guest that joins as a process of its own: it is nobody's child, and what hinders it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from job.admin import join
+from job.admin.ask import NotAnswered, NotThere
+from job.directory import orchestrator_of
+from run.config import RunConfig
+from tests.support.polling import wait_until
+
+GUEST = """
+import os, signal, sys
+from pathlib import Path
+from transport.files.lock import take_lock
+print("the guest begins", "NOTIFY_SOCKET" in os.environ, "COUNTERPOINT_STEPS" in os.environ, flush=True)
+take_lock(Path(sys.argv[1]), "taken")
+signal.pause()
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    environments = [{"name": "a", "kind": "reverse-text"}]
+    values = {"run_id": "guest", "output_dir": tmp_path, "model": "m", "environments": environments}
+    return RunConfig.model_validate(values)
+
+
+def test_a_guest_outlives_whoever_started_it(
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "run_guest" / "orchestrator.lock"
+    monkeypatch.setattr(join, "command_of", lambda *_: [sys.executable, "-c", GUEST, str(lock)])
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+    monkeypatch.setenv("COUNTERPOINT_STEPS", "3")
+    joined = join._start(tmp_path, config, tmp_path / "guest.toml", 60.0)
+    try:
+        assert os.getsid(joined.pid) == joined.pid != os.getsid(0)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(joined.pid, os.WNOHANG)
+        assert joined.log.read_text() == "the guest begins False False\n"
+    finally:
+        os.kill(joined.pid, signal.SIGKILL)
+    wait_until(lambda: orchestrator_of(tmp_path, "guest") is None, "its end")
+
+
+def test_a_guest_that_does_not_begin_says_why(
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    monkeypatch.setattr(join, "command_of", lambda *_: failing)
+    with pytest.raises(NotAnswered, match=r"has ended; the end of .*guest\.log:\nno such model"):
+        join._start(tmp_path, config, tmp_path / "guest.toml", 60.0)
+    with pytest.raises(NotThere, match="holds no job"):
+        join.join_run(tmp_path, "")

@@ -1,0 +1,100 @@
+"""Job directories whose metrics files tests write, as the roles do, and processes of one sink."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from job.tracking.sink_process import SinkSpec
+from transport.files.atomic import write_atomically
+from transport.files.json_lines import append_line, read_lines
+from transport.process.launch import guarded
+
+
+class Job:
+    """A job's directory with one run, `a`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "run_a" / "control").mkdir(parents=True)
+        (directory / "trainer").mkdir()
+
+    def ship(self, step: int) -> None:
+        append_line(
+            self.directory / "run_a" / "metrics.jsonl", {"step": step, "time": 1e9 + step, "reward/mean": step / 100}
+        )
+
+    def train(self, step: int, loss: float | None = None) -> None:
+        line = {"run_id": "a", "step": step, "time": 1e9 + step + 0.5, "loss": float(step) if loss is None else loss}
+        append_line(self.directory / "trainer" / "metrics.jsonl", line)
+
+    def evaluate(self, step: int, value: float) -> None:
+        metrics = {"pass@1": {"value": value, "low": None, "high": None}}
+        line = {"evaluation": "held", "step": step, "time": 1e9 + step, "metrics": metrics}
+        append_line(self.directory / "run_a" / "evaluations.jsonl", line)
+
+    def steps(self, *steps: int) -> None:
+        for step in steps:
+            self.ship(step)
+            self.train(step)
+
+    def rewind_trainer(self, step: int) -> None:
+        """As `trainer.metrics.MetricsFile.truncate`."""
+        path = self.directory / "trainer" / "metrics.jsonl"
+        write_atomically(path, b"".join(raw for raw, line in read_lines(path) if line["step"] <= step))
+
+    def spec(self, name: str, sink: str = "", **options: Any) -> SinkSpec:
+        from job.tracking.sinks_of import SINKS
+
+        return SinkSpec(name, sink or SINKS[name][0], str(self.directory), "job", options, poll_seconds=0.02)
+
+
+@contextmanager
+def sink_process(spec: SinkSpec) -> Iterator[SinkProcess]:
+    """A process of the sink; it and all below it are killed at the end, if it has not ended."""
+    process = SinkProcess(spec)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+class SinkProcess:
+    """One process of a sink."""
+
+    def __init__(self, spec: SinkSpec) -> None:
+        self._beats, given = os.pipe()
+        command = [sys.executable, "-m", "job.tracking.sink_process", str(given), spec.to_json()]
+        self._process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)
+        os.close(given)
+        self.sent = 0
+
+    def await_rows(self, count: int) -> None:
+        """Returns once so many rows were sent."""
+        while self.sent < count:
+            data = os.read(self._beats, 65536)
+            assert data, f"the sink ended after {self.sent} rows"
+            self.sent = int(data.split(b"\n")[-2])
+
+    def finish(self) -> int:
+        """Asks it to send what is left; returns its exit code."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(60)
+
+    def kill(self) -> None:
+        """Kills it and all below it by SIGKILL."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGHUP)
+            self._process.wait(60)
+        if self._beats >= 0:
+            os.close(self._beats)
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._beats = -1

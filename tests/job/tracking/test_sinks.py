@@ -1,0 +1,116 @@
+"""Real sinks of real libraries, in processes that are killed: what they have in the end is each step once."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from job.tracking.event_files import read_scalars
+from job.tracking.sinks.wandb_files import steps_in
+from tests.job.tracking.jobs import Job, sink_process
+
+STEPS = 12
+
+
+def tensorboard_steps(job: Job) -> list[int]:
+    """Every event counts, so that a step that was written twice is seen twice."""
+    from job.tracking.event_files import _events, _files
+
+    directory = job.directory / "tracking" / "tensorboard" / "a"
+    events = [event for file in _files(directory) for event in _events(file)]
+    return [event.step for event in events if any(value.tag == "reward/mean" for value in event.summary.value)]
+
+
+def trackio_steps(job: Job) -> list[int]:
+    with sqlite3.connect(job.directory / "tracking" / "trackio" / "counterpoint.db") as database:
+        rows = database.execute(
+            "SELECT step FROM metrics WHERE CAST(metrics AS TEXT) LIKE '%reward/mean%' ORDER BY id"
+        ).fetchall()
+    database.close()
+    return [step for (step,) in rows]
+
+
+def wandb_steps(job: Job) -> list[int]:
+    files = sorted((job.directory / "tracking" / "wandb").glob("wandb/offline-run-*/run-*.wandb"))
+    found = [(step, values) for file in files for step, values in steps_in(file)]
+    assert all(float(values["reward/mean"]) == step / 100 for step, values in found)
+    return sorted(step for step, _ in found)
+
+
+READ = {"tensorboard": tensorboard_steps, "trackio": trackio_steps, "wandb": wandb_steps}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(READ))
+def test_a_sink_that_is_killed_at_any_point_has_each_step_once(name: str, tmp_path: Path) -> None:
+    job, random = Job(tmp_path), Random(name)
+    spec = job.spec(name, **({"mode": "offline"} if name == "wandb" else {}))
+    given = 0
+    for upto in (4, 8):
+        with sink_process(spec) as process:
+            job.steps(*range(given + 1, upto + 1))
+            given = upto
+            process.await_rows(random.randint(1, 3))
+            process.kill()
+    with sink_process(spec) as process:
+        job.steps(*range(given + 1, STEPS + 1))
+        job.evaluate(STEPS, 0.25)
+        assert process.finish() == 0
+    assert READ[name](job) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_steps_that_are_trained_again_replace_those_that_tensorboard_shows(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    spec = job.spec("tensorboard")
+    with sink_process(spec) as process:
+        job.steps(*range(1, 6))
+        job.evaluate(2, 0.25)
+        process.await_rows(5)
+        job.rewind_trainer(3)
+        for step in (4, 5, 6):
+            job.train(step, loss=100.0 + step)
+        job.ship(6)
+        process.await_rows(8)
+        assert process.finish() == 0
+    shown = read_scalars(job.directory / "tracking" / "tensorboard" / "a")
+    assert {step: values["trainer/loss"] for step, values in shown.items()} == {
+        1: 1.0,
+        2: 2.0,
+        3: 3.0,
+        4: 104.0,
+        5: 105.0,
+        6: 106.0,
+    }
+    assert shown[2]["evaluation/held/pass@1"] == 0.25
+
+
+@pytest.mark.slow
+def test_wandb_keeps_the_first_values_of_steps_that_are_trained_again_and_says_so(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with sink_process(job.spec("wandb", mode="offline")) as process:
+        job.steps(*range(1, 6))
+        job.evaluate(2, 0.25)
+        process.await_rows(5)
+        job.rewind_trainer(3)
+        for step in (4, 5, 6):
+            job.train(step, loss=100.0 + step)
+        job.ship(6)
+        assert process.finish() == 0
+    (file,) = (job.directory / "tracking" / "wandb").glob("wandb/offline-run-*/run-*.wandb")
+    rows = dict(steps_in(file))
+    assert {step: float(values["trainer/loss"]) for step, values in rows.items()} == {
+        1: 1.0,
+        2: 2.0,
+        3: 3.0,
+        4: 4.0,
+        5: 5.0,
+        6: 106.0,
+    }
+    assert {step for step, values in rows.items() if "trained_again_from" in values} == {6}
+    assert float(rows[6]["trained_again_from"]) == 4
+    evaluated = [values for values in rows.values() if "evaluation/held/pass@1" in values]
+    assert [float(values["evaluation/held/step"]) for values in evaluated] == [2.0]

@@ -1,0 +1,43 @@
+"""Sinks that hang, raise or die: they are tried again, dropped after a bound, and harm no other."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from job.tracking.tracking import Limits, Tracking
+from tests.job.tracking.jobs import Job
+
+LIMITS = Limits(attempts=2, first_pause_seconds=0.05, stall_seconds=4.0, finish_seconds=30.0)
+SINKS = "tests.job.tracking.broken_sinks"
+
+
+@pytest.mark.slow
+def test_a_broken_sink_is_dropped_and_the_others_get_everything(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(tmp_path)
+    job.steps(*range(1, 7))
+    broken = {"hangs": "HangingSink", "raises": "RaisingSink", "dies": "DyingSink"}
+    specs = [job.spec(name, f"{SINKS}:{sink}") for name, sink in broken.items()]
+    troubles: list[str] = []
+    whole = [job.spec("notes", f"{SINKS}:NotingSink")]
+    tracking = Tracking([*specs, *whole], LIMITS)
+
+    def over() -> bool:
+        return caplog.text.count("gets no metrics any more") == 2 and _steps(job, "dies") == list(range(1, 7))
+
+    with caplog.at_level(logging.WARNING):
+        left = tracking.run(over, troubles.append)
+    assert set(left) == {"hangs", "raises"}
+    assert _steps(job, "notes") == _steps(job, "dies") == list(range(1, 7))
+    assert _steps(job, "hangs") == [1, 2]
+    assert "hangs gets no metrics any more: it hung for 4 s and was killed" in troubles[-1]
+    assert f"counterpoint track {tmp_path} --to raises" in caplog.text
+
+
+def _steps(job: Job, name: str) -> list[int]:
+    file = job.directory / "tracking" / name / "steps"
+    return [int(step) for step in file.read_text().split()] if file.exists() else []
