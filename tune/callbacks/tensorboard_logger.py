@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from job.tracking.event_files import open_writer
 from tune.callbacks.logger_callback import LoggerCallback
 from tune.errors import TuneError
 from tune.result import TIME_TOTAL_S, TIMESTEPS_TOTAL, TRAINING_ITERATION, Result, flattened
@@ -24,12 +25,11 @@ class TBXLoggerCallback(LoggerCallback):
 
     def __init__(self) -> None:
         try:
-            from tensorboardX import SummaryWriter
+            import tensorboardX  # noqa: F401
         except ImportError as error:
             raise TuneError(
                 "TBXLoggerCallback needs the extra `tensorboard`: pip install 'counterpoint[tensorboard]'"
             ) from error
-        self._writer_class = SummaryWriter
         self._writers: dict[str, Any] = {}
         self._last: dict[str, dict[str, float]] = {}
 
@@ -38,12 +38,7 @@ class TBXLoggerCallback(LoggerCallback):
         step = result.get(TIMESTEPS_TOTAL) or result.get(TRAINING_ITERATION) or number
         writer = self._writers.get(trial.trial_id)
         if writer is None:
-            Path(trial.logdir).mkdir(parents=True, exist_ok=True)
-            before = len(list(Path(trial.logdir).glob("events.out.tfevents.*")))
-            purge = {"purge_step": step} if before else {}
-            # The suffix keeps two files of one second apart.
-            writer = self._writer_class(trial.logdir, flush_secs=30, filename_suffix=f".{before}", **purge)
-            self._writers[trial.trial_id] = writer
+            writer = self._writers[trial.trial_id] = open_writer(Path(trial.logdir), step)
         shown = {key: value for key, value in result.items() if key not in _NOT_SHOWN}
         numbers = {_PREFIX + name: value for name, value in flattened(shown).items() if _is_number(value)}
         for name, value in numbers.items():

@@ -72,7 +72,8 @@ class PretendedJob:
     def direct(self, trial_id: str, name: str, text: str = "") -> None:
         control = self.output / f"run_exp.{trial_id}" / "control"
         control.mkdir(parents=True, exist_ok=True)
-        (control / name).write_text(text)
+        (control / f"{name}.new").write_text(text)
+        (control / f"{name}.new").replace(control / name)
 
     def until(self, wanted: type[Event], trial: Trial, executor: RunTrialExecutor | None = None) -> Any:
         """Returns the next event of the trial, which must be of this class; others' events are kept in `events`."""

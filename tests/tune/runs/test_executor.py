@@ -61,7 +61,8 @@ def test_a_pause_loses_and_repeats_nothing(job: PretendedJob) -> None:
 
 
 def test_slots_are_the_resource(job: PretendedJob) -> None:
-    job.direct("a", "allowed", "1")
+    for name in "ab":
+        job.direct(name, "allowed", "1")
     first, second, third = (job.trial(name) for name in "abc")
     assert job.executor.could_ever_run(first) is None
     for trial in (first, second):

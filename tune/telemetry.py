@@ -1,0 +1,115 @@
+"""`ExperimentTelemetry`: what the tuner shows to Prometheus (`transport/telemetry/catalogue/tune.py`), heard as a callback."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from transport.telemetry.catalogue import tune as catalogue
+from transport.telemetry.endpoint import Endpoint, as_user_error
+from tune.callbacks.callback import Callback
+from tune.checkpoint import Checkpoint
+from tune.config import TuneConfig
+from tune.result import Result, lookup
+from tune.runner.trial_runner import TrialRunner
+from tune.trial import Trial
+
+COUNT_SECONDS = 1.0
+"""Shortest time between two counts of all trials: with thousands of them, a count costs more than a step of the loop."""
+
+STATUSES = (Trial.PENDING, Trial.RUNNING, Trial.PAUSED, Trial.TERMINATED, Trial.ERROR)
+
+
+class ExperimentTelemetry(Callback):
+    """The endpoint of a tuner."""
+
+    def __init__(self, config: TuneConfig, directory: Path) -> None:
+        self._config, self._directory = config, directory
+        self._endpoint = Endpoint(config.prometheus_port, catalogue.TUNE, {"experiment": config.name})
+        self._values = self._endpoint.values
+        self._best: float | None = None
+        self._counted = -math.inf
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._endpoint.port
+
+    @contextmanager
+    def of(self, runner: TrialRunner) -> Iterator[None]:
+        """Serves during the block, and hears what the runner does. Raises `UserError` if the port cannot be had."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._endpoint)
+            except OSError as error:
+                raise as_user_error(error) from None
+            self._endpoint.write_target(self._directory)
+            for trial in runner.get_trials():
+                if trial.last_result:
+                    self._heed(trial.last_result)
+            self._count(runner.get_trials())
+            # Last, so that the callbacks of an experiment that is resumed keep their places.
+            runner.callbacks.callbacks.append(self)
+            yield
+
+    def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        """Counts the trials now and then."""
+        self._values.add(catalogue.ITERATIONS, 1)
+        if time.monotonic() - self._counted >= COUNT_SECONDS:
+            self._count(trials)
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Result, **info: Any
+    ) -> None:
+        """Counts the result and compares it."""
+        self._values.add(catalogue.RESULTS, 1)
+        self._heed(result)
+
+    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """Counts."""
+        self._values.add(catalogue.EVENTS, 1, "start")
+
+    def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """Counts."""
+        self._values.add(catalogue.EVENTS, 1, "restore")
+
+    def on_trial_save(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, checkpoint: Checkpoint, **info: Any
+    ) -> None:
+        """Counts."""
+        self._values.add(catalogue.EVENTS, 1, "save")
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """Counts."""
+        self._values.add(catalogue.EVENTS, 1, "complete")
+
+    def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """Counts."""
+        self._values.add(catalogue.EVENTS, 1, "recover")
+
+    def on_trial_fail(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """Counts."""
+        self._values.add(catalogue.EVENTS, 1, "fail")
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        """Counts the trials a last time."""
+        self._count(trials)
+
+    def _count(self, trials: Sequence[Trial]) -> None:
+        self._counted = time.monotonic()
+        statuses = Counter(dict.fromkeys(STATUSES, 0))
+        statuses.update(trial.status for trial in trials)
+        self._values.replace("trials", {(catalogue.TRIALS, (status,)): number for status, number in statuses.items()})
+
+    def _heed(self, result: Result) -> None:
+        score = lookup(result, self._config.metric)
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            return
+        better = max if self._config.mode == "max" else min
+        self._best = score if self._best is None else better(self._best, score)
+        self._values.set(catalogue.BEST, self._best, self._config.metric)
